@@ -1,0 +1,1 @@
+"""ferrum: an exact, small and fast inference engine for open-weight language models."""
