@@ -1,0 +1,324 @@
+"""What a request asks of the sampler: `SamplingParams`, under the names and with the meanings that vLLM's users know.
+
+Every field says in its metadata what it does (`help`) and which one rule applies it (`rule`, as `room.name`): the rules
+of `sampling` are functions of that room, the others belong to the room named. Nothing is applied that was not asked
+for: every default is the neutral one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from operator import index
+from typing import Any, Final, NoReturn
+
+from ferrum.core.errors import InvalidToken, RequestError
+
+MAX_CHOICES: Final = 128
+MAX_STOP_STRINGS: Final = 64
+ALL_TOKENS: Final = -1
+"""As `logprobs` or `prompt_logprobs`: report the whole vocabulary."""
+
+_GREEDY_BELOW: Final = 1e-5
+
+
+def _about(rule: str, help: str) -> dict[str, str]:
+    return {"rule": rule, "help": help}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The parameters of one request, validated and normalised: sequences become tuples, numbers plain ints and floats.
+
+    Raises:
+        RequestError: a value of the wrong type or out of range, or two that contradict each other; `param` names it.
+    """
+
+    n: int = field(default=1, metadata=_about("scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}."))
+    temperature: float = field(
+        default=1.0, metadata=_about("sampling.temperature", "Divides the logits, 0 to 2; 0 (below 1e-5) is greedy.")
+    )
+    top_p: float = field(
+        default=1.0,
+        metadata=_about(
+            "sampling.top_p", "Keep the fewest most likely tokens whose mass reaches this, above 0 up to 1."
+        ),
+    )
+    top_k: int = field(
+        default=0, metadata=_about("sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
+    )
+    min_p: float = field(
+        default=0.0,
+        metadata=_about("sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1."),
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=_about("sampling.draw", "Signed 64-bit seed of all draws; None: one is chosen and reported."),
+    )
+    stop: Sequence[str] = field(
+        default=(), metadata=_about("text.stop_strings", f"Up to {MAX_STOP_STRINGS} strings that end the text.")
+    )
+    stop_token_ids: Sequence[int] = field(
+        default=(), metadata=_about("scheduler.stop_tokens", "Token ids that end a choice, beside the model's own.")
+    )
+    bad_words: Sequence[str] = field(
+        default=(),
+        metadata=_about("sampling.bad_words", "Words whose last token is forbidden where it completes them."),
+    )
+    include_stop_str_in_output: bool = field(
+        default=False, metadata=_about("text.include_stop", "Keep the stop string at the end of the text.")
+    )
+    ignore_eos: bool = field(
+        default=False, metadata=_about("scheduler.end_of_text", "Do not stop at the model's own end tokens.")
+    )
+    max_tokens: int | None = field(
+        default=16,
+        metadata=_about("scheduler.length", "Most tokens to generate, at least 1; None: as the context allows."),
+    )
+    min_tokens: int = field(
+        default=0, metadata=_about("sampling.min_tokens", "End and stop tokens are forbidden before this many tokens.")
+    )
+    logprobs: int | None = field(
+        default=None,
+        metadata=_about(
+            "sampling.logprobs", "Report each token's log-probability and those of this many top tokens; -1 all."
+        ),
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        metadata=_about("sampling.prompt_logprobs", "The same for the prompt's tokens, from the second on."),
+    )
+    presence_penalty: float = field(
+        default=0.0,
+        metadata=_about(
+            "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
+        ),
+    )
+    frequency_penalty: float = field(
+        default=0.0,
+        metadata=_about("sampling.frequency_penalty", "Subtracted from a token's logit per time generated, -2 to 2."),
+    )
+    repetition_penalty: float = field(
+        default=1.0,
+        metadata=_about(
+            "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others; 0.01 to 100."
+        ),
+    )
+    logit_bias: Mapping[int, float] | None = field(
+        default=None,
+        metadata=_about("sampling.logit_bias", "Added to the logits of the named token ids, -100 to 100 each."),
+    )
+    allowed_token_ids: Sequence[int] | None = field(
+        default=None, metadata=_about("sampling.allowed_tokens", "Only these token ids may be generated.")
+    )
+    skip_special_tokens: bool = field(
+        default=True, metadata=_about("text.special_tokens", "Leave special tokens out of the text.")
+    )
+
+    def __post_init__(self) -> None:
+        for name, normalise in _NORMALISE.items():
+            object.__setattr__(self, name, normalise(name, getattr(self, name)))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, without a draw."""
+        return self.temperature < _GREEDY_BELOW
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidToken: an id of `logit_bias`, `allowed_token_ids` or `stop_token_ids` is not in [0, vocab_size).
+        """
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                if token >= vocab_size:
+                    raise InvalidToken(f"token id {token} is not below the vocabulary size {vocab_size}", param=name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values (object keys are strings)."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.logit_bias is not None:
+            values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """The inverse of `to_dict`; absent fields take their defaults.
+
+        Raises:
+            RequestError: an unknown name, or a value that the constructor refuses.
+        """
+        for name in values:
+            if name not in _NORMALISE:
+                _refuse(name, "there is no such sampling parameter")
+        return cls(**values)
+
+
+def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that `bad_words` forbids: each word as it begins a text and as it follows a space.
+
+    Args:
+        words: the words; leading white space is not part of them.
+        encode: text to token ids, without special tokens.
+
+    Raises:
+        RequestError: a word that comes to no token at all.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            tokens = tuple(encode(text))
+            if not tokens:
+                _refuse("bad_words", f"{word!r} has no tokens")
+            found[tokens] = None
+    return tuple(found)
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise RequestError(reason, param=name)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        _refuse(name, f"must be true or false, not {value!r}")
+    return value
+
+
+def _as_int(name: str, value: Any) -> int:
+    """Any integer type, but no bool: True is not a token count."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    _refuse(name, f"must be an integer, not {value!r}")
+
+
+def _integer(low: int, high: int | None = None, *, optional: bool = False) -> Callable[[str, Any], int | None]:
+    def normalise(name: str, value: Any) -> int | None:
+        if value is None and optional:
+            return None
+        number = _as_int(name, value)
+        if number < low or (high is not None and number > high):
+            _refuse(name, f"must be at least {low}{'' if high is None else f' and at most {high}'}, not {number}")
+        return number
+
+    return normalise
+
+
+def _number(low: float, high: float | None = None, *, above: bool = False) -> Callable[[str, Any], float]:
+    def normalise(name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            _refuse(name, f"must be a number, not {value!r}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            _refuse(name, f"must be finite, not {value!r}")
+        if number < low or (above and number == low) or (high is not None and number > high):
+            bound = f"{'above' if above else 'at least'} {low:g}"
+            _refuse(name, f"must be {bound}{'' if high is None else f' and at most {high:g}'}, not {number:g}")
+        return number
+
+    return normalise
+
+
+def _items(name: str, value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        _refuse(name, f"must be a list, not {value!r}")
+    return list(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    """One string or several; none of them empty, for it would match everywhere."""
+    items = [value] if isinstance(value, str) else _items(name, value)
+    for item in items:
+        if not isinstance(item, str):
+            _refuse(name, f"must contain strings only, not {item!r}")
+        if not item:
+            _refuse(name, "must not contain an empty string")
+    return tuple(dict.fromkeys(items))
+
+
+def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
+    strings = _strings(name, value)
+    if len(strings) > MAX_STOP_STRINGS:
+        _refuse(name, f"has {len(strings)} strings, more than {MAX_STOP_STRINGS}")
+    return strings
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    words = _strings(name, value)
+    if any(not word.strip() for word in words):
+        _refuse(name, "must not contain a blank word")
+    return words
+
+
+def _token(name: str, value: Any) -> int:
+    token = _as_int(name, value)
+    if token < 0:
+        raise InvalidToken(f"token id {token} is negative", param=name)
+    return token
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_token(name, item) for item in _items(name, value)))
+
+
+def _allowed(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    tokens = _tokens(name, value)
+    if not tokens:
+        _refuse(name, "must not be empty: no token could be generated")
+    return tokens
+
+
+def _bias(name: str, value: Any) -> dict[int, float] | None:
+    """Ids may be decimal strings, as JSON spells the keys of an object."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        _refuse(name, f"must map token ids to numbers, not {value!r}")
+    bias: dict[int, float] = {}
+    within = _number(-100.0, 100.0)
+    for key, amount in value.items():
+        decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
+        token = int(key) if decimal else _token(name, key)
+        if token in bias:
+            _refuse(name, f"names token {token} twice")
+        bias[token] = within(name, amount)
+    return bias
+
+
+_NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "n": _integer(1, MAX_CHOICES),
+    "temperature": _number(0.0, 2.0),
+    "top_p": _number(0.0, 1.0, above=True),
+    "top_k": _integer(-1),
+    "min_p": _number(0.0, 1.0),
+    "seed": _integer(-(2**63), 2**63 - 1, optional=True),
+    "stop": _stop_strings,
+    "stop_token_ids": _tokens,
+    "bad_words": _words,
+    "include_stop_str_in_output": _flag,
+    "ignore_eos": _flag,
+    "max_tokens": _integer(1, optional=True),
+    "min_tokens": _integer(0),
+    "logprobs": _integer(ALL_TOKENS, optional=True),
+    "prompt_logprobs": _integer(ALL_TOKENS, optional=True),
+    "presence_penalty": _number(-2.0, 2.0),
+    "frequency_penalty": _number(-2.0, 2.0),
+    "repetition_penalty": _number(0.01, 100.0),
+    "logit_bias": _bias,
+    "allowed_token_ids": _allowed,
+    "skip_special_tokens": _flag,
+}
