@@ -1,7 +1,7 @@
 """What a request asks of the sampler: `SamplingParams`, under the names and with the meanings that vLLM's users know.
 
 Every field says in its metadata what it does (`help`) and which one rule applies it (`rule`, as `room.name`): the rules
-of `sampling` are functions of that room, the others belong to the room named. Nothing is applied that was not asked
+of `sampling` are functions of that room, the others a duty of the room named. Nothing is applied that was not asked
 for: every default is the neutral one.
 """
 
@@ -83,12 +83,12 @@ class SamplingParams:
     logprobs: int | None = field(
         default=None,
         metadata=_about(
-            "sampling.logprobs", "Report each token's log-probability and those of this many top tokens; -1 all."
+            "sampling.sample", "Report each token's log-probability and those of this many top tokens; -1 all."
         ),
     )
     prompt_logprobs: int | None = field(
         default=None,
-        metadata=_about("sampling.prompt_logprobs", "The same for the prompt's tokens, from the second on."),
+        metadata=_about("scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."),
     )
     presence_penalty: float = field(
         default=0.0,

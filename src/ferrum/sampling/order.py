@@ -1,0 +1,26 @@
+"""The one order of tokens: greater logits first, among equals the lower id first. Nothing here sorts a vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ferrum.sampling.math import F32, Int64
+
+
+def top(logits: F32, count: int) -> Int64:
+    """Places of the first `count` of f32 [V] (all of them where there are fewer), best first."""
+    size = logits.size
+    if count >= size:
+        return np.argsort(-logits, kind="stable")
+    if count <= 0:
+        return np.empty(0, np.int64)
+    boundary = np.partition(logits, size - count)[size - count]
+    above = np.flatnonzero(logits > boundary)
+    level = np.flatnonzero(logits == boundary)[: count - above.size]
+    return np.concatenate([above[np.argsort(-logits[above], kind="stable")], level])
+
+
+def rank(logits: F32, token: int) -> int:
+    """The token's place in the order, 1 for the first."""
+    greater = np.count_nonzero(logits > logits[token])
+    return 1 + int(greater) + int(np.count_nonzero(logits[:token] == logits[token]))

@@ -1,0 +1,236 @@
+"""The rules that turn logits into the distribution a token is drawn from, in the order in which they apply.
+
+    masks (grammar, allowed tokens, bad words, min_tokens), logit bias, repetition penalty, presence penalty,
+    frequency penalty | temperature, top-k, top-p, min-p
+
+Left of the bar are rules over the whole vocabulary: each edits f32 logits [V] in place. Right of it are rules over the
+candidates, the tokens still possible: each returns fewer or changed ones. Wherever two tokens tie, the lower id counts
+as the more likely. A rule whose parameter is neutral does nothing; every parameter is read by the one rule of its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import StepError
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling
+from ferrum.kernels.reference.math import exp
+from ferrum.sampling.math import F32, Int64, mass
+from ferrum.sampling.order import top
+
+_NEVER = np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What rules may know of the row they work on: the sequence's history and the drafts verified before it."""
+
+    sampling: Sampling
+    drafts: Sequence[int] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's parameters."""
+        return self.sampling.params
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token to choose."""
+        return len(self.sampling.history) + len(self.drafts)
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were generated before it."""
+        return self.position - self.sampling.prompt_length
+
+    def tokens(self, start: int = 0) -> list[int]:
+        """The tokens before it, from position `start` on."""
+        history = self.sampling.history
+        return [*history[start:], *self.drafts[max(0, start - len(history)) :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that can still be chosen.
+
+    Attributes:
+        tokens: ids [n], ascending, n >= 1.
+        logits: f32 [n]; the greatest is finite.
+    """
+
+    tokens: Int64
+    logits: F32
+
+    def keep(self, which: NDArray[np.bool_] | Int64) -> Candidates:
+        """Those at the given places (ascending) or where the mask is set."""
+        return Candidates(self.tokens[which], self.logits[which])
+
+
+def grammar(logits: F32, row: Row) -> None:
+    """Forbid what the row's mask does not set; ids past the mask's end are forbidden."""
+    masks = row.sampling.masks
+    bits = masks[len(row.drafts)] if masks else None
+    if bits is not None:
+        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=logits.size, bitorder="little")
+        logits[allowed == 0] = _NEVER
+
+
+def allowed_tokens(logits: F32, row: Row) -> None:
+    """Forbid every token that `allowed_token_ids` does not name."""
+    if row.params.allowed_token_ids is not None:
+        tokens = np.array(row.params.allowed_token_ids, np.int64)
+        kept = logits[tokens]
+        logits[:] = _NEVER
+        logits[tokens] = kept
+
+
+def _known(tokens: tuple[int, ...], logits: F32) -> Int64:
+    """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
+    return np.array([token for token in tokens if token < logits.size], np.int64)
+
+
+def bad_words(logits: F32, row: Row) -> None:
+    """Forbid the last token of every bad word whose other tokens have just been seen."""
+    for word in row.sampling.bad_words:
+        start = row.position - len(word) + 1
+        if start >= 0 and row.tokens(start) == list(word[:-1]):
+            logits[_known((word[-1],), logits)] = _NEVER
+
+
+def min_tokens(logits: F32, row: Row) -> None:
+    """Forbid end and stop tokens until `min_tokens` have been generated."""
+    if row.generated < row.params.min_tokens:
+        logits[_known((*row.sampling.eos_token_ids, *row.params.stop_token_ids), logits)] = _NEVER
+
+
+def logit_bias(logits: F32, row: Row) -> None:
+    """Add each token's bias."""
+    if row.params.logit_bias:
+        logits[list(row.params.logit_bias)] += np.array(list(row.params.logit_bias.values()), np.float32)
+
+
+def repetition_penalty(logits: F32, row: Row) -> None:
+    """Divide the positive logits of all tokens seen, prompt included, and multiply the others.
+
+    Source: Keskar et al., "CTRL", 2019, section 4.1, with the sign rule that transformers and vLLM give it.
+    """
+    if row.params.repetition_penalty != 1.0:
+        penalty = np.float32(row.params.repetition_penalty)
+        seen = np.unique(np.array(row.tokens(), np.int64))
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+
+
+def _counts(row: Row) -> tuple[Int64, Int64]:
+    """Generated tokens, each once, and how often each was generated."""
+    return np.unique_counts(np.array(row.tokens(row.sampling.prompt_length), np.int64))
+
+
+def presence_penalty(logits: F32, row: Row) -> None:
+    """Subtract the penalty from every token generated so far (OpenAI's definition: the prompt does not count)."""
+    if row.params.presence_penalty:
+        tokens, _ = _counts(row)
+        logits[tokens] -= np.float32(row.params.presence_penalty)
+
+
+def frequency_penalty(logits: F32, row: Row) -> None:
+    """Subtract the penalty from every token as often as it was generated (OpenAI's definition)."""
+    if row.params.frequency_penalty:
+        tokens, counts = _counts(row)
+        logits[tokens] -= np.float32(row.params.frequency_penalty) * counts.astype(np.float32)
+
+
+def temperature(candidates: Candidates, params: SamplingParams) -> Candidates:
+    """Divide the logits, taken as distances below the greatest, so that it becomes 0 whatever the divisor."""
+    below = candidates.logits - candidates.logits.max()
+    return Candidates(candidates.tokens, below / np.float32(params.temperature))
+
+
+def top_k(candidates: Candidates, params: SamplingParams) -> Candidates:
+    """Keep exactly the k most likely."""
+    if 0 < params.top_k < candidates.tokens.size:
+        return candidates.keep(np.sort(top(candidates.logits, params.top_k)))
+    return candidates
+
+
+def top_p(candidates: Candidates, params: SamplingParams) -> Candidates:
+    """Keep the fewest most likely whose share of the candidates' mass reaches p: the one that crosses it stays.
+
+    Source: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020, section 3.1. Most nuclei are
+    small, so the order is found piece by piece instead of by sorting everything. The mass to reach is p times the
+    total, multiplied in f64 and rounded up to an integer.
+    """
+    if params.top_p >= 1.0:
+        return candidates
+    masses = mass(candidates.logits)
+    total = int(masses.sum())
+    needed = min(math.ceil(params.top_p * total), total)
+    size = 64
+    while True:
+        size = min(size * 8, masses.size)
+        order = top(candidates.logits, size)
+        reached = np.cumsum(masses[order])
+        if reached[-1] >= needed:
+            return candidates.keep(np.sort(order[: int(np.searchsorted(reached, needed)) + 1]))
+
+
+def min_p(candidates: Candidates, params: SamplingParams) -> Candidates:
+    """Drop those less likely than `min_p` times the likeliest.
+
+    Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024, section 3.
+    """
+    if params.min_p > 0.0:
+        return candidates.keep(exp(candidates.logits) >= np.float32(params.min_p))
+    return candidates
+
+
+LOGIT_RULES: Final[tuple[Callable[[F32, Row], None], ...]] = (
+    grammar,
+    allowed_tokens,
+    bad_words,
+    min_tokens,
+    logit_bias,
+    repetition_penalty,
+    presence_penalty,
+    frequency_penalty,
+)
+CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates], ...]] = (
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+)
+
+
+@np.errstate(over="ignore")
+def permitted(logits: F32, row: Row) -> Candidates:
+    """Every token that may follow, with its logit after the rules over the vocabulary: f32 [V] -> candidates.
+
+    `logits` is left as it is.
+
+    Raises:
+        StepError: the masks leave no token.
+    """
+    logits = logits.copy()
+    for rule in LOGIT_RULES:
+        rule(logits, row)
+    tokens = np.flatnonzero(logits > _NEVER)
+    if not tokens.size:
+        raise StepError(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
+    return Candidates(tokens, logits[tokens])
+
+
+@np.errstate(over="ignore")
+def distribution(logits: F32, row: Row) -> Candidates:
+    """What is drawn from: the permitted tokens after temperature, top-k, top-p and min-p; their logits are final."""
+    candidates = permitted(logits, row)
+    for rule in CANDIDATE_RULES:
+        candidates = rule(candidates, row.params)
+    return candidates
