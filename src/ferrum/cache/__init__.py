@@ -1,0 +1,1 @@
+"""Which pages of the KV pool hold which tokens: host integers only."""
