@@ -60,7 +60,7 @@ def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
     logprobs = tuple(each.logprobs for each in chosen if each.logprobs is not None)
     return Accepted(
         tokens=tuple(each.token for each in chosen),
-        logprobs=logprobs if sampling.params.logprobs is not None else None,
+        logprobs=logprobs or None,
         accepted=len(chosen) - 1,
     )
 

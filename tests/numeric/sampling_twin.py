@@ -1,0 +1,83 @@
+"""What the sampling tests share: requests, candidates as a dense distribution, a plain float64 twin of all the rules.
+
+The twin sorts everything, keeps probabilities instead of logits after the temperature, and shares no code with ferrum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling
+from ferrum.sampling.rules import Row, distribution
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+
+
+def request(
+    history: Sequence[int] = (0,),
+    *,
+    prompt: int = 1,
+    seed: int = 7,
+    choice: int = 0,
+    eos: Sequence[int] = (),
+    **params: Any,
+) -> Sampling:
+    """A sampling state; `bad_words` and `masks` come already resolved."""
+    return Sampling(
+        params=SamplingParams(**{name: value for name, value in params.items() if name not in ("bad_words", "masks")}),
+        seed=seed,
+        prompt_length=prompt,
+        history=list(history),
+        choice=choice,
+        eos_token_ids=tuple(eos),
+        bad_words=tuple(tuple(word) for word in params.get("bad_words", ())),
+        masks=params.get("masks", ()),
+    )
+
+
+def probabilities(logits: F32, sampling: Sampling) -> F64:
+    """What ferrum draws from, f64 [V], 0 for a token that is no candidate."""
+    candidates = distribution(logits, Row(sampling))
+    dense = np.zeros(logits.size)
+    weights = np.exp(candidates.logits.astype(np.float64))
+    dense[candidates.tokens] = weights / weights.sum()
+    return dense
+
+
+def softmax(x: F64) -> F64:
+    weights = np.exp(x - x.max())
+    return weights / weights.sum()
+
+
+def twin(logits: F32, sampling: Sampling) -> F64:
+    """The rules in the order of the design, each as its definition says: the distribution f64 [V]."""
+    p, history = sampling.params, list(sampling.history)
+    generated = history[sampling.prompt_length :]
+    x = logits.astype(np.float64)
+    for token in range(x.size):
+        if p.allowed_token_ids is not None and token not in p.allowed_token_ids:
+            x[token] = -np.inf
+        if any([*history, token][-len(word) :] == list(word) for word in sampling.bad_words):
+            x[token] = -np.inf
+        if len(generated) < p.min_tokens and token in (*sampling.eos_token_ids, *p.stop_token_ids):
+            x[token] = -np.inf
+        x[token] += (p.logit_bias or {}).get(token, 0.0)
+        if token in history:
+            x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
+        x[token] -= p.presence_penalty * (token in generated) + p.frequency_penalty * generated.count(token)
+    probs = softmax(x / p.temperature)
+    order = sorted(range(x.size), key=lambda token: (-probs[token], token))
+    if p.top_k > 0:
+        probs[order[p.top_k :]] = 0.0
+        probs /= probs.sum()
+    if p.top_p < 1.0:
+        mass_before = np.concatenate([[0.0], np.cumsum(probs[order])[:-1]])
+        probs[np.array(order)[mass_before >= p.top_p]] = 0.0
+    probs[probs < p.min_p * probs.max()] = 0.0
+    return probs / probs.sum()

@@ -1,0 +1,139 @@
+"""Drafts change nothing: verification gives the tokens and log-probabilities that sampling one by one gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.numeric.sampling_twin import F32, request
+
+from ferrum.core.errors import NonFiniteLogits, RequestError, StepError
+from ferrum.core.step import Sampling
+from ferrum.sampling.accept import accept, count_likely
+from ferrum.sampling.sampler import Sampled, sample
+
+V = 24
+
+
+def model(tokens: list[int]) -> F32:
+    """Logits that depend on the last three tokens, so that repetitions and wrong drafts matter."""
+    return np.random.default_rng(tokens[-3:]).normal(0, 2, V).astype(np.float32)
+
+
+def one_by_one(sampling: Sampling, count: int) -> list[Sampled]:
+    history = list(sampling.history)
+    chosen = []
+    for step in range(count):
+        masks = sampling.masks[step : step + 1]
+        chosen.append(sample(model(history), replace(sampling, history=list(history), masks=masks)))
+        history.append(chosen[-1].token)
+    return chosen
+
+
+token_ids = st.integers(0, V - 1)
+parameters = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.8, 1.5]),
+        "top_k": st.sampled_from([0, 5]),
+        "top_p": st.sampled_from([1.0, 0.9]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "repetition_penalty": st.sampled_from([1.0, 1.4]),
+        "presence_penalty": st.sampled_from([0.0, 1.0]),
+        "frequency_penalty": st.sampled_from([0.0, -0.5]),
+        "logit_bias": st.none() | st.dictionaries(token_ids, st.floats(-5, 5, width=32), max_size=3),
+        "min_tokens": st.integers(0, 8),
+        "logprobs": st.sampled_from([None, 0, 3]),
+        "bad_words": st.lists(st.lists(token_ids, min_size=1, max_size=2), max_size=3),
+        "eos": st.lists(token_ids, max_size=2),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "choice": st.integers(0, 3),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    parameters,
+    st.lists(token_ids, min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.lists(st.none() | token_ids, max_size=8),
+    st.booleans(),
+)
+def test_any_drafts_give_the_tokens_of_sequential_sampling(
+    params: dict[str, Any], history: list[int], prompt: int, guesses: list[int | None], constrained: bool
+) -> None:
+    """A guess of None stands for the right token."""
+    masks = tuple(bytes([255 - row, 255, 255]) for row in range(9)) if constrained else ()
+    sampling = request(history, prompt=min(prompt, len(history)), masks=masks, **params)
+    sequential = one_by_one(sampling, len(guesses) + 1)
+    drafts = [right.token if guess is None else guess for guess, right in zip(guesses, sequential, strict=False)]
+    logits = np.stack([model(history + drafts[:row]) for row in range(len(drafts) + 1)])
+
+    got = accept(logits, drafts, sampling)
+
+    right = 0
+    while right < len(drafts) and drafts[right] == sequential[right].token:
+        right += 1
+    assert got.accepted == right
+    assert got.tokens == tuple(each.token for each in sequential[: right + 1])
+    if sampling.params.logprobs is None:
+        assert got.logprobs is None
+    else:
+        assert got.logprobs == tuple(each.logprobs for each in sequential[: right + 1])
+
+
+def test_without_drafts_it_is_sampling() -> None:
+    sampling = request([1, 2, 3], logprobs=2)
+    alone = sample(model([1, 2, 3]), sampling)
+    got = accept(model([1, 2, 3])[None], [], sampling)
+    assert (got.tokens, got.logprobs, got.accepted) == ((alone.token,), (alone.logprobs,), 0)
+
+
+def test_a_later_row_that_cannot_be_sampled_leaves_its_draft_unverified() -> None:
+    """The error then comes from the first row of the next step, as it would have come without drafts."""
+    peaked = np.zeros((3, V), np.float32)
+    peaked[[0, 1], [4, 5]] = 9.0
+    peaked[2] = np.nan
+    got = accept(peaked, [4, 5], request(temperature=0.0))
+    assert (got.tokens, got.accepted) == ((4, 5), 1)
+
+
+def test_a_first_row_that_cannot_be_sampled_is_the_span_s_error() -> None:
+    rows = np.zeros((2, V), np.float32)
+    with pytest.raises(StepError):
+        accept(rows, [4], request(masks=(bytes(3), None)))
+    rows[0, 0] = np.nan
+    with pytest.raises(NonFiniteLogits):
+        accept(rows, [4], request())
+
+
+PEAKS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]])).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "threshold", "count"),
+    [
+        ([0, 1, 0], 1.0, 3),
+        ([0, 2, 0], 1.0, 3),
+        ([1, 1, 0], 1.0, 0),
+        ([1, 1, 0], 0.59, 3),
+        ([1, 1, 0], 0.61, 0),
+        ([0, 0, 0], 0.45, 3),
+        ([0, 0, 2], 0.45, 2),
+        ([2, 0, 2], 0.0, 3),
+        ([], 0.5, 0),
+    ],
+)
+def test_the_lossy_threshold_compares_with_the_likeliest(drafts: list[int], threshold: float, count: int) -> None:
+    assert count_likely(PEAKS, drafts, threshold) == count
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None:
+    with pytest.raises(RequestError) as caught:
+        count_likely(PEAKS, [0], threshold)
+    assert caught.value.param == "acceptance_threshold"

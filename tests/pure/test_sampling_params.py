@@ -1,0 +1,237 @@
+"""`SamplingParams`: every field has one owner, a neutral default, a checked range and a JSON form."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ferrum
+from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.core.params import SamplingParams, bad_word_tokens
+
+PACKAGE = Path(ferrum.__file__).parent
+RULES = {each.name: each.metadata["rule"] for each in fields(SamplingParams)}
+
+# vLLM's names, with the defaults that its users rely on (contract section 0).
+DEFAULTS: dict[str, object] = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": (),
+    "stop_token_ids": (),
+    "bad_words": (),
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "skip_special_tokens": True,
+}
+
+
+def test_every_name_of_the_contract_with_a_neutral_default() -> None:
+    params = SamplingParams()
+    assert {each.name: getattr(params, each.name) for each in fields(params)} == DEFAULTS
+
+
+def reading_functions(room: str) -> dict[str, set[str]]:
+    """For every attribute that the room reads of `params` or `sampling`: the functions that read it."""
+    readers: dict[str, set[str]] = {}
+    for path in sorted((PACKAGE / room).glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute)):
+                    owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+                    if owner in ("params", "sampling"):
+                        readers.setdefault(node.attr, set()).add(function.name)
+    return readers
+
+
+def test_every_field_is_claimed_by_one_rule_of_an_existing_room() -> None:
+    assert len(set(RULES.values())) == len(RULES)
+    for name, rule in RULES.items():
+        room, _, duty = rule.partition(".")
+        assert (PACKAGE / room).is_dir() and duty.isidentifier(), name
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.startswith("sampling.")])
+def test_a_sampling_field_is_read_by_the_rule_that_claims_it_and_by_no_other(name: str) -> None:
+    assert reading_functions("sampling").get(name) == {RULES[name].removeprefix("sampling.")}
+
+
+@pytest.mark.parametrize("each", fields(SamplingParams), ids=lambda each: each.name)
+def test_every_field_explains_itself(each: Any) -> None:
+    assert each.metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("temperature", 0, 2), ("min_p", 0, 1), ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("n", 1, 128)],
+)
+def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -> None:
+    for value in (low, high):
+        assert getattr(SamplingParams(**{name: value}), name) == value
+    step = 1 if name == "n" else 1e-9
+    for value in (low - step, high + step):
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("n", True),
+        ("n", 1.0),
+        ("n", "1"),
+        ("temperature", "hot"),
+        ("temperature", None),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", 10**400),
+        ("temperature", False),
+        ("temperature", 1j),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("seed", 0.5),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [1]),
+        ("stop", 5),
+        ("stop", b"a"),
+        ("stop", ["a" * k for k in range(1, 66)]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", "12"),
+        ("bad_words", [""]),
+        ("bad_words", ["  "]),
+        ("include_stop_str_in_output", 1),
+        ("ignore_eos", None),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("min_tokens", -1),
+        ("logprobs", -2),
+        ("logprobs", True),
+        ("prompt_logprobs", -2),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"²": 1}),
+        ("logit_bias", {1: 1, "1": 2}),
+        ("logit_bias", [(1, 1)]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [0.5]),
+        ("skip_special_tokens", "no"),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(name: str, value: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name and caught.value.message
+
+
+def test_min_tokens_above_max_tokens_is_a_contradiction() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert caught.value.param == "min_tokens"
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+    assert SamplingParams(min_tokens=5, max_tokens=None).max_tokens is None
+
+
+def test_values_are_normalised() -> None:
+    params = SamplingParams(stop="x", temperature=1, stop_token_ids=[3, 3, 1], logit_bias={"7": 1}, bad_words=None)  # type: ignore[arg-type,dict-item]
+    assert params.stop == ("x",) and params.stop_token_ids == (3, 1) and params.bad_words == ()
+    assert params.logit_bias == {7: 1.0} and type(params.temperature) is float
+    assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5  # type: ignore[arg-type]
+
+
+def test_a_caller_s_containers_are_not_kept() -> None:
+    bias, stop = {1: 2.0}, ["a"]
+    params = SamplingParams(logit_bias=bias, stop=stop)
+    bias[1], stop[0] = 3.0, "b"
+    assert params.logit_bias == {1: 2.0} and params.stop == ("a",)
+    with pytest.raises(FrozenInstanceError):
+        params.n = 2  # type: ignore[misc]
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=0.01).greedy
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_ids_beyond_the_vocabulary_are_refused(name: str) -> None:
+    params = SamplingParams(**{name: {9: 1.0} if name == "logit_bias" else [9]})
+    params.check_vocabulary(10)
+    with pytest.raises(InvalidToken) as caught:
+        params.check_vocabulary(9)
+    assert caught.value.param == name and "9" in caught.value.message
+
+
+tokens = st.integers(0, 2**31)
+params_strategy = st.builds(
+    SamplingParams,
+    n=st.integers(1, 128),
+    temperature=st.floats(0, 2),
+    top_k=st.integers(-1, 100),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=st.lists(st.text(min_size=1), max_size=4),
+    stop_token_ids=st.lists(tokens),
+    max_tokens=st.none() | st.integers(50, 99),
+    min_tokens=st.integers(0, 50),
+    logprobs=st.none() | st.integers(-1, 20),
+    logit_bias=st.none() | st.dictionaries(tokens, st.floats(-100, 100)),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1),
+    ignore_eos=st.booleans(),
+)
+
+
+@given(params_strategy)
+def test_json_and_pickle_round_trip(params: SamplingParams) -> None:
+    assert SamplingParams.from_dict(json.loads(json.dumps(params.to_dict()))) == params
+    assert pickle.loads(pickle.dumps(params)) == params
+
+
+def test_an_unknown_name_is_refused_by_name() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams.from_dict({"top_q": 1})
+    assert caught.value.param == "top_q"
+
+
+def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    assert bad_word_tokens(["no", " no"], encode) == ((110, 111), (32, 110, 111))
+    with pytest.raises(RequestError) as caught:
+        bad_word_tokens(["x"], lambda text: [])
+    assert caught.value.param == "bad_words"
