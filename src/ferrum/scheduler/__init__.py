@@ -1,0 +1,1 @@
+"""Who computes what in the next step, and what its outcome means for the requests."""

@@ -1,0 +1,116 @@
+"""What the scheduler sees of the page table, what it hands to the engine, and the draft of a step it works on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ferrum.core.step import Span, StepBatch
+from ferrum.core.types import Sequence
+from ferrum.scheduler.policy import Rank
+
+
+class Pages(Protocol):
+    """The page table, as far as the scheduler needs it. The executor commits lengths; the scheduler makes room."""
+
+    def fits(self, length: int, step: int, *, empty: bool = False) -> bool:
+        """Whether a new sequence can grow to `length`, at most `step` tokens at a time, in the free or all pages."""
+        ...
+
+    def reserve(self, cache_id: str, length: int) -> bool:
+        """Make room for `length` tokens, all or nothing; an unknown sequence begins."""
+        ...
+
+    def trim(self, cache_id: str) -> None:
+        """Give back what is reserved beyond the stored length."""
+        ...
+
+    def can_truncate(self, cache_id: str, length: int) -> bool:
+        """Whether `truncate` to `length` would succeed."""
+        ...
+
+    def truncate(self, cache_id: str, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        ...
+
+    def fork(self, source: str, target: str) -> None:
+        """Begin `target` with all that `source` has stored."""
+        ...
+
+    def release(self, cache_id: str) -> None:
+        """Forget the sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step to run: its spans and, in the same order, whose they are."""
+
+    batch: StepBatch
+    sequences: tuple[Sequence, ...]
+
+
+class Draft:
+    """A step while it is planned: the spans so far and the tokens left to give away."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.crowded = False
+        """Whether someone had to make room: then nobody new is let in."""
+        self._spans: dict[str, tuple[Sequence, Span]] = {}
+
+    def add(self, sequence: Sequence, span: Span) -> None:
+        """Plan a span."""
+        self._spans[sequence.cache_id] = (sequence, span)
+        self.budget -= len(span.tokens)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take back the sequence's span, where it has one."""
+        planned = self._spans.pop(sequence.cache_id, None)
+        if planned is not None:
+            self.budget += len(planned[1].tokens)
+
+    def finish(self) -> Plan | None:
+        """The plan, or None when it has no span."""
+        if not self._spans:
+            return None
+        sequences, spans = zip(*self._spans.values(), strict=True)
+        return Plan(StepBatch(spans), sequences)
+
+
+class Ranked:
+    """Sequences in the order of a rank that is unique and never changes."""
+
+    def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
+        self._rank = rank
+        self._items: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Sequence:
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._items)
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._items)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        index = self._find(sequence)
+        return index < len(self._items) and self._items[index] is sequence
+
+    def add(self, sequence: Sequence) -> None:
+        """Put the sequence in its place."""
+        insort(self._items, sequence, key=self._rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that is there."""
+        assert sequence in self
+        del self._items[self._find(sequence)]
+
+    def _find(self, sequence: Sequence) -> int:
+        return bisect_left(self._items, self._rank(sequence), key=self._rank)

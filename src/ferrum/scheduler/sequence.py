@@ -1,0 +1,120 @@
+"""One sequence by itself: its beginning, its next span, what its samples come to, its news. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.core.errors import FerrumError
+from ferrum.core.step import Rows, Sampling, Score, Span, TokenLogprobs, Want
+from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+
+
+def begin(request: Request, choice: int) -> Sequence:
+    """One choice of a request, with nothing computed."""
+    tokens = list(request.prompt)
+    sampling = Sampling(
+        request.params,
+        request.seed,
+        len(tokens),
+        tokens,
+        choice=choice,
+        eos_token_ids=request.eos_token_ids,
+        bad_words=request.bad_words,
+    )
+    return Sequence(request, choice, f"{request.request_id}/{choice}", tokens, sampling)
+
+
+def shared_length(sequence: Sequence) -> int:
+    """How many tokens the choices of the request have in common in the cache: each runs the last one of the prompt."""
+    return len(sequence.request.prompt) - 1 if sequence.request.params.n > 1 else 0
+
+
+def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int, ...] = ()) -> Span:
+    """The span of the sequence's next `count` tokens and `drafts` guesses.
+
+    Only the span that reaches the last known token samples; with drafts there is nothing else left to process.
+
+    Args:
+        scored: how many prompt tokens have their log-probabilities already (the first one has none to get).
+    """
+    start = sequence.computed
+    end = start + count
+    finishing = end == len(sequence.tokens) and sequence.request.params.max_tokens != 0
+    return Span(
+        sequence.cache_id,
+        start,
+        tuple(sequence.tokens[start:end]) + drafts,
+        want=Want.TOKEN if finishing else Want.NONE,
+        rows=Rows.ALL if drafts else Rows.LAST,
+        drafts=len(drafts),
+        sampling=sequence.sampling if finishing else None,
+        score=_score(sequence, start, end, scored),
+        adapter=sequence.request.adapter,
+    )
+
+
+def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | None:
+    """The wish for the log-probabilities of the prompt tokens that the span leads to, if any of them is still due."""
+    top, prompt = sequence.request.params.prompt_logprobs, sequence.request.prompt
+    if top is None or min(end + 1, len(prompt)) <= scored:
+        return None
+    return Score(prompt[start + 1 : end + 1], top)
+
+
+def draft_limit(sequence: Sequence, context: int) -> int:
+    """How many guesses can come true: one token is sampled in any case, and none after the sequence's end."""
+    limit = context - len(sequence.tokens)
+    max_tokens = sequence.request.params.max_tokens
+    if max_tokens is not None:
+        limit = min(limit, max_tokens - sequence.generated)
+    return max(0, limit - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What sampled tokens come to: those that count, and the end of the sequence if the last of them is its end."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+
+
+def judge(sequence: Sequence, sampled: tuple[int, ...], context: int) -> Outcome:
+    """Find the first sampled token that ends the sequence; those after it never happened.
+
+    A stop token counts once `min_tokens` others are there (the sampler forbids it before).
+
+    Args:
+        context: most tokens of prompt and output together.
+    """
+    request = sequence.request
+    for count, token in enumerate(sampled, 1):
+        generated = sequence.generated + count
+        if token in request.stop_token_ids and generated > request.params.min_tokens:
+            stop_reason = None if token in request.eos_token_ids else token
+            return Outcome(sampled[:count], FinishReason.STOP, stop_reason)
+        if generated == request.params.max_tokens or len(sequence.tokens) + count == context:
+            return Outcome(sampled[:count], FinishReason.LENGTH)
+    return Outcome(sampled)
+
+
+def event(
+    sequence: Sequence,
+    token_ids: tuple[int, ...] = (),
+    logprobs: tuple[TokenLogprobs, ...] | None = None,
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+    stop_reason: int | None = None,
+    error: FerrumError | None = None,
+) -> TokenEvent:
+    """News of the sequence; its end, when it has ended."""
+    return TokenEvent(
+        sequence.request.request_id,
+        sequence.choice,
+        token_ids,
+        logprobs,
+        prompt_logprobs,
+        sequence.finish,
+        stop_reason,
+        error=error,
+        trace_id=sequence.request.trace_id,
+    )

@@ -1,0 +1,168 @@
+"""An executor without numerics, and the model it pretends to run.
+
+The fake keeps every token in the page that the page table names and computes from what it reads back through the rows,
+so a page that is shared, copied, freed or reused wrongly shows up as a wrong token. `FakeModel.follow` says what must
+come out, from the request alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ferrum.cache.pages import PageTable
+from ferrum.core.errors import FerrumError
+from ferrum.core.step import CARRY, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
+from ferrum.core.types import FinishReason, Request
+
+Visible = tuple[tuple[int, ...], ...]
+"""Per layer group the tokens that a query sees, its own last."""
+
+GARBAGE = -7
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    """Next token = hash of the history, as each layer group sees it."""
+
+    vocabulary: int = 97
+    windows: tuple[int | None, ...] = (None,)
+
+    def visible(self, tokens: Sequence[int], position: int) -> Visible:
+        """What the query at `position` sees of `tokens`."""
+        return tuple(tuple(tokens[first(position, window) : position + 1]) for window in self.windows)
+
+    def choose(self, visible: Visible, position: int, sampling: Sampling) -> int:
+        """The token at `position`; `visible` ends just before it."""
+        draw = () if sampling.params.greedy else (sampling.seed, sampling.choice)
+        token = hash((position, visible, draw)) % self.vocabulary
+        forbidden: set[int] = set()
+        if position - sampling.prompt_length < sampling.params.min_tokens:
+            forbidden = {*sampling.eos_token_ids, *sampling.params.stop_token_ids}
+        while token in forbidden:
+            token = (token + 1) % self.vocabulary
+        return token
+
+    def score(self, visible: Visible, target: int) -> TokenLogprobs:
+        """The log-probability of `target` after what is visible."""
+        return TokenLogprobs(target, -1.0 - hash((visible, target)) % 1000 / 100, 1)
+
+    def follow(self, request: Request, choice: int, context: int) -> Followed:
+        """All that the choice must come to in a context of so many tokens."""
+        prompt, params = request.prompt, request.params
+        tokens = list(prompt)
+        sampling = Sampling(params, request.seed, len(prompt), tokens, choice, request.eos_token_ids, request.bad_words)
+        scores = None
+        if params.prompt_logprobs is not None:
+            scores = tuple(self.score(self.visible(prompt, at - 1), prompt[at]) for at in range(1, len(prompt)))
+        finish, stop_reason = FinishReason.LENGTH, None
+        while len(tokens) < context and len(tokens) - len(prompt) != params.max_tokens:
+            token = self.choose(self.visible(tokens, len(tokens) - 1), len(tokens), sampling)
+            tokens.append(token)
+            if token in request.stop_token_ids and len(tokens) - len(prompt) > params.min_tokens:
+                finish, stop_reason = FinishReason.STOP, None if token in request.eos_token_ids else token
+                break
+        return Followed(tuple(tokens[len(prompt) :]), scores, finish, stop_reason)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A whole choice, from its request."""
+
+    tokens: tuple[int, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    finish: FinishReason
+    stop_reason: int | None
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step that was over when it was submitted."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+class FakeExecutor:
+    """Runs spans of a `FakeModel` on a real page table.
+
+    Args:
+        pages: its groups say what the model's layers see.
+        fault: asked about every span; the error it returns fails the span.
+        vocabulary: size of the vocabulary.
+    """
+
+    def __init__(
+        self, pages: PageTable, *, fault: Callable[[Span], FerrumError | None] | None = None, vocabulary: int = 97
+    ) -> None:
+        self.pages = pages
+        self.model = FakeModel(vocabulary, tuple(group.window for group in pages.groups))
+        self.batches: list[StepBatch] = []
+        self._fault = fault
+        self._store = {
+            group.name: [[GARBAGE] * group.page_size for _ in range(group.num_pages)] for group in pages.groups
+        }
+
+    def submit(self, batch: StepBatch) -> FinishedStep:
+        """Copy the pages that are due, write all spans, then read each one."""
+        self.batches.append(batch)
+        assert len({span.cache_id for span in batch.spans}) == len(batch.spans), "a sequence twice in a step"
+        for copy in reversed(self.pages.take_copies()):
+            self._store[copy.group][copy.target] = list(self._store[copy.group][copy.source])
+        for span in batch.spans:
+            self._write(span)
+        return FinishedStep(StepOutput(tuple(self._run(span) for span in batch.spans)))
+
+    def _write(self, span: Span) -> None:
+        stored = self.pages.length(span.cache_id)
+        assert span.start == stored, f"{span.cache_id} starts at {span.start} but {stored} tokens are stored"
+        assert CARRY not in span.tokens
+        for group in self.pages.groups:
+            row = self.pages.row(span.cache_id, group.name)
+            for position, token in enumerate(span.tokens, span.start):
+                page, slot = divmod(position, group.page_size)
+                self._store[group.name][row[page]][slot] = token
+
+    def _visible(self, span: Span, position: int) -> Visible:
+        """What the query at `position` reads in the pages of each group."""
+        seen = []
+        for group in self.pages.groups:
+            row, store = self.pages.row(span.cache_id, group.name), self._store[group.name]
+            start = first(position, group.window)
+            pages = range(start // group.page_size, position // group.page_size + 1)
+            assert all(row[page] >= 0 for page in pages), f"{span.cache_id}: position {position} needs a freed page"
+            tokens = [token for page in pages for token in store[row[page]]]
+            offset = pages.start * group.page_size
+            seen.append(tuple(tokens[start - offset : position + 1 - offset]))
+        return tuple(seen)
+
+    def _run(self, span: Span) -> SpanResult | FerrumError:
+        error = self._fault(span) if self._fault is not None else None
+        if error is not None:
+            return error
+        tokens: list[int] = []
+        if span.want is Want.TOKEN:
+            assert span.sampling is not None and (span.rows is Rows.ALL) == (span.drafts > 0)
+            drafts = span.tokens[len(span.tokens) - span.drafts :]
+            for row in range(span.drafts + 1):
+                position = span.end - span.drafts + row
+                tokens.append(self.model.choose(self._visible(span, position - 1), position, span.sampling))
+                if row < span.drafts and tokens[-1] != drafts[row]:
+                    break
+        accepted = max(0, len(tokens) - 1)
+        scores = tuple(
+            self.model.score(self._visible(span, span.start + row), target)
+            for row, target in enumerate(span.score.targets if span.score is not None else ())
+        )
+        self.pages.commit(span.cache_id, span.end - span.drafts + accepted)
+        logprobs = None
+        if span.sampling is not None and span.sampling.params.logprobs is not None:
+            logprobs = tuple(TokenLogprobs(token, -token / 7, 1) for token in tokens)
+        return SpanResult(span.end - span.drafts + accepted, tuple(tokens), logprobs, accepted, scores=scores)
+
+
+def first(position: int, window: int | None) -> int:
+    """The first key that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
