@@ -133,7 +133,6 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("bad_words", ["  "]),
         ("include_stop_str_in_output", 1),
         ("ignore_eos", None),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("min_tokens", -1),
         ("logprobs", -2),

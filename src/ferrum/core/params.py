@@ -75,7 +75,9 @@ class SamplingParams:
     )
     max_tokens: int | None = field(
         default=16,
-        metadata=_about("scheduler.length", "Most tokens to generate, at least 1; None: as the context allows."),
+        metadata=_about(
+            "scheduler.length", "Most tokens to generate; 0: only score the prompt; None: as the context allows."
+        ),
     )
     min_tokens: int = field(
         default=0, metadata=_about("sampling.min_tokens", "End and stop tokens are forbidden before this many tokens.")
@@ -311,7 +313,7 @@ _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "bad_words": _words,
     "include_stop_str_in_output": _flag,
     "ignore_eos": _flag,
-    "max_tokens": _integer(1, optional=True),
+    "max_tokens": _integer(0, optional=True),
     "min_tokens": _integer(0),
     "logprobs": _integer(ALL_TOKENS, optional=True),
     "prompt_logprobs": _integer(ALL_TOKENS, optional=True),
