@@ -1,0 +1,1 @@
+"""Backends: what a network may ask of them, the reference in numpy, recording and replay."""

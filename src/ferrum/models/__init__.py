@@ -1,0 +1,1 @@
+"""Models as data: families, their specs, and the one decoder."""

@@ -1,0 +1,1 @@
+"""Parts of a network, written against `Operations` alone."""

@@ -1,0 +1,1 @@
+"""From a checkpoint on disk to an executor that runs steps."""

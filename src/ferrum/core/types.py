@@ -1,0 +1,109 @@
+"""Requests, sequences and events: what travels between a client and the engine, and what the scheduler keeps.
+
+Messages are frozen, picklable and made of ints and strings, so that the engine may live in a thread or in a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ferrum.core.errors import FerrumError
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling, TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; every sequence ends with exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A validated request: token ids and numbers only.
+
+    Attributes:
+        request_id: unique among the live ones.
+        prompt: prompt token ids, at least one.
+        params: the sampling parameters; `params.n` choices are generated.
+        seed: the resolved 64-bit seed (drawn at admission where the request named none).
+        stop_token_ids: every id that ends a sequence and is reported as its stop reason or as end of text.
+        eos_token_ids: the model's own end tokens among them (empty with `ignore_eos`).
+        bad_words: `params.bad_words` as token sequences.
+        priority: smaller is served first, under the priority policy.
+        deadline: seconds on the monotonic clock after which the request is ended, or None.
+        arrival: monotonic seconds at the front end.
+        tenant, salt: whose request it is, and what keeps its cached prefixes apart.
+        trace_id: echoed in every event.
+        adapter: name of a loaded adapter, or None.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    deadline: float | None = None
+    arrival: float = 0.0
+    tenant: str = ""
+    salt: str = ""
+    trace_id: str = ""
+    adapter: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request while the scheduler knows it: the only mutable thing in the scheduler's books.
+
+    Attributes:
+        tokens: prompt and generated ids; `sampling.history` is this very list.
+        computed: how many of them are in the KV cache. What is left is what the next spans process.
+        preemptions: how often it lost its pages and began anew.
+    """
+
+    request: Request
+    choice: int
+    cache_id: str
+    tokens: list[int]
+    sampling: Sampling
+    computed: int = 0
+    preemptions: int = 0
+    finish: FinishReason | None = field(default=None)
+
+    @property
+    def generated(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one choice: new tokens, perhaps its end. Exactly one event per choice has a `finish_reason`.
+
+    Attributes:
+        token_ids: the tokens sampled since the last event, in order (a stop token included).
+        logprobs: one per token, where asked for.
+        prompt_logprobs: the prompt's, from its second token on; complete, in the first event of a choice that asks.
+        stop_reason: the stop token id that ended the choice (None at the model's own end of text).
+        cached_tokens: prompt tokens that came from a cache; meaningful in the terminal event.
+        error: what went wrong, with `FinishReason.ERROR`.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    cached_tokens: int = 0
+    error: FerrumError | None = None
+    trace_id: str = ""

@@ -1,0 +1,72 @@
+"""Run a recorded program on any kernels, in the memory that the recorder planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
+from ferrum.kernels.recorder import Extent, Op, Program, Value
+
+
+class Interpreter:
+    """A program with its buffers allocated for the largest step.
+
+    Args:
+        program: what to run.
+        limits: most rows of each extent.
+    """
+
+    def __init__(self, program: Program, limits: Mapping[Extent, int]) -> None:
+        self.program = program
+        self._limits = dict(limits)
+        self._memory = [
+            np.zeros(self._limits[extent] * columns, bool if extent is Extent.SPANS else np.float32)
+            for extent, columns in program.buffers
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(memory.nbytes for memory in self._memory)
+
+    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Run one step. The arrays returned are views that the next step overwrites."""
+        counts = row_counts(tables)
+        for extent, count in counts.items():
+            assert count <= self._limits[extent], f"{count} {extent.value}, planned for {self._limits[extent]}"
+        kernels.begin(tables)
+        for op in self.program.ops:
+            self._run(op, kernels, counts)
+        output = self.program.output
+        return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+
+    def _run(self, op: Op, kernels: Kernels, counts: Mapping[Extent, int]) -> None:
+        arguments = [self._view(a, counts) if isinstance(a, Value) else a for a in op.arguments]
+        made = getattr(kernels, op.name)(*arguments)
+        for value, array in zip(op.results, made if isinstance(made, tuple) else (made,), strict=True):
+            self._view(value, counts)[...] = array.reshape(counts[value.extent], value.columns)
+
+    def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
+        rows = counts[value.extent]
+        memory = self._memory[self.program.placement[value]]
+        return memory[: rows * value.columns].reshape(rows, value.columns)
+
+
+def row_counts(tables: StepTables) -> dict[Extent, int]:
+    """How many rows each extent has in this step."""
+    return {
+        Extent.ROWS: len(tables.token_ids),
+        Extent.LOGITS: len(tables.logit_rows),
+        Extent.HIDDEN: len(tables.hidden_rows),
+        Extent.SPANS: len(tables.span_rows) - 1,
+    }
+
+
+def run_eager(network: Network, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+    """Walk the network itself: the switch beside replay, bit for bit the same."""
+    kernels.begin(tables)
+    return network(kernels)

@@ -1,0 +1,174 @@
+"""Record a network once, replay it every step.
+
+The network is walked with a `Recorder` in place of kernels: each operation leaves an `Op`, and each result a `Value`
+without rows or memory. `record` then plans the values' memory by liveness. The `Program` that remains is flat, knows
+every size but the number of rows, and can be run by an interpreter on any `Kernels`, or by native code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ferrum.kernels.interface import Array, AttentionShape, Network, NetworkOutput, Weight
+
+
+class Extent(Enum):
+    """What the number of rows of a value is: known per step only."""
+
+    ROWS = "rows"
+    LOGITS = "logit rows"
+    HIDDEN = "hidden rows"
+    SPANS = "spans"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """The result of an operation: [extent, columns] of f32 (bool for `Extent.SPANS`)."""
+
+    extent: Extent
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation: a method of `Operations`, its arguments (values among constants), the values it makes."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    results: tuple[Value, ...]
+
+    def operands(self) -> tuple[Value, ...]:
+        """The values among the arguments."""
+        return tuple(argument for argument in self.arguments if isinstance(argument, Value))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded network.
+
+    Attributes:
+        ops: in order.
+        buffers: per buffer its extent and its columns: the widest value that ever lies in it.
+        placement: buffer number of each value.
+        output: the values that outlive the last operation.
+    """
+
+    ops: tuple[Op, ...]
+    buffers: tuple[tuple[Extent, int], ...]
+    placement: dict[Value, int]
+    output: NetworkOutput
+
+
+class Recorder:
+    """`Operations` that write down what they are asked. Shapes follow from weights alone."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def _emit(self, name: str, arguments: tuple[Any, ...], *shapes: tuple[Extent, int]) -> tuple[Value, ...]:
+        results = tuple(Value(extent, columns) for extent, columns in shapes)
+        self.ops.append(Op(name, arguments, results))
+        return results
+
+    def _like(self, name: str, x: Value, *constants: Any, columns: int | None = None) -> Value:
+        return self._emit(name, (x, *constants), (x.extent, x.columns if columns is None else columns))[0]
+
+    def embed(self, table: Weight) -> Value:
+        """See `Operations.embed`."""
+        return self._emit("embed", (table,), (Extent.ROWS, table.shape[1]))[0]
+
+    def norm(self, x: Value, weight: Array, eps: float) -> Value:
+        """See `Operations.norm`."""
+        return self._like("norm", x, weight, eps)
+
+    def add_norm(self, residual: Value, delta: Value, weight: Array, eps: float) -> tuple[Value, Value]:
+        """See `Operations.add_norm`."""
+        shape = (residual.extent, residual.columns)
+        total, normed = self._emit("add_norm", (residual, delta, weight, eps), shape, shape)
+        return total, normed
+
+    def linear(self, x: Value, weights: tuple[Weight, ...], biases: tuple[Array | None, ...]) -> tuple[Value, ...]:
+        """See `Operations.linear`."""
+        return self._emit("linear", (x, weights, biases), *((x.extent, weight.shape[0]) for weight in weights))
+
+    def gated_linear(self, x: Value, gate: Weight, up: Weight) -> Value:
+        """See `Operations.gated_linear`."""
+        return self._like("gated_linear", x, gate, up, columns=gate.shape[0])
+
+    def rope_store(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: AttentionShape,
+        rope: Array | None,
+        q_norm: Array | None,
+        k_norm: Array | None,
+        eps: float,
+    ) -> Value:
+        """See `Operations.rope_store`."""
+        return self._like("rope_store", q, k, v, shape, rope, q_norm, k_norm, eps)
+
+    def attention(self, q: Value, shape: AttentionShape) -> Value:
+        """See `Operations.attention`."""
+        return self._like("attention", q, shape)
+
+    def gather(self, x: Value) -> Value:
+        """See `Operations.gather`."""
+        return self._emit("gather", (x,), (Extent.LOGITS, x.columns))[0]
+
+    def head(self, x: Value, weight: Weight) -> Value:
+        """See `Operations.head`."""
+        return self._like("head", x, weight, columns=weight.shape[0])
+
+    def gather_hidden(self, x: Value) -> Value:
+        """See `Operations.gather_hidden`."""
+        return self._emit("gather_hidden", (x,), (Extent.HIDDEN, x.columns))[0]
+
+    def finite(self, x: Value) -> Value:
+        """See `Operations.finite`."""
+        return self._emit("finite", (x,), (Extent.SPANS, 1))[0]
+
+
+def record(network: Network) -> Program:
+    """Walk the network once and plan its memory."""
+    recorder = Recorder()
+    output = network(recorder)
+    buffers, placement = _plan(recorder.ops, output)
+    return Program(tuple(recorder.ops), buffers, placement, output)
+
+
+def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int], ...], dict[Value, int]]:
+    """Give each value a buffer that no other living value holds; results never share one with operands.
+
+    Greedy in program order: among the free buffers of the extent the one whose width fits best.
+    """
+    last_use = {value: index for index, op in enumerate(ops) for value in (*op.results, *op.operands())}
+    last_use.update(dict.fromkeys((output.logits, output.hidden, output.finite), len(ops)))
+    widths: list[int] = []
+    extents: list[Extent] = []
+    free: list[int] = []
+    placement: dict[Value, int] = {}
+    for index, op in enumerate(ops):
+        for value in op.results:
+            fitting = [buffer for buffer in free if extents[buffer] is value.extent]
+            if fitting:
+                chosen = min(fitting, key=_misfit(widths, value.columns))
+                free.remove(chosen)
+                widths[chosen] = max(widths[chosen], value.columns)
+            else:
+                chosen = len(widths)
+                widths.append(value.columns)
+                extents.append(value.extent)
+            placement[value] = chosen
+        dying = {value for value in (*op.results, *op.operands()) if last_use[value] == index}
+        free.extend(sorted(placement[value] for value in dying))
+    return tuple(zip(extents, widths, strict=True)), placement
+
+
+def _misfit(widths: list[int], columns: int) -> Callable[[int], tuple[int, int]]:
+    """Order of preference: what must grow least, then what wastes least."""
+    return lambda buffer: (max(0, columns - widths[buffer]), max(0, widths[buffer] - columns))

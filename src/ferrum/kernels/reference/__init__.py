@@ -1,0 +1,5 @@
+"""The reference backend (numpy)."""
+
+from ferrum.kernels.reference.kernels import ReferenceKernels
+
+__all__ = ["ReferenceKernels"]

@@ -1,0 +1,191 @@
+"""The numpy backend: the specification that every other backend is compared with.
+
+It obeys the rounding points and the orders of `docs/architecture.md` to the letter and is as plain as that allows:
+speed is the native library's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.cache.pages import PageCopy
+from ferrum.kernels.interface import F32, AttentionShape, PoolGroup, StepTables, Weight
+from ferrum.kernels.reference.attention import STEP, attend, probabilities
+from ferrum.kernels.reference.math import silu, tree_sum
+
+_STORE: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+RopeTable = tuple[F32, F32]
+
+
+class ReferenceKernels:
+    """`Kernels` in numpy. See `kernels/interface.py` for every operation's contract.
+
+    Attributes:
+        captured: where a list, each attention appends its softmax weights, a [heads, rows, tokens] array per span.
+    """
+
+    name = "reference"
+    numerics_id = "reference-numpy-1"
+
+    def __init__(self) -> None:
+        self.captured: list[list[F32]] | None = None
+        self._groups: tuple[PoolGroup, ...] = ()
+        self._keys: list[NDArray[Any]] = []  # per group [layers, pages, page_size, kv_heads, dim]
+        self._values: list[NDArray[Any]] = []
+        self._tables: StepTables | None = None
+
+    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
+        """See `Kernels.allocate`."""
+        self._groups = groups
+        for group in groups:
+            lead = (group.num_layers, group.num_pages, group.page_size, group.num_kv_heads)
+            self._keys.append(np.zeros((*lead, group.key_dim), _STORE[group.format]))
+            self._values.append(np.zeros((*lead, group.value_dim), _STORE[group.format]))
+
+    def begin(self, tables: StepTables) -> None:
+        """See `Kernels.begin`."""
+        self._tables = tables
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """See `Kernels.copy_pages`."""
+        index = {group.name: i for i, group in enumerate(self._groups)}
+        for copy in copies:
+            for store in (self._keys[index[copy.group]], self._values[index[copy.group]]):
+                store[:, copy.target] = store[:, copy.source]
+
+    @property
+    def tables(self) -> StepTables:
+        """The current step's tables."""
+        assert self._tables is not None, "begin() comes first"
+        return self._tables
+
+    def vector(self, values: F32) -> F32:
+        """See `Kernels.vector`."""
+        return np.ascontiguousarray(values, np.float32)
+
+    def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> RopeTable:
+        """See `Kernels.rope_table`. Angles are f32 products, as the checkpoints were trained with."""
+        angles = np.arange(length, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)[None, :]
+        exact = angles.astype(np.float64)
+        return (np.cos(exact) * scaling).astype(np.float32), (np.sin(exact) * scaling).astype(np.float32)
+
+    def embed(self, table: Weight) -> F32:
+        """See `Operations.embed`."""
+        if self.tables.embeddings is not None:
+            return self.tables.embeddings
+        return table.rows(self.tables.token_ids)
+
+    def norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """See `Operations.norm`."""
+        mean = tree_sum(x * x) / np.float32(x.shape[-1])
+        inverse: F32 = np.float32(1) / np.sqrt(mean + np.float32(eps))
+        return x * inverse[..., None] * weight
+
+    def add_norm(self, residual: F32, delta: F32, weight: F32, eps: float) -> tuple[F32, F32]:
+        """See `Operations.add_norm`."""
+        total = residual + delta
+        return total, self.norm(total, weight, eps)
+
+    def linear(self, x: F32, weights: tuple[Weight, ...], biases: tuple[F32 | None, ...]) -> tuple[F32, ...]:
+        """See `Operations.linear`."""
+        products = (weight.matmul(x) for weight in weights)
+        return tuple(y if bias is None else y + bias for y, bias in zip(products, biases, strict=True))
+
+    def gated_linear(self, x: F32, gate: Weight, up: Weight) -> F32:
+        """See `Operations.gated_linear`."""
+        return silu(gate.matmul(x)) * up.matmul(x)
+
+    def rope_store(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        shape: AttentionShape,
+        rope: RopeTable | None,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
+        eps: float,
+    ) -> F32:
+        """See `Operations.rope_store`."""
+        q = q.reshape(len(q), shape.num_heads, shape.head_dim)
+        k = k.reshape(len(k), shape.num_kv_heads, shape.head_dim)
+        q = q if q_norm is None else self.norm(q, q_norm, eps)
+        k = k if k_norm is None else self.norm(k, k_norm, eps)
+        if rope is not None:
+            cos, sin = rope[0][self.tables.positions][:, None], rope[1][self.tables.positions][:, None]
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        pages, offsets = self._slots(shape.group)
+        self._keys[shape.group][shape.layer, pages, offsets] = k
+        self._values[shape.group][shape.layer, pages, offsets] = v.reshape(len(v), shape.num_kv_heads, -1)
+        return q.reshape(len(q), -1)
+
+    def _slots(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Page and offset of each row of the step."""
+        tables, size = self.tables, self._groups[group].page_size
+        span = np.repeat(np.arange(len(tables.span_rows) - 1), np.diff(tables.span_rows))
+        return tables.pages[group][span, tables.positions // size], tables.positions % size
+
+    def attention(self, q: F32, shape: AttentionShape) -> F32:
+        """See `Operations.attention`."""
+        q = q.reshape(len(q), shape.num_heads, shape.head_dim)
+        out = np.empty((len(q), shape.num_heads, self._groups[shape.group].value_dim), np.float32)
+        low_precision = self._groups[shape.group].format != "float32"
+        seen: list[F32] = []
+        bounds = self.tables.span_rows
+        for span, (begin, end) in enumerate(pairwise(bounds)):
+            positions = self.tables.positions[begin:end]
+            first = 0 if shape.window is None else max(0, int(positions[0]) - shape.window + 1) // STEP * STEP
+            stored = self._read(shape, span, first, int(positions[-1]) + 1)
+            rows = q[begin:end]
+            out[begin:end] = attend(rows, *stored, positions, first, shape, low_precision=low_precision)
+            if self.captured is not None:
+                seen.append(probabilities(rows, stored[0], positions, first, shape))
+        if self.captured is not None:
+            self.captured.append(seen)
+        return out.reshape(len(q), -1)
+
+    def _read(self, shape: AttentionShape, span: int, first: int, end: int) -> tuple[F32, F32]:
+        """Keys and values of positions first to end, in order; zeros where the pages are gone (no query sees them)."""
+        size = self._groups[shape.group].page_size
+        pages = self.tables.pages[shape.group][span, first // size : -(-end // size)]
+        skip = first % size
+
+        def read(store: NDArray[Any]) -> F32:
+            found = store[shape.layer, np.maximum(pages, 0)].astype(np.float32)
+            found[pages < 0] = 0
+            tokens: F32 = found.reshape(-1, *found.shape[2:])
+            return tokens[skip : skip + end - first]
+
+        return read(self._keys[shape.group]), read(self._values[shape.group])
+
+    def gather(self, x: F32) -> F32:
+        """See `Operations.gather`."""
+        return x[self.tables.logit_rows]
+
+    def head(self, x: F32, weight: Weight) -> F32:
+        """See `Operations.head`."""
+        return weight.matmul(x)
+
+    def gather_hidden(self, x: F32) -> F32:
+        """See `Operations.gather_hidden`."""
+        return x[self.tables.hidden_rows]
+
+    def finite(self, x: F32) -> NDArray[np.bool_]:
+        """See `Operations.finite`."""
+        rows = np.all(np.isfinite(x), axis=1)
+        bounds = self.tables.span_rows
+        return np.array([[rows[a:b].all()] for a, b in pairwise(bounds)], np.bool_)
+
+
+def _rotate(x: F32, cos: F32, sin: F32) -> F32:
+    """Rotate the pairs (i, i + pairs) of x [R, heads, dim] by cos and sin [R, 1, pairs]; further dimensions stay."""
+    pairs = cos.shape[-1]
+    low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    return np.concatenate((low * cos - high * sin, high * cos + low * sin, rest), axis=-1)

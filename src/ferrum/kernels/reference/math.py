@@ -1,0 +1,100 @@
+"""Elementary f32 functions whose bits depend on their arguments alone.
+
+Only IEEE additions, multiplications, divisions and integer bit operations, element by element: the same bits at every
+array shape, on every machine, and in C++ compiled without contraction. Sums go in one documented order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+
+LOG2_E = np.float32(1.4426950408889634)
+# ln 2 in two parts (Cody and Waite): the first has 15 trailing zero bits, so that n * LN2_HIGH is exact for |n| < 2^15.
+_LN2_HIGH = np.float32(0.693145751953125)
+_LN2_LOW = np.float32(1.4286068203094172e-06)
+# Taylor coefficients, highest power first; on |r| <= 0.35 the first term left out is below 6e-9 of the result.
+_EXP = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0))
+_EXP2 = tuple(np.float32(0.6931471805599453**k / f) for k, f in enumerate((1, 1, 2, 6, 24, 120, 720, 5040)))[::-1]
+
+
+def _horner(r: F32, coefficients: tuple[np.float32, ...]) -> F32:
+    total = np.full_like(r, coefficients[0])
+    for coefficient in coefficients[1:]:
+        total = total * r + coefficient
+    return total
+
+
+def _scaled(mantissa: F32, exponent: F32) -> F32:
+    """mantissa * 2^exponent by exponent bits; an exponent below -126 gives 0, one above 127 infinity."""
+    finite = np.where(np.isnan(exponent), np.float32(0), exponent)  # the mantissa carries the NaN
+    bits = (np.clip(finite, -126, 127).astype(np.int32) + 127) << 23
+    scaled = mantissa * bits.view(np.float32)
+    scaled = np.where(exponent < -126, np.float32(0), scaled)
+    return np.where(exponent > 127, np.float32(np.inf), scaled).astype(np.float32)
+
+
+def exp(x: F32) -> F32:
+    """e^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
+    bounded = np.clip(x, np.float32(-200), np.float32(200))
+    n = np.rint(bounded * LOG2_E)
+    r = (bounded - n * _LN2_HIGH) - n * _LN2_LOW
+    return _scaled(_horner(r, _EXP), n)
+
+
+def exp2(x: F32) -> F32:
+    """2^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
+    bounded = np.clip(x, np.float32(-300), np.float32(300))
+    n = np.rint(bounded)
+    return _scaled(_horner(bounded - n, _EXP2), n)
+
+
+def silu(x: F32) -> F32:
+    """x * sigmoid(x)."""
+    y: F32 = x / (np.float32(1) + exp(-x))
+    return y
+
+
+def tree_sum(x: F32) -> F32:
+    """Sum over the last axis as a binary tree: padded with zeros to a power of two, then halved by adding the halves.
+
+    [..., n] -> [...]. The order depends on n alone (numpy's own sum promises none).
+    """
+    n = x.shape[-1]
+    size = 1 << max(n - 1, 0).bit_length()
+    if size != n:
+        padded = np.zeros((*x.shape[:-1], size), np.float32)
+        padded[..., :n] = x
+        x = padded
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+def round_bf16(x: F32) -> F32:
+    """Round to the nearest bfloat16, ties to even, and back to f32."""
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def product(x: F32, w: NDArray[Any]) -> F32:
+    """x [M, K] times w [N, K] (any float type) transposed -> [M, N].
+
+    Each element starts at 0 and takes its K terms in ascending order, one multiplication and one addition per term,
+    each rounded to f32: no BLAS and no einsum, whose order depends on the shape. Columns are taken in blocks so that w
+    is transposed a cache-sized piece at a time.
+    """
+    rows, depth = x.shape
+    total = np.zeros((rows, w.shape[0]), np.float32)
+    term = np.empty_like(total)
+    for begin in range(0, depth, 64):
+        block = w[:, begin : begin + 64].T.astype(np.float32, order="C")
+        for k in range(block.shape[0]):
+            np.multiply(x[:, begin + k, None], block[k], out=term)
+            total += term
+    return total

@@ -1,0 +1,151 @@
+"""The one decoder: a DecoderSpec with its parameters, walkable by any kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.kernels.interface import Array, AttentionShape, Kernels, NetworkOutput, Operations, Weight
+from ferrum.models.names import EMBEDDING, FINAL_NORM, HEAD, ParameterSource
+from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RopeSpec
+from ferrum.nn.attention import Attention
+from ferrum.nn.linear import Linear
+from ferrum.nn.mlp import GatedMlp
+from ferrum.nn.norm import RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One residual layer, norms before its parts.
+
+    residual --+--> norm -> attention --(+)--+--> norm -> mlp --> (added by the next norm)
+               +------------------------^    +--------------------------^
+    """
+
+    attention_norm: RmsNorm
+    attention: Attention
+    mlp_norm: RmsNorm
+    mlp: GatedMlp
+
+    def __call__(self, kernels: Operations, residual: Array, delta: Array | None) -> tuple[Array, Array]:
+        """(residual, what is still to be added to it) -> the same after this layer. All [R, H]."""
+        if delta is None:
+            x = self.attention_norm(kernels, residual)
+        else:
+            residual, x = self.attention_norm.add(kernels, residual, delta)
+        residual, x = self.mlp_norm.add(kernels, residual, self.attention(kernels, x))
+        return residual, self.mlp(kernels, x)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Embedding, blocks, final norm, head. A `Network`: rows come and go through the kernels' step tables."""
+
+    spec: DecoderSpec
+    embedding: Weight
+    blocks: tuple[Block, ...]
+    final_norm: RmsNorm
+    head: Weight
+
+    def __call__(self, kernels: Operations) -> NetworkOutput:
+        """One step."""
+        residual, delta = kernels.embed(self.embedding), None  # [R, H]
+        for block in self.blocks:
+            residual, delta = block(kernels, residual, delta)
+        _, x = self.final_norm.add(kernels, residual, delta)
+        logits = kernels.head(kernels.gather(x), self.head)  # [G, V]
+        return NetworkOutput(logits, kernels.gather_hidden(x), kernels.finite(x))
+
+    def weights(self) -> tuple[Weight, ...]:
+        """Every matrix once (a tied head is the embedding itself)."""
+        found = [self.embedding, *((self.head,) if self.head is not self.embedding else ())]
+        for block in self.blocks:
+            found += [*block.attention.qkv.weights, *block.attention.output.weights]
+            found += [block.mlp.gate, block.mlp.up, *block.mlp.down.weights]
+        return tuple(found)
+
+
+def build_decoder(spec: DecoderSpec, source: ParameterSource, kernels: Kernels, max_sequence_length: int) -> Decoder:
+    """Take every parameter from the source and put the decoder together.
+
+    Args:
+        spec: the model.
+        source: its parameters.
+        kernels: makes vectors and rope tables in the backend's form.
+        max_sequence_length: rope tables reach this far.
+    """
+    slots = pool_slots(spec)
+    tables = {
+        rope: kernels.rope_table(rope.frequencies, rope.scaling, max_sequence_length)
+        for rope in {layer.attention.rope for layer in spec.layers}
+        if rope is not None
+    }
+    build = _Builder(spec, source, kernels, tables)
+    embedding = source.matrix(EMBEDDING, (spec.vocab_size, spec.hidden_size))
+    blocks = tuple(build.block(i, layer, *slots[i]) for i, layer in enumerate(spec.layers))
+    final_norm = build.norm(FINAL_NORM, spec.hidden_size)
+    head = embedding if spec.tied_head else source.matrix(HEAD, (spec.vocab_size, spec.hidden_size))
+    return Decoder(spec, embedding, blocks, final_norm, head)
+
+
+def pool_slots(spec: DecoderSpec) -> tuple[tuple[int, int], ...]:
+    """(layer group, index within it) of each layer: layers that store alike and see alike share a group."""
+    groups: dict[tuple[int, int, int | None], int] = {}
+    counts: list[int] = []
+    slots = []
+    for layer in spec.layers:
+        attention = layer.attention
+        kind = (attention.num_kv_heads, attention.head_dim, attention.window)
+        if kind not in groups:
+            groups[kind] = len(counts)
+            counts.append(0)
+        group = groups[kind]
+        slots.append((group, counts[group]))
+        counts[group] += 1
+    return tuple(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    spec: DecoderSpec
+    source: ParameterSource
+    kernels: Kernels
+    ropes: dict[RopeSpec, Array]
+
+    def vector(self, name: str, size: int) -> Array:
+        return self.kernels.vector(self.source.vector(name, size))
+
+    def norm(self, name: str, size: int) -> RmsNorm:
+        return RmsNorm(self.vector(name, size), self.spec.norm_eps)
+
+    def linear(self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], inputs: int, *, bias: bool) -> Linear:
+        parts = list(zip(names, sizes, strict=True))
+        weights = [self.source.matrix(f"{prefix}.{name}.weight", (size, inputs)) for name, size in parts]
+        biases = [self.vector(f"{prefix}.{name}.bias", size) for name, size in parts] if bias else None
+        return Linear(weights, biases)
+
+    def block(self, index: int, layer: LayerSpec, group: int, slot: int) -> Block:
+        prefix, hidden = f"model.layers.{index}", self.spec.hidden_size
+        inner = layer.mlp.intermediate_size
+        return Block(
+            attention_norm=self.norm(f"{prefix}.input_layernorm.weight", hidden),
+            attention=self.attention(f"{prefix}.self_attn", layer.attention, group, slot),
+            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
+            mlp=GatedMlp(
+                gate=self.source.matrix(f"{prefix}.mlp.gate_proj.weight", (inner, hidden)),
+                up=self.source.matrix(f"{prefix}.mlp.up_proj.weight", (inner, hidden)),
+                down=self.linear(f"{prefix}.mlp", ("down_proj",), (hidden,), inner, bias=False),
+            ),
+        )
+
+    def attention(self, prefix: str, spec: AttentionSpec, group: int, slot: int) -> Attention:
+        hidden, dim = self.spec.hidden_size, spec.head_dim
+        outputs, stored = spec.num_heads * dim, spec.num_kv_heads * dim
+        return Attention(
+            qkv=self.linear(prefix, ("q_proj", "k_proj", "v_proj"), (outputs, stored, stored), hidden, bias=spec.bias),
+            output=self.linear(prefix, ("o_proj",), (hidden,), outputs, bias=spec.output_bias),
+            shape=AttentionShape(group, slot, spec.num_heads, spec.num_kv_heads, dim, dim**-0.5, spec.window),
+            rope=None if spec.rope is None else self.ropes[spec.rope],
+            q_norm=self.vector(f"{prefix}.q_norm.weight", dim) if spec.qk_norm else None,
+            k_norm=self.vector(f"{prefix}.k_norm.weight", dim) if spec.qk_norm else None,
+            eps=self.spec.norm_eps,
+        )

@@ -1,0 +1,76 @@
+"""Llama, and what the families that share its layout are made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferrum.core.errors import CheckpointError
+from ferrum.models.config import FamilyConfig
+from ferrum.models.families import FAMILIES
+from ferrum.models.rope import context_length, rope_spec
+from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+
+
+def llama_like(
+    family: str,
+    config: FamilyConfig,
+    *,
+    windows: tuple[int | None, ...] | None = None,
+    head_dim: int | None = None,
+    **attention: Any,
+) -> DecoderSpec:
+    """A pre-norm decoder with grouped-query attention, rope and a gated MLP.
+
+    Args:
+        family: the architecture's name.
+        config: the checkpoint's configuration.
+        windows: per layer the sliding window, or None for full attention everywhere.
+        head_dim: the family's default where the checkpoint names none; else hidden size / heads.
+        attention: what differs from Llama in `AttentionSpec`.
+    """
+    config.only("hidden_act", "silu", "silu")
+    config.only("pretraining_tp", 1, 1)
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads, count = config.integer("num_key_value_heads", heads), config.integer("num_hidden_layers")
+    dim = config.integer("head_dim", head_dim or hidden // heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    rope = rope_spec(config, dim)
+    mlp = MlpSpec(config.integer("intermediate_size"))
+    tied = config.flag("tie_word_embeddings", False)
+    return DecoderSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_sequence_length=context_length(config),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        tied_head=tied,
+        layers=tuple(
+            LayerSpec(AttentionSpec(heads, kv_heads, dim, rope, window=window, **attention), mlp)
+            for window in windows or (None,) * count
+        ),
+        ignored_names=("*.rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ())),
+    )
+
+
+def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
+    """Qwen's pattern: `layer_types` where given, else sliding from layer `max_window_layers` on, if at all."""
+    count = config.integer("num_hidden_layers")
+    window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
+    types = config.values.get("layer_types")
+    if types is None:
+        first = config.values.get("max_window_layers", 28)
+        return tuple(window if i >= first else None for i in range(count))
+    if not isinstance(types, list) or len(types) != count or set(types) - {"sliding_attention", "full_attention"}:
+        raise CheckpointError(
+            f"config.json: layer_types must name full_attention or sliding_attention for {count} layers"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+@FAMILIES.register("LlamaForCausalLM")
+def llama(config: FamilyConfig) -> DecoderSpec:
+    """Llama 2 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
+    config.only("mlp_bias", False, False)
+    bias = config.flag("attention_bias", False)
+    return llama_like("llama", config, bias=bias, output_bias=bias)

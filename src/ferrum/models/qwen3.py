@@ -1,0 +1,16 @@
+"""Qwen3 (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from ferrum.models.config import FamilyConfig
+from ferrum.models.families import FAMILIES
+from ferrum.models.llama import llama_like, mixed_windows
+from ferrum.models.spec import DecoderSpec
+
+
+@FAMILIES.register("Qwen3ForCausalLM")
+def qwen3(config: FamilyConfig) -> DecoderSpec:
+    """Llama with a norm on each head of q and k; heads of 128 where the checkpoint does not say."""
+    bias = config.flag("attention_bias", False)
+    windows = mixed_windows(config)
+    return llama_like("qwen3", config, windows=windows, head_dim=128, qk_norm=True, bias=bias, output_bias=bias)

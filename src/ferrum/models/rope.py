@@ -1,0 +1,145 @@
+"""Rotary position embeddings: from a checkpoint's parameters to frequencies and a factor, once, at load.
+
+Angles never depend on a call. The dynamic NTK variant, whose authors stretch the base as the text grows, is frozen for
+the configured context, so that a token's angle is the same whatever comes after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.models.config import FamilyConfig
+from ferrum.models.spec import RopeSpec
+
+_CONTEXT = ("max_position_embeddings", 2048)
+_DEFAULT_THETA = 10000.0
+
+
+def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
+    """The rope of a checkpoint, in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
+    section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
+    theta = section.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    kind = section.values.get("rope_type", section.values.get("type", "default"))
+    variant = _VARIANTS.get(kind) if isinstance(kind, str) else None
+    if variant is None:
+        raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted(_VARIANTS))}")
+    partial = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * partial)
+    if rotated % 2 or not 2 <= rotated <= head_dim:
+        raise CheckpointError(f"config.json: {rotated} rotated dimensions of a head of {head_dim}: must be even")
+    return variant(_Rope(section, config, theta, rotated))
+
+
+def context_length(config: FamilyConfig) -> int:
+    """Most tokens of a sequence: the checkpoint's own, or with dynamic scaling what the user configured."""
+    own = config.integer(*_CONTEXT)
+    section = config.section("rope_scaling") or config.section("rope_parameters")
+    kind = section and section.values.get("rope_type", section.values.get("type"))
+    return max(own, config.context) if kind == "dynamic" and config.context else own
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """What a variant is made from: its section of the configuration, the whole, the base, the dimensions rotated."""
+
+    section: FamilyConfig
+    config: FamilyConfig
+    theta: float
+    rotated: int
+
+    def plain(self, theta: float | None = None) -> list[float]:
+        """Su et al. 2021, section 3.2.2: theta^(-2i/d)."""
+        base = self.theta if theta is None else theta
+        return [base ** -(2 * i / self.rotated) for i in range(self.rotated // 2)]
+
+    def trained(self) -> int:
+        """The context before scaling; a value beside the section wins over one inside, as `transformers` has it."""
+        inside = self.section.integer("original_max_position_embeddings", self.config.integer(*_CONTEXT))
+        return self.config.integer("original_max_position_embeddings", inside)
+
+
+def _default(rope: _Rope) -> RopeSpec:
+    return RopeSpec(tuple(rope.plain()))
+
+
+def _linear(rope: _Rope) -> RopeSpec:
+    """Position interpolation (Chen et al. 2023)."""
+    factor = rope.section.number("factor")
+    return RopeSpec(tuple(f / factor for f in rope.plain()))
+
+
+def _dynamic(rope: _Rope) -> RopeSpec:
+    """NTK-aware scaling of the base, for a text of the configured context's length."""
+    factor, trained = rope.section.number("factor"), rope.config.integer(*_CONTEXT)
+    if rope.rotated == 2:
+        raise CheckpointError("config.json: dynamic rope needs more than two rotated dimensions")
+    length = max(rope.config.context or trained, trained)
+    d = rope.rotated
+    stretched = rope.theta * (factor * length / trained - (factor - 1)) ** (d / (d - 2))
+    return RopeSpec(tuple(rope.plain(stretched)))
+
+
+def _llama3(rope: _Rope) -> RopeSpec:
+    """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended."""
+    factor = rope.section.number("factor")
+    low, high = rope.section.number("low_freq_factor"), rope.section.number("high_freq_factor")
+    trained = rope.trained()
+
+    def scaled(frequency: float) -> float:
+        turns = trained * frequency / (2 * math.pi)  # over the context the model was first trained on
+        if turns < low:
+            return frequency / factor
+        if turns > high:
+            return frequency
+        blend = (turns - low) / (high - low)
+        return (1 - blend) * frequency / factor + blend * frequency
+
+    return RopeSpec(tuple(scaled(f) for f in rope.plain()))
+
+
+def _yarn(rope: _Rope) -> RopeSpec:
+    """YaRN (Peng et al. 2023), sections 3.2 to 3.4: a ramp between interpolating and keeping a dimension."""
+    trained = rope.trained()
+    factor = rope.section.number("factor", rope.config.integer(*_CONTEXT) / trained)
+
+    def dimension(turns: float) -> float:
+        return rope.rotated * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.section.number("beta_fast", 32.0)), dimension(rope.section.number("beta_slow", 1.0))
+    if rope.section.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotated - 1)
+    width = high - low if high != low else 0.001
+
+    def scaled(i: int, frequency: float) -> float:
+        interpolated = min(max((i - low) / width, 0.0), 1.0)
+        return frequency / factor * interpolated + frequency * (1 - interpolated)
+
+    frequencies = tuple(scaled(i, f) for i, f in enumerate(rope.plain()))
+    return RopeSpec(frequencies, _yarn_scaling(rope.section, factor))
+
+
+def _yarn_scaling(section: FamilyConfig, factor: float) -> float:
+    """The attention temperature, folded into cos and sin; DeepSeek's two scales where both are given."""
+    given = section.values.get("attention_factor")
+    if given is not None:
+        return section.number("attention_factor")
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if section.values.get("mscale") and section.values.get("mscale_all_dim"):
+        return mscale(section.number("mscale")) / mscale(section.number("mscale_all_dim"))
+    return mscale(1.0)
+
+
+_VARIANTS: dict[str, Callable[[_Rope], RopeSpec]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

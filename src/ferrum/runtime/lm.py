@@ -1,0 +1,238 @@
+"""DecoderLM: a network, its page table and its pool, keyed by cache id. One door: `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ferrum.cache.pages import PageCopy, PageTable
+from ferrum.core.errors import (
+    ContextOverflow,
+    FerrumError,
+    InvalidToken,
+    KvExhausted,
+    NonFiniteLogits,
+    RequestError,
+    StepError,
+    UnknownSequence,
+    Unsupported,
+)
+from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
+from ferrum.kernels.interpreter import Interpreter, run_eager
+from ferrum.kernels.recorder import Extent, record
+from ferrum.runtime.inputs import Piece, stage
+from ferrum.runtime.rows import SpanRows
+
+
+class DecoderLM:
+    """Runs steps as transactions: lengths advance and tokens are told at the end, or for a failed span not at all.
+
+    Args:
+        network: the decoder.
+        kernels: with their pool allocated for `pages`.
+        pages: the page table.
+        vocab_size: token ids are below it.
+        max_sequence_length: most tokens of a sequence.
+        max_rows: most tokens of one forward pass; a larger step takes several, with the same bits.
+        max_logit_rows: most rows of logits of one pass.
+        replay: run the recorded program; False walks the network each time.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        kernels: Kernels,
+        pages: PageTable,
+        *,
+        vocab_size: int,
+        max_sequence_length: int,
+        max_rows: int,
+        max_logit_rows: int,
+        replay: bool = True,
+    ) -> None:
+        self.network = network
+        self.kernels = kernels
+        self.pages = pages
+        self.vocab_size = vocab_size
+        self.max_sequence_length = max_sequence_length
+        self.max_rows = max_rows
+        self.max_logit_rows = min(max_logit_rows, max_rows)
+        limits = {
+            Extent.ROWS: max_rows,
+            Extent.LOGITS: self.max_logit_rows,
+            Extent.HIDDEN: max_rows,
+            Extent.SPANS: max_rows,
+        }
+        self.replay = Interpreter(record(network), limits) if replay else None
+        self._copies: list[PageCopy] = []
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Process every span: one result or error each.
+
+        Raises:
+            RequestError: a sequence appears twice; nothing was done.
+        """
+        seen: set[str] = set()
+        for span in batch.spans:
+            if span.cache_id in seen:
+                raise RequestError(f"the sequence {span.cache_id!r} appears twice in a step", param="cache_id")
+            seen.add(span.cache_id)
+        begun = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
+        outcomes: dict[str, SpanResult | FerrumError | None]
+        outcomes = {span.cache_id: self._admit(span) for span in batch.spans}
+        ready = [span for span in batch.spans if outcomes[span.cache_id] is None]
+        outcomes.update(self._compute(ready))
+        results = []
+        for span in batch.spans:
+            outcome = outcomes[span.cache_id]
+            assert outcome is not None, "every span came to something"
+            self._settle(span, outcome, begun=span.cache_id in begun)
+            results.append(outcome)
+        return StepOutput(tuple(results))
+
+    def _settle(self, span: Span, outcome: SpanResult | FerrumError, *, begun: bool) -> None:
+        """Commit a result; take back what a failed span reserved."""
+        if isinstance(outcome, SpanResult):
+            self.pages.commit(span.cache_id, outcome.length)
+        elif begun:
+            self.pages.release(span.cache_id)
+        elif span.cache_id in self.pages:
+            self.pages.trim(span.cache_id)
+
+    def _admit(self, span: Span) -> FerrumError | None:
+        """Check a span and reserve its pages; None where it can run."""
+        error = self._refusal(span)
+        if error is None and not self.pages.reserve(span.cache_id, span.end):
+            return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
+        return error
+
+    def _refusal(self, span: Span) -> FerrumError | None:
+        known = span.cache_id in self.pages
+        if not known and span.start:
+            return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
+        if known and span.start != self.pages.length(span.cache_id):
+            stored = self.pages.length(span.cache_id)
+            return RequestError(f"{span.start} tokens claimed, {stored} stored", param="start")
+        if not span.tokens:
+            return RequestError("must hold at least one token", param="tokens")
+        if span.end > self.max_sequence_length:
+            return ContextOverflow(f"{span.end} tokens, the context is {self.max_sequence_length}", param="tokens")
+        for index, token in enumerate(span.tokens):
+            if not 0 <= token < self.vocab_size:
+                return InvalidToken(f"id {token} at position {index} is not in [0, {self.vocab_size})", param="tokens")
+        return self._contradiction(span)
+
+    def _contradiction(self, span: Span) -> FerrumError | None:
+        if span.adapter is not None:
+            return Unsupported("adapters", "no adapter can be loaded yet")
+        if span.want is Want.TOKEN and span.sampling is None:
+            return RequestError("is required to sample a token", param="sampling")
+        if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
+            return RequestError("need rows ALL and a token before them", param="drafts")
+        if span.score is not None and len(span.score.targets) > len(span.tokens):
+            return RequestError("more targets than tokens", param="score")
+        return None
+
+    def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
+        """Results of admitted spans. When a pass raises, each span is tried alone: the bits are the same."""
+        if not spans:
+            return {}
+        try:
+            return self._attempt(spans)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises must end its own sequence only
+            if len(spans) == 1:
+                failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
+                return {spans[0].cache_id: failure}
+        alone: dict[str, SpanResult | FerrumError] = {}
+        for span in spans:
+            alone.update(self._compute([span]))
+        return alone
+
+    def _attempt(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
+        rows = {span.cache_id: SpanRows(span) for span in spans}
+        failed: dict[str, SpanResult | FerrumError] = {}
+        for pieces in self._passes(list(rows.values())):
+            output = self._forward(stage(pieces, self.pages))
+            failed.update(_hand_out(pieces, output, rows))
+        results: dict[str, SpanResult | FerrumError] = {}
+        for cache_id, collected in rows.items():
+            try:
+                results[cache_id] = failed.get(cache_id) or collected.result(collected.span.sampling)
+            except StepError as error:
+                results[cache_id] = error
+        return results
+
+    def _forward(self, tables: StepTables) -> NetworkOutput:
+        with np.errstate(all="ignore"):  # a NaN is told by the finite flags
+            self._copies += self.pages.take_copies()
+            self.kernels.copy_pages(self._copies)
+            self._copies.clear()
+            if self.replay is not None:
+                return self.replay(self.kernels, tables)
+            return run_eager(self.network, self.kernels, tables)
+
+    def _passes(self, rows: Sequence[SpanRows]) -> Iterator[list[Piece]]:
+        """Cut spans into forward passes that fit the planned buffers; nearly always there is one."""
+        pieces: list[Piece] = []
+        used = logits = 0
+        for collected in rows:
+            done, count = 0, len(collected.span.tokens)
+            while done < count:
+                piece = _cut(collected, done, self.max_rows - used, self.max_logit_rows - logits)
+                if piece is None:
+                    yield pieces
+                    pieces, used, logits = [], 0, 0
+                    continue
+                pieces.append(piece)
+                done += len(piece.tokens)
+                used += len(piece.tokens)
+                logits += len(piece.logit_rows)
+        yield pieces
+
+
+def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
+    """The next piece of a span that fits, or None where not even one row does."""
+    span, wanted = collected.span, collected.logit_rows()
+    end = min(len(span.tokens), done + room)
+    if _between(wanted, done, end) > logit_room:
+        end = max(done, wanted.start) + logit_room
+    if end <= done:
+        return None
+    return Piece(
+        span.cache_id,
+        span.start + done,
+        span.tokens[done:end],
+        _shift(wanted, done, end),
+        _shift(collected.hidden_rows(), done, end),
+    )
+
+
+def _between(rows: range, begin: int, end: int) -> int:
+    return len(_shift(rows, begin, end))
+
+
+def _shift(rows: range, begin: int, end: int) -> range:
+    """The part of `rows` in [begin, end), counted from `begin`."""
+    return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
+
+
+def _hand_out(
+    pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]
+) -> dict[str, SpanResult | FerrumError]:
+    """Give each piece's rows to its span; returns the spans that are not finite."""
+    failed: dict[str, SpanResult | FerrumError] = {}
+    logit = hidden = 0
+    for piece, finite in zip(pieces, output.finite, strict=True):
+        logits = output.logits[logit : logit + len(piece.logit_rows)]
+        states = output.hidden[hidden : hidden + len(piece.hidden_rows)]
+        logit, hidden = logit + len(logits), hidden + len(states)
+        collected = rows[piece.cache_id]
+        try:
+            if not finite.all():
+                raise NonFiniteLogits(f"the hidden state of {piece.cache_id!r} is not finite")
+            collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, states)
+        except NonFiniteLogits as error:
+            failed.setdefault(piece.cache_id, error)
+    return failed

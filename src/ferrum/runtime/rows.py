@@ -1,0 +1,91 @@
+"""What a span gets out of its rows: the part of a step between the network and the caller."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.step import Hidden, Rows, Sampling, Span, SpanResult, TokenLogprobs, Want
+from ferrum.kernels.interface import F32
+from ferrum.kernels.reference.math import tree_sum
+from ferrum.sampling.accept import accept
+from ferrum.sampling.logprobs import score
+
+
+class SpanRows:
+    """Collects one span's rows, piece by piece, and turns them into its result.
+
+    Scores are taken as rows come by and the rows let go, so that a prompt's log-probabilities never hold [S, V].
+    """
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._logits: list[F32] = []
+        self._hidden: list[F32] = []
+        self._scores: list[TokenLogprobs] = []
+        self._first = 0
+
+    def logit_rows(self) -> range:
+        """Rows of the span whose logits are needed."""
+        count = len(self.span.tokens)
+        wanted = self._wanted_rows()
+        if self.span.score is None:
+            return wanted
+        return range(max(len(self.span.score.targets), count if len(wanted) else 0))
+
+    def _wanted_rows(self) -> range:
+        """Rows that the span's wish itself is about."""
+        count = len(self.span.tokens)
+        if self.span.want is Want.NONE:
+            return range(0)
+        return range(0 if self.span.rows is Rows.ALL else count - 1, count)
+
+    def hidden_rows(self) -> range:
+        """Rows of the span whose final hidden states are needed."""
+        count = len(self.span.tokens)
+        if self.span.hidden is Hidden.NONE:
+            return range(0)
+        return range(count - 1 if self.span.hidden is Hidden.LAST else 0, count)
+
+    def take(self, first: int, logits: F32, hidden: F32) -> None:
+        """Rows of one forward pass; the arrays are only lent.
+
+        Args:
+            first: row of the span that logits[0] belongs to.
+            logits: f32 [rows, V].
+            hidden: f32 [rows, H].
+
+        Raises:
+            NonFiniteLogits: a NaN or an infinity among the logits.
+        """
+        if not np.isfinite(logits).all():
+            raise NonFiniteLogits(f"the logits of {self.span.cache_id!r} are not finite")
+        if self.span.score is not None:
+            rest = self.span.score.targets[first : first + len(logits)]
+            self._scores += score(logits, type(self.span.score)(rest, self.span.score.top))
+        wanted = self._wanted_rows()
+        kept = logits[max(0, wanted.start - first) : max(0, wanted.stop - first)]
+        if len(kept):
+            self._logits.append(kept.copy())
+        if len(hidden):
+            self._hidden.append(hidden.copy())
+
+    def result(self, sampling: Sampling | None) -> SpanResult:
+        """Sample, and put the result together. `sampling` is the span's, with any carried token in its history.
+
+        Raises:
+            StepError: nothing can be sampled.
+        """
+        span = self.span
+        logits = np.concatenate(self._logits) if self._logits else None
+        hidden = np.concatenate(self._hidden) if self._hidden else None
+        if hidden is not None and span.hidden is Hidden.MEAN:
+            hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
+        scores = tuple(self._scores)
+        if span.want is Want.TOKEN:
+            assert sampling is not None and logits is not None, "checked before the step"
+            drafts = span.tokens[len(span.tokens) - span.drafts :]
+            chosen = accept(logits[-1 - span.drafts :], drafts, sampling)
+            length = span.end - span.drafts + chosen.accepted
+            return SpanResult(length, chosen.tokens, chosen.logprobs, chosen.accepted, hidden=hidden, scores=scores)
+        return SpanResult(span.end, logits=logits, hidden=hidden, scores=scores)

@@ -1,0 +1,60 @@
+"""The reference kernels' elementary functions: accuracy against float64, and bits that no shape can change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferrum.kernels.reference.math import exp, exp2, product, round_bf16, silu, tree_sum
+
+
+@pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])
+def test_exponentials_are_within_two_units_in_the_last_place(ours, exact):
+    x = np.random.default_rng(0).uniform(-80, 80, 200_000).astype(np.float32)
+    expected = exact(x.astype(np.float64))
+    assert np.max(np.abs(ours(x) - expected) / np.spacing(expected.astype(np.float32))) < 2
+
+
+def test_exponentials_at_the_edges():
+    edges = np.array([-np.inf, -1e30, -200, 0, 200, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(exp(edges), np.array([0, 0, 0, 1, np.inf, np.inf, np.nan], np.float32))
+    assert exp2(np.array([-1e30], np.float32))[0] == 0
+
+
+def test_silu_matches_its_definition():
+    x = np.random.default_rng(1).normal(0, 4, 10_000).astype(np.float32)
+    exact = x.astype(np.float64) / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(silu(x), exact, rtol=1e-6, atol=1e-30)
+
+
+@given(st.integers(1, 20), st.integers(1, 150), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_a_row_of_a_product_has_the_same_bits_alone_and_in_company(rows, depth, outputs, seed):
+    generator = np.random.default_rng(seed)
+    x, w = (
+        generator.normal(size=(rows, depth)).astype(np.float32),
+        generator.normal(size=(outputs, depth)).astype(np.float32),
+    )
+    together = product(x, w)
+    for row in range(rows):
+        np.testing.assert_array_equal(product(x[row : row + 1], w)[0], together[row])
+    np.testing.assert_allclose(together, x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_takes_its_terms_in_ascending_order():
+    x = np.array([[1e8, 1.0, -1e8, 1.0]], np.float32)
+    assert product(x, np.ones((1, 4), np.float32))[0, 0] == 1.0  # ((1e8 + 1) - 1e8) + 1: any other order gives 2 or 0
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_a_tree_sum_depends_on_its_own_terms_alone(n, seed):
+    x = np.random.default_rng(seed).normal(size=(5, n)).astype(np.float32)
+    for row in range(5):
+        assert tree_sum(x[row]) == tree_sum(x)[row]
+    np.testing.assert_allclose(tree_sum(x), x.astype(np.float64).sum(axis=1), rtol=1e-4, atol=1e-4)
+
+
+def test_rounding_to_bf16_is_to_nearest_even():
+    x = np.array([1.0, 1.00390625, 1.01171875, 1.0078125], np.float32)  # ties at 1 + 2^-8 and 1 + 3 x 2^-8
+    np.testing.assert_array_equal(round_bf16(x), np.array([1.0, 1.0, 1.015625, 1.0078125], np.float32))
