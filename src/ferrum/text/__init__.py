@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, chat templates, incremental detokenization, a checkpoint's generation defaults."""

@@ -1,0 +1,41 @@
+"""Reading the JSON files that lie beside a checkpoint's weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ferrum.core.errors import CheckpointError
+
+
+def read_text(path: Path) -> str | None:
+    """The UTF-8 text of a file, or None where there is no such file.
+
+    Raises:
+        CheckpointError: the file is there and cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, or None where there is no such file.
+
+    Raises:
+        CheckpointError: the file is there and is not a readable JSON object.
+    """
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value

@@ -1,0 +1,229 @@
+"""Tokenizers: text to token ids and back, and the bytes of a single token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
+from ferrum.text.decoding import decoding_rules
+from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer. Methods are safe to call from any thread."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included. A model's own vocabulary may be padded beyond it."""
+        ...
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own end token: for a checkpoint whose generation config names none."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The control tokens, which decoding leaves out unless asked not to."""
+        ...
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a control token."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; a rendered chat template already holds its special tokens, so pass False there.
+
+        Raises:
+            RequestError: the text is not a string, or holds a lone surrogate, which no token can stand for.
+            The field is called `prompt`; what encodes another one renames it.
+        CheckpointError: the tokenizer file has no token for some of the text.
+        """
+        ...
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids: their bytes, concatenated and decoded as UTF-8, U+FFFD for each invalid sequence.
+
+        Ids without a token (a model's padding) add nothing.
+
+        Raises:
+            InvalidToken: an id is negative or not an integer.
+        """
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token adds in the middle of a text; possibly a part of a character only."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """A token on its own, for people (`decoded_token`): its bytes as text, U+FFFD for a part of a character."""
+        ...
+
+
+class FileTokenizer:
+    """The tokenizer of a checkpoint's `tokenizer.json`, run by the `tokenizers` library.
+
+    Encoding is the library's. Decoding is ours, token by token, so that streamed and whole texts cannot differ; it
+    equals the library's wherever the bytes are valid UTF-8.
+
+    Args:
+        backend: the library's tokenizer.
+        config: the settings beside it.
+        origin: the file it is from, for errors.
+
+    Raises:
+        Unsupported: the tokenizer's decoder cannot work token by token.
+    """
+
+    def __init__(self, backend: Backend, config: TokenizerConfig, *, origin: str = "tokenizer") -> None:
+        decoder = backend.decoder
+        self._rules = decoding_rules(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._backend = backend
+        self._origin = origin
+        self._bytes: dict[int, bytes] = {}
+        self._bos = self._named_id(config, "bos_token")
+        self._eos = self._named_id(config, "eos_token")
+        added = backend.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        # The file's post-processor is the authority on what surrounds a text. Some files (DeepSeek's distilled Qwen)
+        # leave the begin token to the configuration's flag, so the flag adds what the post-processor left out.
+        with _library_faults(origin):
+            around = backend.encode("", add_special_tokens=True).ids
+        self._before = [self._bos] if config.add_bos_token and self._bos is not None and self._bos not in around else []
+        self._after = [self._eos] if config.add_eos_token and self._eos is not None and self._eos not in around else []
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, if the configuration names one."""
+        return self._bos
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The end token that the configuration names, if any."""
+        return () if self._eos is None else (self._eos,)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The control tokens."""
+        return self._special
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a control token."""
+        return token_id in self._special
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See `Tokenizer.encode`."""
+        if not isinstance(text, str):
+            raise RequestError(f"must be text, not {type(text).__name__}", param="prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"holds a lone surrogate at character {error.start}", param="prompt") from None
+        with _library_faults(self._origin):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode`."""
+        wanted = [i for i in ids if self._piece(i) is not None and not (skip_special_tokens and i in self._special)]
+        if not wanted:
+            return ""
+        first = self._rules.first(self._piece(wanted[0]) or "")
+        text = first + b"".join(map(self.token_bytes, wanted[1:]))
+        return self._rules.without_prefix(text).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            piece = self._piece(token_id)
+            known = self._bytes[token_id] = b"" if piece is None else self._rules.middle(piece)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """See `Tokenizer.token_text`."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _piece(self, token_id: int) -> str | None:
+        try:
+            return self._backend.id_to_token(token_id)
+        except (OverflowError, TypeError):
+            raise InvalidToken(f"{token_id!r} is not a token id", param="token_ids") from None
+
+    def _named_id(self, config: TokenizerConfig, name: str) -> int | None:
+        token = config.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
+    """The tokenizer of a checkpoint directory, or None where it has no `tokenizer.json`.
+
+    Raises:
+        CheckpointError: a tokenizer file is damaged; the message names it.
+        Unsupported: the tokenizer's decoder cannot work token by token.
+    """
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer as Backend  # 40 ms that a directory without a tokenizer need not spend
+
+    config = read_tokenizer_config(directory)
+    with _library_faults(str(path)):
+        backend = Backend.from_file(str(path))
+        backend.no_truncation()
+        backend.no_padding()
+        _add_missing(backend, config.added_tokens)
+    return FileTokenizer(backend, config, origin=str(path))
+
+
+@contextmanager
+def _library_faults(origin: str) -> Iterator[None]:
+    """Whatever the library raises on well-formed input is a fault of the tokenizer file: bare Exceptions, and panics.
+
+    A panic is no Exception, so that nobody catches it by mistake; in the reading of a damaged file it is just that.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{origin}: is not a usable tokenizer: {error}") from error
+
+
+def _add_missing(backend: Backend, tokens: Iterable[AddedTokenSpec]) -> None:
+    """Give the backend the tokens that only the configuration lists, in its order: they take the next free ids."""
+    from tokenizers import AddedToken
+
+    present = {(token.content, token.special) for token in backend.get_added_tokens_decoder().values()}
+    missing = [token for token in tokens if (token.content, token.special) not in present]
+    if missing:
+        backend.add_tokens(
+            [
+                AddedToken(
+                    token.content,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    normalized=token.normalized,
+                    single_word=token.single_word,
+                    special=token.special,
+                )
+                for token in missing
+            ]
+        )

@@ -1,0 +1,160 @@
+"""What `tokenizer_config.json` and the files around it say: special tokens, added tokens and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ferrum.core.errors import CheckpointError
+from ferrum.text.files import read_json_object, read_text
+
+NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONFIG: Final = "tokenizer_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTokenSpec:
+    """A token outside the learned vocabulary, matched in text before anything else is.
+
+    Attributes:
+        content: the text it stands for.
+        lstrip, rstrip: whether it swallows the white space before and after it.
+        normalized: whether it is looked for in the normalised text.
+        single_word: whether it matches whole words only.
+        special: whether it is a control token, left out of decoded text.
+    """
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """The settings of a tokenizer that are not in `tokenizer.json`.
+
+    Attributes:
+        special_tokens: text of the named special tokens (`bos_token`, `eos_token`, ...), those that there are.
+        added_tokens: every added token that the configuration mentions: the listed ones by ascending id, then the named
+            and the extra ones.
+        add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said.
+        chat_templates: template sources by name; a single one is called `default`.
+        chat_template_origin: the file they come from.
+        model_max_length: most tokens of a sequence, or None where the file names no real limit.
+    """
+
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    added_tokens: tuple[AddedTokenSpec, ...] = ()
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    chat_template_origin: str = ""
+    model_max_length: int | None = None
+
+
+def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
+    """Read a checkpoint directory's tokenizer settings; a directory without any gets the empty configuration.
+
+    Raises:
+        CheckpointError: a file is unreadable or an entry has the wrong type; the message names both.
+    """
+    root = Path(directory)
+    path = root / _CONFIG
+    raw = read_json_object(path) or {}
+    if "added_tokens_decoder" not in raw:
+        # Older checkpoints keep the named tokens in a file of their own, and there it has the last word.
+        raw |= read_json_object(root / "special_tokens_map.json") or {}
+    templates, origin = _chat_templates(root, raw)
+    named = {name: _token(path, name, raw[name]) for name in NAMED_TOKENS if raw.get(name) is not None}
+    added: dict[str, AddedTokenSpec] = {}
+    for token in (*_listed_tokens(path, raw), *named.values(), *_extra_tokens(path, raw)):
+        added.setdefault(token.content, token)
+    return TokenizerConfig(
+        special_tokens={name: token.content for name, token in named.items()},
+        added_tokens=tuple(added.values()),
+        add_bos_token=_flag(path, raw, "add_bos_token"),
+        add_eos_token=_flag(path, raw, "add_eos_token"),
+        chat_templates=templates,
+        chat_template_origin=origin,
+        model_max_length=_max_length(path, raw.get("model_max_length")),
+    )
+
+
+def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
+    entries = raw.get("added_tokens_decoder") or {}
+    if not isinstance(entries, dict) or not all(key.isdecimal() for key in entries):
+        raise CheckpointError(f"{path}: added_tokens_decoder must map token ids to tokens")
+    return [_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int)]
+
+
+def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
+    extra = raw.get("extra_special_tokens") or raw.get("additional_special_tokens") or []
+    if not isinstance(extra, list | dict):
+        raise CheckpointError(f"{path}: extra_special_tokens must be a list or an object")
+    values = extra.values() if isinstance(extra, dict) else extra
+    return [_token(path, "extra_special_tokens", value) for value in values]
+
+
+def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
+    """A token given by its text or as an object with flags; a bare text is a special token."""
+    if isinstance(value, str):
+        value = {"content": value, "special": True}
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
+        raise CheckpointError(f"{path}: {name} must be a token's text or an object with its `content`")
+    special = bool(value.get("special", name in NAMED_TOKENS))
+    return AddedTokenSpec(
+        content=value["content"],
+        lstrip=bool(value.get("lstrip", False)),
+        rstrip=bool(value.get("rstrip", False)),
+        normalized=bool(value.get("normalized", not special)),
+        single_word=bool(value.get("single_word", False)),
+        special=special,
+    )
+
+
+def _flag(path: Path, raw: Mapping[str, Any], name: str) -> bool | None:
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {name} must be true or false, not {value!r}")
+    return value
+
+
+def _max_length(path: Path, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        raise CheckpointError(f"{path}: model_max_length must be a positive number, not {value!r}")
+    # Files without a limit carry an astronomically large integer (1e30).
+    return int(value) if value < 2**40 else None
+
+
+def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """Template sources by name, and where they were found; files of their own go before the configuration."""
+    single = root / "chat_template.jinja"
+    folder = root / "additional_chat_templates"
+    paths = {path.stem: path for path in sorted(folder.glob("*.jinja"))} | {"default": single}
+    found = {name: text for name, path in paths.items() if (text := read_text(path)) is not None}
+    if found:
+        return found, str(single if "default" in found else folder)
+    path = root / _CONFIG
+    match raw.get("chat_template"):
+        case None:
+            return {}, ""
+        case str(source):
+            return {"default": source}, str(path)
+        case list(entries):
+            named = {}
+            for entry in entries:
+                match entry:
+                    case {"name": str(name), "template": str(source)}:
+                        named[name] = source
+                    case _:
+                        raise CheckpointError(f"{path}: an entry of chat_template lacks its name or template")
+            return named, str(path)
+        case other:
+            raise CheckpointError(f"{path}: chat_template must be text or a list, not {type(other).__name__}")

@@ -1,0 +1,228 @@
+"""Tokenizers: bytes of single tokens, settings of checkpoint directories, damaged files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from ferrum.core.errors import CheckpointError, InvalidToken, RequestError, Unsupported
+from ferrum.text.decoding import byte_of_letter, decoding_rules
+from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
+from ferrum.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
+from text_samples import BOS, EOS, LAYOUTS, LINES, byte_fallback, byte_level, write
+
+BACKENDS = {name: build() for name, build in LAYOUTS.items()}
+TOKENIZERS = {name: FileTokenizer(backend, TokenizerConfig()) for name, backend in BACKENDS.items()}
+WITH_BYTES = ("byte_level", "byte_fallback")
+
+
+def load(directory: Path) -> FileTokenizer:
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def test_every_byte_has_one_letter() -> None:
+    # The examples everybody knows from byte-level vocabularies: space, newline and the first letter of the gap.
+    letters = byte_of_letter()
+    assert sorted(letters.values()) == list(range(256))
+    assert (letters["Ġ"], letters["Ċ"], letters["Ā"], letters["a"]) == (0x20, 0x0A, 0x00, 0x61)
+
+
+@pytest.mark.parametrize("layout", WITH_BYTES)
+@pytest.mark.parametrize("line", LINES)
+def test_bytes_of_tokens_concatenate_to_the_text(layout: str, line: str) -> None:
+    tokenizer = TOKENIZERS[layout]
+    ids = tokenizer.encode(line, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" ") == line
+    assert tokenizer.decode(ids) == line
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_decoding_equals_the_library_on_valid_text(layout: str, data: st.DataObject) -> None:
+    backend, tokenizer = BACKENDS[layout], TOKENIZERS[layout]
+    ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 2), max_size=8))
+    skip = data.draw(st.booleans())
+    ours = tokenizer.decode(ids, skip_special_tokens=skip)
+    theirs = backend.decode(ids, skip_special_tokens=skip)
+    # Where bytes are no valid UTF-8, the library's byte fallback gives up a whole run of them; we only what is invalid.
+    if layout != "byte_fallback" or "\ufffd" not in ours:
+        assert ours == theirs
+
+
+def test_single_bytes_and_added_tokens() -> None:
+    fallback, level = TOKENIZERS["byte_fallback"], TOKENIZERS["byte_level"]
+    assert fallback.token_bytes(3 + 0xE4) == b"\xe4"
+    assert fallback.token_text(3 + 0xE4) == "\ufffd"
+    # An added token with letters outside the byte alphabet is plain text; the space in it is a space.
+    assert level.token_text(BACKENDS["byte_level"].token_to_id("世界 !")) == "世界 !"
+    assert level.token_text(level.encode(" fox")[0]).startswith(" ")
+
+
+def test_special_tokens_are_left_out_on_request_only() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode(f"{BOS}fox<think>{EOS}")
+    assert tokenizer.decode(ids) == "fox<think>"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"{BOS}fox<think>{EOS}"
+    assert tokenizer.special_ids == {0, 1}
+    assert tokenizer.is_special(0)
+    assert not tokenizer.is_special(ids[-2])
+
+
+def test_ids_beyond_the_vocabulary_add_nothing_and_nonsense_is_refused() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
+    assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
+    for nonsense in (-1, 1 << 40, "a", 1.5):
+        with pytest.raises(InvalidToken) as caught:
+            tokenizer.decode([nonsense])  # type: ignore[list-item]
+        assert caught.value.param == "token_ids"
+
+
+def test_text_without_utf8_form_is_refused() -> None:
+    with pytest.raises(RequestError, match="character 2") as caught:
+        TOKENIZERS["byte_level"].encode("ab\udc00")
+    assert caught.value.param == "prompt"
+    with pytest.raises(RequestError):
+        TOKENIZERS["byte_level"].encode(b"ab")  # type: ignore[arg-type]
+
+
+def test_a_directory_without_tokenizer_has_none(tmp_path: Path) -> None:
+    assert load_tokenizer(tmp_path) is None
+    assert read_tokenizer_config(tmp_path) == TokenizerConfig()
+
+
+def test_settings_of_the_directory(tmp_path: Path) -> None:
+    listed = {"content": "<|tool|>", "special": True, "lstrip": True, "normalized": False}
+    write(
+        tmp_path,
+        byte_level(),
+        bos_token={"__type": "AddedToken", "content": BOS},
+        pad_token="<pad>",
+        added_tokens_decoder={"382": listed, "383": {"content": "<plain>", "special": False}},
+        model_max_length=4096,
+    )
+    tokenizer = load(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (1,))
+    assert tokenizer.encode("fox <|tool|>")[-1] == 382
+    assert tokenizer.decode(tokenizer.encode("a<|tool|><plain><pad>b")) == "a<plain>b"
+    config = read_tokenizer_config(tmp_path)
+    assert config.special_tokens == {"bos_token": BOS, "eos_token": EOS, "pad_token": "<pad>"}
+    assert config.model_max_length == 4096
+
+
+def test_old_checkpoints_name_special_tokens_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, byte_level(), eos_token=None, bos_token=None, model_max_length=int(1e30))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": EOS, "lstrip": False}}))
+    assert load(tmp_path).eos_token_ids == (1,)
+    assert read_tokenizer_config(tmp_path).model_max_length is None
+
+
+@pytest.mark.parametrize("build", [byte_level, byte_fallback])
+def test_begin_and_end_flags_add_what_the_post_processor_leaves_out(tmp_path: Path, build: object) -> None:
+    assert callable(build)
+    tokenizer = load(write(tmp_path, build(), add_bos_token=True, add_eos_token=True))
+    ids = tokenizer.encode("fox")
+    assert ids.count(tokenizer.bos_token_id or 0) == 1 and ids[0] == tokenizer.bos_token_id
+    assert ids[-1:] == list(tokenizer.eos_token_ids)
+    assert tokenizer.encode("fox", add_special_tokens=False) == ids[1:-1]
+
+
+def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=9)
+    tokenizer = load(write(tmp_path, backend))
+    assert tokenizer.decode(tokenizer.encode(LINES[0])) == LINES[0]
+    assert len(tokenizer.encode("a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b'{"version": "1.0", "model": {"type": "Zed"}}'),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}'),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"\xff\xfe"),
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("tokenizer_config.json", b'{"bos_token": 7}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": "a"}}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"5": {"id": 5}}}'),
+        ("tokenizer_config.json", b'{"add_bos_token": "yes"}'),
+        ("tokenizer_config.json", b'{"model_max_length": -1}'),
+        ("tokenizer_config.json", b'{"model_max_length": NaN}'),
+        ("tokenizer_config.json", b'{"chat_template": 3}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("special_tokens_map.json", b'{"eos_token": []}'),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    write(tmp_path, byte_level())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match="token"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> None:
+    whole = byte_fallback().to_str().encode()
+    for length in range(0, len(whole), len(whole) // 40):
+        (tmp_path / "tokenizer.json").write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+            load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_with_gaps_and_no_unknown_token_is_the_files_fault() -> None:
+    tokenizer = FileTokenizer(Backend(models.Unigram([("a", -1.0)], None, False)), TokenizerConfig(), origin="here")
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(CheckpointError, match="here"):
+        tokenizer.encode("b")
+
+
+def test_the_room_loads_no_library_before_it_is_needed() -> None:
+    modules = ", ferrum.text.".join(("chat", "detokenizer", "generation", "tokenizer"))
+    code = f"import sys, ferrum.text.{modules}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"tokenizers", "jinja2", "numpy", "torch", "transformers"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.WordPiece(),
+        decoders.CTC(),
+        decoders.BPEDecoder(),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " ")]),
+    ],
+)
+def test_decoders_that_need_more_than_one_token_are_refused(tmp_path: Path, decoder: decoders.Decoder) -> None:
+    backend = byte_level()
+    backend.decoder = decoder
+    with pytest.raises(Unsupported, match="decoder"):
+        load(write(tmp_path, backend))
+
+
+def test_without_a_decoder_tokens_are_words() -> None:
+    backend = Backend.from_str(byte_level().to_str())
+    backend.decoder = None
+    tokenizer = FileTokenizer(backend, TokenizerConfig())
+    ids = tokenizer.encode("the dog")
+    assert tokenizer.decode(ids) == backend.decode(ids)
+
+
+def test_a_metaspace_decoder_drops_marks_at_the_start_only_where_it_put_them() -> None:
+    always = decoding_rules({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"})
+    never = decoding_rules({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"})
+    assert (always.first("▁a"), always.middle("▁a")) == (b"a", b" a")
+    assert (never.first("▁a"), never.middle("▁a")) == (b" a", b" a")
