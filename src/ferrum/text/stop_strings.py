@@ -1,0 +1,60 @@
+"""Finding the first of several strings in a text that arrives a character at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """An automaton over a set of strings, after Aho and Corasick (CACM 18(6), 1975).
+
+    A state is the longest end of the text so far that begins some stop string; state 0 is the empty one. One character
+    costs O(1) amortised, whatever the number of strings. The automaton is immutable: texts hold a state each.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]
+        self._depth = [0]
+        self._match: list[str | None] = [None]
+        for string in strings:
+            self._insert(string)
+        self._link()
+
+    def advance(self, state: int, letter: str) -> int:
+        """The state after one more character."""
+        while state and letter not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(letter, 0)
+
+    def match(self, state: int) -> str | None:
+        """The longest stop string that the text ends with in this state, or None."""
+        return self._match[state]
+
+    def pending(self, state: int) -> int:
+        """How many characters at the end of the text may still become a stop string."""
+        return self._depth[state]
+
+    def _insert(self, string: str) -> None:
+        state = 0
+        for letter in string:
+            if letter not in self._next[state]:
+                self._next[state][letter] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(None)
+            state = self._next[state][letter]
+        self._match[state] = string
+
+    def _link(self) -> None:
+        """Point every state at the longest proper end of it that is a state, shallow states first."""
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for letter, child in self._next[state].items():
+                self._shorter[child] = self.advance(self._shorter[state], letter)
+                if self._match[child] is None:
+                    self._match[child] = self._match[self._shorter[child]]
+                waiting.append(child)

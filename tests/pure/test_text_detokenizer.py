@@ -1,0 +1,176 @@
+"""The incremental detokenizer against the plain definition of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.text.detokenizer import Detokenizer
+from ferrum.text.stop_strings import StopStrings
+from ferrum.text.tokenizer import FileTokenizer
+from ferrum.text.tokenizer_config import TokenizerConfig
+from text_samples import LAYOUTS, LINES, byte_fallback, byte_level
+
+
+class PieceTokenizer:
+    """Each token adds the bytes it was given; a piece of None is a control token."""
+
+    def __init__(self, pieces: Sequence[bytes | None]) -> None:
+        self._pieces = pieces
+        self.vocab_size = len(pieces)
+        self.bos_token_id: int | None = None
+        self.eos_token_ids: tuple[int, ...] = ()
+        self.special_ids = frozenset(place for place, piece in enumerate(pieces) if piece is None)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self.special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self._pieces[token_id]
+        return b"<end>" if piece is None else piece
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The end and the string of the stop that is complete first, the longest of several: by definition, slowly."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
+def run(
+    pieces: Sequence[bytes | None], groups: Sequence[int], **options: object
+) -> tuple[list[str], int, str | None, str]:
+    """Push the pieces in groups of these sizes (the last group takes the rest): deltas, kept, stop and tail."""
+    detokenizer = Detokenizer(PieceTokenizer(pieces), **options)  # type: ignore[arg-type]
+    borders = [0, *(border for border in accumulate(groups) if border < len(pieces)), len(pieces)]
+    deltas, kept, stop = [], 0, None
+    for start, end in pairwise(borders):
+        delta = detokenizer.push(range(start, end))
+        deltas.append(delta.text)
+        kept += delta.kept
+        stop = delta.stop or stop
+    return deltas, kept, stop, detokenizer.finish()
+
+
+some_bytes = st.one_of(
+    st.binary(max_size=4),
+    st.text("abé世🦀", max_size=3).map(str.encode),
+    st.sampled_from("é世🦀".encode()).map(lambda byte: bytes([byte])),
+)
+some_pieces = st.lists(st.one_of(some_bytes, st.none()), max_size=12)
+some_groups = st.lists(st.integers(0, 4), max_size=12)
+some_stops = st.lists(st.text("abé世\ufffd", min_size=1, max_size=4), max_size=4)
+
+
+@given(some_pieces, some_groups, st.booleans())
+def test_without_stops_the_text_is_the_bytes_decoded_as_one(
+    pieces: list[bytes | None], groups: list[int], skip: bool
+) -> None:
+    deltas, kept, stop, tail = run(pieces, groups, skip_special_tokens=skip)
+    control = b"" if skip else b"<end>"
+    data = b"".join(control if piece is None else piece for piece in pieces)
+    assert "".join(deltas) + tail == data.decode("utf-8", "replace")
+    assert (kept, stop) == (len(pieces), None)
+
+
+@given(some_pieces, some_groups, some_stops, st.booleans())
+@example([b"abc"], [], ["abc", "b"], False)
+@example([b"ab\xe4", b"\xb8\x96"], [1], ["世"], False)
+@example([b"aab"], [], ["ab", "aac"], False)
+def test_stops_cut_where_the_definition_says_at_any_grouping(
+    pieces: list[bytes | None], groups: list[int], stops: list[str], include: bool
+) -> None:
+    deltas, kept, stop, tail = run(pieces, groups, stop=stops, include_stop=include)
+    prefixes = [b"".join(piece or b"" for piece in pieces[:count]) for count in range(len(pieces) + 1)]
+    # What is certain of a prefix: U+FFFD for an incomplete character at its end is not there yet.
+    certain = [Detokenizer(PieceTokenizer([data])).push([0]).text for data in prefixes]
+    found = first_stop(certain[-1], stops)
+    if found is None:
+        assert "".join(deltas) + tail == prefixes[-1].decode("utf-8", "replace")
+        assert (kept, stop) == (len(pieces), None)
+    else:
+        end, string = found
+        assert "".join(deltas) + tail == certain[-1][: end if include else end - len(string)]
+        assert stop == string
+        assert kept == next(count for count, text in enumerate(certain) if len(text) >= end)
+
+
+@given(some_pieces, some_stops)
+def test_text_is_held_back_only_while_it_may_become_a_stop(pieces: list[bytes | None], stops: list[str]) -> None:
+    detokenizer, plain = (Detokenizer(PieceTokenizer(pieces), stop=strings) for strings in (stops, ()))
+    shown = text = ""
+    for token in range(len(pieces)):
+        delta = detokenizer.push([token])
+        text += plain.push([token]).text
+        shown += delta.text
+        if delta.stop is not None:
+            return
+        starts = [text[place:] for place in range(len(text))]
+        pending = (start for start in starts if any(stop.startswith(start) for stop in stops))
+        assert shown == text.removesuffix(max(pending, key=len, default=""))
+
+
+@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6))
+def test_the_automaton_finds_what_endswith_finds(text: str, strings: list[str]) -> None:
+    automaton, state = StopStrings(strings), 0
+    for end in range(1, len(text) + 1):
+        state = automaton.advance(state, text[end - 1])
+        found = [string for string in strings if text[:end].endswith(string)]
+        assert automaton.match(state) == max(found, key=len, default=None)
+
+
+def test_a_stop_inside_accepted_drafts_ends_the_kept_tokens_there() -> None:
+    detokenizer = Detokenizer(PieceTokenizer([b"one ", b"ST", b"OP", b" two"]), stop=["STOP"])
+    delta = detokenizer.push([0, 1, 2, 3])
+    assert (delta.text, delta.kept, delta.stop) == ("one ", 3, "STOP")
+    after = detokenizer.push([3])
+    assert (after.text, after.kept, after.stop) == ("", 0, None)
+    assert detokenizer.finish() == ""
+
+
+def test_a_stop_that_does_not_come_true_is_shown_at_the_end() -> None:
+    detokenizer = Detokenizer(PieceTokenizer([b"a\n", b"\n", b"\xf0\x9f"]), stop=["\n\nQ:"])
+    assert [detokenizer.push([token]).text for token in range(3)] == ["a", "", ""]
+    assert detokenizer.finish() == "\n\n\ufffd"
+
+
+@pytest.mark.parametrize("stop", [[""], ["a", ""], "abc"])
+def test_empty_and_bare_stops_are_refused(stop: list[str] | str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Detokenizer(PieceTokenizer([]), stop=stop)
+    assert caught.value.param == "stop"
+
+
+@pytest.mark.parametrize("build", [byte_level, byte_fallback])
+@pytest.mark.parametrize("line", LINES)
+def test_generated_text_continues_the_prompt(build: object, line: str) -> None:
+    assert callable(build)
+    tokenizer = FileTokenizer(build(), TokenizerConfig())
+    ids = tokenizer.encode(line)
+    prompt = next(count for count in range(2, len(ids)) if "\ufffd" not in tokenizer.decode(ids[:count]))
+    detokenizer = Detokenizer(tokenizer)
+    text = "".join(detokenizer.push([token]).text for token in ids[prompt:]) + detokenizer.finish()
+    assert tokenizer.decode(ids[:prompt]) + text == line
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_token_that_is_no_id_is_refused(layout: str) -> None:
+    detokenizer = Detokenizer(FileTokenizer(LAYOUTS[layout](), TokenizerConfig()))
+    with pytest.raises(InvalidToken):
+        detokenizer.push([-1])
