@@ -1,0 +1,94 @@
+"""What a checkpoint's `generation_config.json` says: its end tokens, and the sampling it recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from ferrum.core.errors import CheckpointError, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.text.files import read_json_object
+
+_SAMPLING: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+"""Their names for what they recommend, and ours."""
+
+_TOKENS: Final = ("eos_token_id", "bos_token_id", "pad_token_id")
+_READ: Final = {*_SAMPLING, *_TOKENS, "do_sample"}
+_BOOKKEEPING: Final = {"transformers_version", "_from_model_config"}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """A checkpoint's defaults for generation.
+
+    Attributes:
+        eos_token_ids: the tokens that end a text, in the file's order, without repeats.
+        bos_token_id, pad_token_id: or None where the file names none (or -1, which some write instead).
+        sampling: recommended values by their name in `SamplingParams`, ready for `SamplingParams(**sampling)`. With
+            `do_sample: false` the temperature is 0; a file silent about `do_sample` recommends nothing about it.
+        ignored: names of the entries that have no effect here, for a notice; unset ones are not among them.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
+    ignored: tuple[str, ...] = ()
+
+
+def load_generation_config(directory: str | Path) -> GenerationConfig:
+    """Read `generation_config.json`; token ids that it leaves out come from `config.json`.
+
+    Raises:
+        CheckpointError: a file is damaged or an entry makes no sense; the message names both.
+    """
+    path = Path(directory) / "generation_config.json"
+    model_path = Path(directory) / "config.json"
+    raw = read_json_object(path) or {}
+    model = read_json_object(model_path) or {}
+    ids = {
+        name: _token_ids(path, name, raw[name])
+        if raw.get(name) is not None
+        else _token_ids(model_path, name, model.get(name))
+        for name in _TOKENS
+    }
+    return GenerationConfig(
+        eos_token_ids=ids["eos_token_id"],
+        bos_token_id=next(iter(ids["bos_token_id"]), None),
+        pad_token_id=next(iter(ids["pad_token_id"]), None),
+        sampling=MappingProxyType(_sampling(path, raw)),
+        ignored=tuple(name for name in raw if raw[name] is not None and name not in _READ | _BOOKKEEPING),
+    )
+
+
+def _token_ids(path: Path, name: str, value: object) -> tuple[int, ...]:
+    values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    for entry in values:
+        if isinstance(entry, bool) or not isinstance(entry, int) or entry < -1:
+            raise CheckpointError(f"{path}: {name} must be a token id or a list of them, not {value!r}")
+    return tuple(dict.fromkeys(entry for entry in values if entry != -1))
+
+
+def _sampling(path: Path, raw: Mapping[str, Any]) -> dict[str, float | int]:
+    defaults = {ours: raw[theirs] for theirs, ours in _SAMPLING.items() if raw.get(theirs) is not None}
+    do_sample = raw.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise CheckpointError(f"{path}: do_sample must be true or false, not {do_sample!r}")
+    if do_sample is False:
+        defaults["temperature"] = 0
+    try:
+        SamplingParams(**{"max_tokens": None, **defaults})
+    except RequestError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return defaults
