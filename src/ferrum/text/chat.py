@@ -1,0 +1,200 @@
+"""Chat templates: from messages to the one text that a model was trained to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ferrum.core.errors import CheckpointError, FerrumError, RequestError
+from ferrum.text.tokenizer_config import read_tokenizer_config
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+Message = Mapping[str, Any]
+"""A message of a conversation: `role`, `content` and whatever else the template reads; JSON values only."""
+
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""The names that clients give a message's reasoning; templates read the first, some the second."""
+
+_OURS: Final = {"messages", "tools", "documents", "add_generation_prompt"}
+
+# Put behind the message to be continued, to find its end in the rendered text. Its last character is a space so that a
+# template that trims messages shows itself: the space is gone then.
+_END_MARK: Final = "\ue0f0end of the message to continue\ue0f0 "
+
+
+class ChatTemplate:
+    """A model's chat template, or several under names; compiled when first used.
+
+    The rendered text equals that of `apply_chat_template` in transformers 5. It holds its special tokens already:
+    encode it with `add_special_tokens=False`.
+
+    Args:
+        source: jinja source, or sources by name, of which `default` serves, and `tool_use` where tools are given.
+        special_tokens: variables for the template: `bos_token`, `eos_token`, ...
+        origin: the file the source is from; without one, the source is the caller's own and so are its faults.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        origin: str | None = None,
+    ) -> None:
+        self.sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens or {})
+        self._origin = origin
+        self._compiled: dict[str, Template] = {}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            add_generation_prompt: end with the header of the assistant's next message; unless told otherwise, yes,
+                where the final message is not to be continued.
+            continue_final_message: leave the final message open, for the model to go on with it.
+            tools, documents: JSON objects, as the template reads them.
+            template_kwargs: further variables for the template (`enable_thinking`, ...); they override special tokens.
+
+        Raises:
+            RequestError: the template refuses the messages, or an argument is not of its type.
+            CheckpointError: the template of a model's files is broken or hostile.
+        """
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        if add_generation_prompt and continue_final_message:
+            raise RequestError("contradicts add_generation_prompt", param="continue_final_message")
+        extra = template_kwargs or {}
+        if taken := sorted(_OURS & extra.keys()):
+            raise RequestError(f"may not replace {taken[0]!r}", param="chat_template_kwargs")
+        chat = _conversation(messages)
+        final = _mark_end(chat) if continue_final_message else None
+        variables = {
+            **self._special_tokens,
+            **{str(name): _plain(value, "chat_template_kwargs") for name, value in extra.items()},
+            "messages": chat,
+            "tools": None if tools is None else _objects(tools, "tools"),
+            "documents": None if documents is None else _objects(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._render(self._choose(tools is not None), variables)
+        return text if final is None else _cut_at_mark(text, final)
+
+    def _choose(self, with_tools: bool) -> str:
+        if with_tools and "tool_use" in self.sources:
+            return "tool_use"
+        if "default" in self.sources:
+            return "default"
+        raise self._fault(f"there is no default chat template among {sorted(self.sources)}")
+
+    def _render(self, name: str, variables: dict[str, Any]) -> str:
+        from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+        from ferrum.text import sandbox
+
+        environment = sandbox.chat_environment()
+        try:
+            if name not in self._compiled:
+                self._compiled[name] = environment.from_string(self.sources[name])
+            return environment.render(self._compiled[name], variables)
+        except TemplateSyntaxError as error:
+            raise self._fault(f"the chat template does not parse: line {error.lineno}: {error}") from error
+        except sandbox.RefusalError as error:
+            raise RequestError(str(error), param="messages") from error
+        except SecurityError as error:
+            raise self._fault(f"the chat template does what it must not: {error}") from error
+        except Exception as error:  # a template is a program and may fail in any way
+            reason = f"the chat template cannot render them: {type(error).__name__}: {error}"
+            raise RequestError(reason, param="messages") from error
+
+    def _fault(self, reason: str) -> FerrumError:
+        if self._origin is None:
+            return RequestError(reason, param="chat_template")
+        return CheckpointError(f"{self._origin}: {reason}")
+
+
+def load_chat_template(directory: str | Path) -> ChatTemplate | None:
+    """The chat template of a checkpoint directory, or None where it has none.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    config = read_tokenizer_config(directory)
+    if not config.chat_templates:
+        return None
+    return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
+
+
+def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A plain copy of the messages, without empty fields: templates test for a field's presence, not for null."""
+    chat = _objects(messages, "messages")
+    if not chat:
+        raise RequestError("must hold at least one message", param="messages")
+    chat = [{name: value for name, value in message.items() if value is not None} for message in chat]
+    for message in chat:
+        reasoning = next((message[name] for name in _REASONING if name in message), None)
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+            message.setdefault("thinking", reasoning)
+    return chat
+
+
+def _objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
+        raise RequestError("must be a list of objects", param=param)
+    return [_plain(value, param) for value in values]
+
+
+def _plain(value: Any, param: str) -> Any:
+    """A copy of a JSON value in exact JSON types: a template gets no object with methods of its own.
+
+    Raises:
+        RequestError: the value is not JSON, or nested too deeply.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    try:
+        if isinstance(value, Mapping):
+            return {str(name): _plain(entry, param) for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [_plain(entry, param) for entry in value]
+    except RecursionError:
+        raise RequestError("nested too deeply", param=param) from None
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise RequestError(f"holds a {type(value).__name__}, which is not JSON", param=param)
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> str:
+    """Put the end mark behind the final message's text, and return that text."""
+    content = chat[-1].get("content")
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _END_MARK
+        return content
+    blocks = content if isinstance(content, list) else []
+    for block in reversed(blocks):
+        if isinstance(block, dict) and isinstance(text := block.get("text"), str):
+            block["text"] = text + _END_MARK
+            return text
+    raise RequestError("the final message has no text to continue", param="continue_final_message")
+
+
+def _cut_at_mark(rendered: str, final: str) -> str:
+    mark = _END_MARK.rstrip()
+    place = rendered.rfind(mark)
+    if place < 0 or final.strip() not in rendered:
+        raise RequestError("the chat template leaves out or changes the final message", param="continue_final_message")
+    trimmed = not rendered.startswith(_END_MARK, place)
+    return rendered[:place].rstrip() if trimmed else rendered[:place]
