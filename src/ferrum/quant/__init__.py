@@ -1,0 +1,1 @@
+"""Weights that know their format: one file a format."""

@@ -1,0 +1,135 @@
+"""A model's directory in the Hugging Face layout: `config.json` and one or several safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError
+from ferrum.runtime.tensor_file import TensorFile, TensorInfo
+from ferrum.text.files import read_json_object
+
+MAX_CONFIG_BYTES: Final = 4 << 20
+MAX_INDEX_BYTES: Final = 32 << 20
+
+_SINGLE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Checkpoint:
+    """A directory of model files, mapped; tensors are read when used.
+
+    Attributes:
+        directory: where it lies.
+        config: the parsed `config.json`.
+        tensors: what the weight files hold, by name.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or contradicts another; the message names file and tensor.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: is not a directory")
+        self.directory = directory
+        self.config = read_config(directory)
+        self._files = _open_files(directory)
+        self.tensors: dict[str, TensorInfo] = {name: file.tensors[name] for name, file in self._files.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor, for messages."""
+        return self._files[name].path.name
+
+    def read(self, name: str) -> NDArray[Any]:
+        """See `TensorFile.read`."""
+        return self._files[name].read(name)
+
+    def forget(self, name: str) -> None:
+        """See `TensorFile.forget`."""
+        self._files[name].forget(name)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The object in a model directory's `config.json`.
+
+    Raises:
+        CheckpointError: missing, too large, unreadable, or not a JSON object.
+    """
+    return _read_object(directory / "config.json", MAX_CONFIG_BYTES)
+
+
+def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """Only a plain file of a sane size is opened: a pipe would block, and anything longer is no configuration."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file; a model's directory holds one")
+    if path.stat().st_size > most_bytes:
+        raise CheckpointError(f"{path}: {path.stat().st_size} bytes are more than {most_bytes}")
+    value = read_json_object(path)
+    if value is None:
+        raise CheckpointError(f"{path}: has disappeared")
+    return value
+
+
+def _open_files(directory: Path) -> dict[str, TensorFile]:
+    """The file of each tensor, by the tensor's name. Where both layouts are there, the single file is taken."""
+    if (directory / _SINGLE).exists():
+        file = TensorFile(directory / _SINGLE)
+        return dict.fromkeys(file.tensors, file)
+    if (directory / _INDEX).exists():
+        return _open_shards(directory)
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
+    if pickled:
+        raise CheckpointError(
+            f"{directory}: holds pickled weights only ({pickled[0]}), and opening those can run any code; load them "
+            f"once with transformers and save them again with save_pretrained, which writes {_SINGLE}"
+        )
+    raise CheckpointError(f"{directory}: holds neither {_SINGLE} nor {_INDEX}")
+
+
+def _open_shards(directory: Path) -> dict[str, TensorFile]:
+    index = directory / _INDEX
+    weight_map = _weight_map(index)
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not (directory / shard).is_file()]
+    if missing:
+        raise CheckpointError(f"{directory}: {listed(missing)} of {len(shards)} files named in {_INDEX} are missing")
+    files: dict[str, TensorFile] = {}
+    for shard in shards:
+        file = TensorFile(directory / shard)
+        for name in file.tensors:
+            if name in files:
+                raise CheckpointError(f"{file.path}: tensor {name!r} is also in {files[name].path.name}")
+            if weight_map.get(name) != shard:
+                raise CheckpointError(f"{index}: says that tensor {name!r} is in {weight_map.get(name)}, not {shard}")
+            files[name] = file
+    absent = [name for name in weight_map if name not in files]
+    if absent:
+        raise CheckpointError(f"{index}: names tensors that are not in their file: {listed(absent)}")
+    return files
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    """Tensor name to shard name; a shard is a file beside the index, never a path."""
+    weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map must map tensor names to file names")
+    for name, shard in weight_map.items():
+        plain = isinstance(shard, str) and shard.endswith(".safetensors") and shard.isprintable()
+        if not plain or "/" in shard or "\\" in shard or len(shard.encode()) > 255:
+            raise CheckpointError(f"{index}: tensor {name!r} must be in a .safetensors file beside it, not {shard!r}")
+    return weight_map
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """The first few names and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

@@ -1,0 +1,120 @@
+"""A decoder's parameters out of a checkpoint: checked against the shape expected, in the format asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.kernels.interface import F32, Weight
+from ferrum.quant.dense import FORMATS, DenseWeight, cast
+from ferrum.runtime.checkpoint import Checkpoint, listed
+
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes in all, after each parameter."""
+
+
+class Parameters:
+    """The `ParameterSource` of a checkpoint. Matrices in the checkpoint's own format stay in the mapped file.
+
+    Args:
+        checkpoint: where they come from.
+        dtype: the matrices' format: "auto" (each as the checkpoint has it), "float32", "float16" or "bfloat16".
+        progress: told of every parameter handed out.
+
+    Raises:
+        ConfigError: no such dtype.
+        Unsupported: the checkpoint's weights are quantised.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> None:
+        if dtype != "auto" and dtype not in FORMATS:
+            raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
+        quantization = checkpoint.config.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+            raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._progress = progress
+        self._used: set[str] = set()
+        self._done_bytes = 0
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of that name."""
+        return name in self._checkpoint.tensors
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The matrix [N, K] of that name.
+
+        Raises:
+            CheckpointError: it is missing or of another shape.
+            ConfigError: it does not fit into the dtype asked for.
+            Unsupported: its elements are of no dtype that ferrum computes with.
+        """
+        values = self._read(name, shape)
+        weight = DenseWeight(values if self._dtype == "auto" else self._cast(name, values, self._dtype))
+        self._hand_out(name)
+        return weight
+
+    def vector(self, name: str, size: int) -> F32:
+        """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""
+        vector: F32 = self._read(name, (size,)).astype(np.float32)
+        self._checkpoint.forget(name)
+        self._hand_out(name)
+        return vector
+
+    def finish(self, ignored: tuple[str, ...] = ()) -> None:
+        """Say that the model is complete.
+
+        Args:
+            ignored: patterns (`*.inv_freq`) of tensors that may be there without being used.
+
+        Raises:
+            CheckpointError: the checkpoint holds tensors that nobody asked for: it is another model than it says.
+        """
+        unexpected = [name for name in self._unused() if not any(fnmatchcase(name, each) for each in ignored)]
+        if unexpected:
+            raise CheckpointError(
+                f"{self._checkpoint.directory}: {len(unexpected)} tensors that the model does not have: "
+                f"{listed(unexpected)}"
+            )
+        if self._progress is not None:
+            self._progress(self._checkpoint.nbytes, self._checkpoint.nbytes)
+
+    def _unused(self) -> list[str]:
+        return [name for name in self._checkpoint.tensors if name not in self._used]
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        info = self._checkpoint.tensors.get(name)
+        if info is None:
+            others = self._unused()
+            held = f"; unused so far: {listed(others)}" if others else ""
+            raise CheckpointError(f"{self._checkpoint.directory}: tensor {name!r} is missing{held}")
+        if info.shape != shape:
+            raise CheckpointError(
+                f"{self._checkpoint.directory}: tensor {name!r} in {self._checkpoint.file_of(name)}: "
+                f"expected shape {list(shape)}, found {list(info.shape)}"
+            )
+        return self._checkpoint.read(name)
+
+    def _cast(self, name: str, values: NDArray[Any], dtype: str) -> NDArray[Any]:
+        try:
+            converted = cast(values, dtype)
+        except ConfigError as error:
+            raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
+        if converted is not values:
+            self._checkpoint.forget(name)
+        return converted
+
+    def _hand_out(self, name: str) -> None:
+        """Remember that a tensor was used."""
+        if name not in self._used:
+            self._used.add(name)
+            self._done_bytes += self._checkpoint.tensors[name].nbytes
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._checkpoint.nbytes)
