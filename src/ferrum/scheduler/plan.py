@@ -1,4 +1,4 @@
-"""What the scheduler sees of the page table, what it hands to the engine, and the draft of a step it works on."""
+"""What the scheduler sees of the page table, what it hands to the engine, and what it sorts on the way there."""
 
 from __future__ import annotations
 
@@ -52,17 +52,16 @@ class Plan:
     sequences: tuple[Sequence, ...]
 
 
-class Draft:
+class OpenStep:
     """A step while it is planned: the spans so far and the tokens left to give away."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.crowded = False
-        """Whether someone had to make room: then nobody new is let in."""
         self._spans: dict[str, tuple[Sequence, Span]] = {}
 
     def add(self, sequence: Sequence, span: Span) -> None:
-        """Plan a span."""
+        """Plan a span, in place of the one that the sequence may have."""
+        self.drop(sequence)
         self._spans[sequence.cache_id] = (sequence, span)
         self.budget -= len(span.tokens)
 
@@ -72,7 +71,11 @@ class Draft:
         if planned is not None:
             self.budget += len(planned[1].tokens)
 
-    def finish(self) -> Plan | None:
+    def spans(self) -> tuple[tuple[Sequence, Span], ...]:
+        """What is planned so far."""
+        return tuple(self._spans.values())
+
+    def close(self) -> Plan | None:
         """The plan, or None when it has no span."""
         if not self._spans:
             return None

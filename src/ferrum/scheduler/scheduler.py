@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
-from ferrum.scheduler.plan import Draft, Pages, Plan, Ranked
+from ferrum.scheduler.plan import OpenStep, Pages, Plan, Ranked
 from ferrum.scheduler.policy import Policy, Rank
 from ferrum.scheduler.sequence import begin, draft_limit, event, judge, make_span, shared_length
 
@@ -46,7 +46,7 @@ class Scheduler:
         max_sequences: most sequences that run at a time.
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
-        propose: guesses the next tokens of a sequence; asked only when all but its last token are computed.
+        propose: drafts the next tokens of a sequence; asked only when all but its last token are computed.
     """
 
     def __init__(
@@ -146,96 +146,87 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to do until a commit, an arrival or `expire`."""
-        draft = Draft(self._max_tokens_per_step)
-        self._plan_running(draft)
-        if not draft.crowded:
-            self._admit_waiting(draft)
+        step = OpenStep(self._max_tokens_per_step)
+        self._plan_running(step)
+        self._admit_waiting(step)
         while self._waiting and not self._running:
             # All pages are free but those of strangers to this scheduler, and they will not go.
             error = KvExhausted("the pages that others hold leave no room for this sequence")
             self._homeless += self._end_all([self._waiting[0]], FinishReason.ERROR, error)
-            self._admit_waiting(draft)
-        plan = draft.finish()
+            self._admit_waiting(step)
+        self._add_drafts(step)
+        plan = step.close()
         if plan is not None:
             self._in_flight.update(sequence.cache_id for sequence in plan.sequences)
         return plan
 
-    def _plan_running(self, draft: Draft) -> None:
+    def _plan_running(self, step: OpenStep) -> None:
+        """Spans for the running sequences: those one token behind before those far behind."""
         ready = [each for each in self._running if each.cache_id not in self._in_flight]
-        self._plan_decodes([each for each in ready if len(each.tokens) - each.computed == 1], draft)
-        for sequence in ready:
-            left = len(sequence.tokens) - sequence.computed
-            if draft.budget and left > 1 and sequence.computed:  # else it was preempted just now
-                count = min(left, draft.budget)
-                if self._make_room(sequence, sequence.computed + count, draft):
-                    draft.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+        for sequence in sorted(ready, key=lambda each: len(each.tokens) - each.computed > 1):
+            if step.budget and sequence.computed:  # else it was preempted just now
+                count = min(len(sequence.tokens) - sequence.computed, step.budget)
+                if self._make_room(sequence, sequence.computed + count, step):
+                    step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
 
-    def _plan_decodes(self, decodes: list[Sequence], draft: Draft) -> None:
-        # A guess must not take the place of another sequence's certain token.
-        spare = max(0, draft.budget - len(decodes))
-        for sequence in decodes:
-            if draft.budget and sequence.computed:
-                guesses = self._guess(sequence, spare)
-                spare -= len(guesses)
-                if guesses or self._make_room(sequence, len(sequence.tokens), draft):
-                    draft.add(sequence, make_span(sequence, 1, drafts=guesses, scored=self._scored(sequence)))
+    def _add_drafts(self, step: OpenStep) -> None:
+        """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
+        if self._propose is None:
+            return
+        for sequence, span in step.spans():
+            limit = min(step.budget, draft_limit(sequence, self._context))
+            if limit and len(span.tokens) == 1 and span.end == len(sequence.tokens):
+                drafts = self._propose(sequence)[:limit]
+                if drafts and self._pages.reserve(sequence.cache_id, span.end + len(drafts)):
+                    step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._scored(sequence)))
 
-    def _guess(self, sequence: Sequence, spare: int) -> tuple[int, ...]:
-        """Drafts with room reserved for them, or none: nobody gives up pages for a guess."""
-        limit = min(spare, draft_limit(sequence, self._context))
-        if self._propose is None or limit == 0:
-            return ()
-        guesses = self._propose(sequence)[:limit]
-        return guesses if self._pages.reserve(sequence.cache_id, len(sequence.tokens) + len(guesses)) else ()
-
-    def _make_room(self, sequence: Sequence, length: int, draft: Draft) -> bool:
+    def _make_room(self, sequence: Sequence, length: int, step: OpenStep) -> bool:
         """Reserve for a running sequence, at the cost of those served last; False when that is the sequence itself."""
         while not self._pages.reserve(sequence.cache_id, length):
             victim = next(each for each in reversed(self._running) if each.cache_id not in self._in_flight)
-            draft.crowded = True
             if victim is sequence and self._in_flight:
                 return False  # those in flight will give way, or end
-            self._preempt(victim, draft)
+            self._preempt(victim, step)
             if victim is sequence:
                 return False
         return True
 
-    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+    def _preempt(self, victim: Sequence, step: OpenStep) -> None:
         """Take the sequence's pages, and its span in this step; its tokens stay."""
-        draft.drop(victim)
+        step.drop(victim)
         self._pages.release(victim.cache_id)
         victim.computed = 0
         victim.preemptions += 1
         self._running.remove(victim)
         self._waiting.add(victim)
 
-    def _admit_waiting(self, draft: Draft) -> None:
+    def _admit_waiting(self, step: OpenStep) -> None:
         """Let sequences in until one does not fit: later ones do not overtake it, or it might wait for ever."""
         index = 0
-        while index < len(self._waiting) and draft.budget and len(self._running) < self._max_sequences:
+        while index < len(self._waiting) and step.budget and len(self._running) < self._max_sequences:
             sequence = self._waiting[index]
             siblings = self._running_siblings(sequence)
             source = self._prefix_source(sequence, siblings)
             if source is None and any(each.computed < shared_length(each) for each in siblings):
                 index += 1  # the prefix is being computed
-            elif not self._admit(sequence, source, draft):
+            elif not self._admit(sequence, source, step):
                 return
 
-    def _admit(self, sequence: Sequence, source: Sequence | None, draft: Draft) -> bool:
+    def _admit(self, sequence: Sequence, source: Sequence | None, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of `source` where there is one, if there is room for all its tokens."""
         length = len(sequence.tokens)
         if source is not None:
             self._share_prefix(source, sequence)
         elif not self._pages.fits(length, self._max_tokens_per_step):
             return False
-        count = min(length - sequence.computed, draft.budget)
+        count = min(length - sequence.computed, step.budget)
         if not self._pages.reserve(sequence.cache_id, sequence.computed + count):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
-        draft.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+        step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
         return True
 
     # Choices of one request: the prompt but for its last token is computed once, and each takes it from there

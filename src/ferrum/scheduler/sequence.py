@@ -32,7 +32,7 @@ def shared_length(sequence: Sequence) -> int:
 def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int, ...] = ()) -> Span:
     """The span of the sequence's next `count` tokens and `drafts` guesses.
 
-    Only the span that reaches the last known token samples; with drafts there is nothing else left to process.
+    Only the span that reaches the last known token samples. Drafts follow that one token alone: every row counts then.
 
     Args:
         scored: how many prompt tokens have their log-probabilities already (the first one has none to get).

@@ -1,0 +1,354 @@
+"""The page table: no page leaks, none has two uses, and what a sequence stored is what it reads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ferrum.cache.pages import FREED, PageCopy, PageGroup, PageTable
+from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+
+MAX_DRAFT = 3
+
+
+def table(num_pages: int = 8, page_size: int = 4, window: int | None = None) -> PageTable:
+    return PageTable([PageGroup("main", num_pages, page_size, window)], max_draft=MAX_DRAFT)
+
+
+def store(pages: PageTable, cache_id: str, length: int) -> None:
+    assert pages.reserve(cache_id, length)
+    pages.commit(cache_id, length)
+
+
+def test_reserve_takes_whole_pages_and_begins_at_length_zero() -> None:
+    pages = table()
+    assert pages.reserve("a", 5)
+    assert (pages.length("a"), pages.used, pages.free("main"), len(pages.row("a", "main"))) == (0, 2, 6, 2)
+    assert pages.reserve("a", 8) and pages.used == 2
+    pages.check()
+
+
+def test_reserve_is_all_or_nothing_over_groups() -> None:
+    pages = PageTable([PageGroup("wide", 100, 4), PageGroup("tight", 2, 4)])
+    store(pages, "a", 4)
+    assert not pages.reserve("a", 12)
+    assert not pages.reserve("new", 8)
+    assert pages.ids() == ("a",) and pages.free("wide") == 99 and pages.free("tight") == 1
+    assert pages.free_tokens == 4 and pages.capacity_tokens == 8
+    pages.check()
+
+
+def test_pages_are_handed_out_in_the_same_order_every_time() -> None:
+    def rows() -> list[list[int]]:
+        pages = table()
+        store(pages, "a", 9)
+        store(pages, "b", 5)
+        pages.release("a")
+        store(pages, "c", 16)
+        return [list(pages.row(name, "main")) for name in pages.ids()]
+
+    assert rows() == rows()
+
+
+def test_commit_stays_within_what_is_reserved_and_never_goes_back() -> None:
+    pages = table()
+    store(pages, "a", 4)
+    for length in (3, 5):
+        with pytest.raises(RequestError) as caught:
+            pages.commit("a", length)
+        assert caught.value.param == "length"
+    assert pages.length("a") == 4
+
+
+@pytest.mark.parametrize("verb", ["length", "generation", "trim"])
+def test_an_unknown_sequence_is_named(verb: str) -> None:
+    with pytest.raises(UnknownSequence, match="nobody"):
+        getattr(table(), verb)("nobody")
+
+
+def test_release_is_idempotent_and_gives_everything_back() -> None:
+    pages = table()
+    store(pages, "a", 7)
+    assert pages.reserve("a", 20)
+    pages.release("a")
+    pages.release("a")
+    pages.release("never was")
+    assert pages.used == 0 and "a" not in pages
+    pages.check()
+
+
+def test_trim_gives_back_only_what_lies_beyond_the_length() -> None:
+    pages = table()
+    assert pages.reserve("a", 20)
+    pages.commit("a", 5)
+    pages.trim("a")
+    assert pages.used == 2 and pages.length("a") == 5
+
+
+def test_every_change_of_length_raises_the_generation_and_no_id_ever_repeats_one() -> None:
+    pages = table()
+    seen = []
+    for _ in range(2):
+        store(pages, "a", 6)
+        seen.append(pages.generation("a"))
+        pages.truncate("a", 3)
+        seen.append(pages.generation("a"))
+        pages.truncate("a", 3)
+        assert pages.generation("a") == seen[-1], "a truncation to the same length is no change"
+        pages.release("a")
+    assert seen == sorted(set(seen))
+
+
+def test_a_fork_shares_every_page_and_only_the_partial_one_is_ever_copied() -> None:
+    pages = table()
+    store(pages, "a", 10)
+    pages.fork("a", "b")
+    assert list(pages.row("b", "main")) == list(pages.row("a", "main"))
+    assert pages.used == 3 and pages.shared == 3 and pages.take_copies() == ()
+    before = list(pages.row("a", "main"))
+    assert pages.reserve("b", 11)
+    after = list(pages.row("b", "main"))
+    assert pages.take_copies() == (PageCopy("main", before[2], after[2]),)
+    assert after[:2] == before[:2] and list(pages.row("a", "main")) == before
+    assert pages.reserve("a", 11) and pages.take_copies() == (), "the last owner writes in place"
+    pages.check()
+
+
+def test_a_fork_at_a_page_border_copies_nothing() -> None:
+    pages = table()
+    store(pages, "a", 8)
+    pages.fork("a", "b")
+    assert pages.reserve("b", 9) and pages.reserve("a", 9)
+    assert pages.take_copies() == () and pages.shared == 2
+
+
+def test_a_fork_does_not_take_over_pages_reserved_beyond_the_length() -> None:
+    pages = table()
+    store(pages, "a", 4)
+    assert pages.reserve("a", 12)
+    pages.fork("a", "b")
+    assert len(pages.row("b", "main")) == 1
+
+
+def test_a_fork_needs_a_source_and_a_new_name() -> None:
+    pages = table()
+    store(pages, "a", 4)
+    with pytest.raises(UnknownSequence):
+        pages.fork("x", "b")
+    with pytest.raises(RequestError) as caught:
+        pages.fork("a", "a")
+    assert caught.value.param == "target"
+
+
+def test_the_copy_counts_as_a_page_when_room_is_short() -> None:
+    pages = table(num_pages=2)
+    store(pages, "a", 6)
+    pages.fork("a", "b")
+    assert not pages.reserve("b", 7)
+    pages.release("a")
+    assert pages.reserve("b", 7) and pages.take_copies() == ()
+
+
+def test_the_source_of_a_pending_copy_is_not_handed_out() -> None:
+    pages = table(num_pages=3)
+    store(pages, "a", 2)
+    pages.fork("a", "b")
+    assert pages.reserve("b", 3)
+    pages.release("a")
+    assert not pages.reserve("c", 8), "one page is free, the source is still to be read"
+    pages.check()
+    (copy,) = pages.take_copies()
+    assert pages.reserve("c", 8) and copy.source in pages.row("c", "main")
+    pages.check()
+
+
+def test_a_released_target_takes_its_copy_along() -> None:
+    pages = table()
+    store(pages, "a", 2)
+    pages.fork("a", "b")
+    assert pages.reserve("b", 3)
+    pages.release("b")
+    pages.release("a")
+    assert pages.take_copies() == () and pages.used == 0
+    pages.check()
+
+
+def test_a_copy_of_a_copy_reads_the_first_source() -> None:
+    pages = table()
+    store(pages, "a", 2)
+    for name in ("b", "c"):
+        pages.fork("a", name)
+    assert pages.reserve("b", 3)
+    pages.fork("b", "d")
+    assert pages.reserve("d", 3)
+    source = pages.row("a", "main")[0]
+    assert {copy.source for copy in pages.take_copies()} == {source}
+
+
+def test_a_window_frees_what_no_later_query_sees_and_keeps_the_slack() -> None:
+    pages = table(num_pages=40, window=6)
+    for length in range(1, 60):
+        store(pages, "a", length)
+        row = pages.row("a", "main")
+        oldest_seen = max(0, length - MAX_DRAFT - 4 - 6 + 1)
+        assert row.count(FREED) == oldest_seen // 4
+        assert all(page == FREED for page in row[: row.count(FREED)])
+        pages.check()
+
+
+def test_a_window_truncates_within_the_slack_and_refuses_beyond_it() -> None:
+    pages = table(num_pages=40, window=6)
+    store(pages, "a", 50)
+    assert pages.can_truncate("a", 50 - MAX_DRAFT - 4)
+    pages.truncate("a", 50 - MAX_DRAFT - 4)
+    assert not pages.can_truncate("a", 30)
+    with pytest.raises(Unsupported):
+        pages.truncate("a", 30)
+    assert pages.length("a") == 43
+    pages.truncate("a", 0)
+    assert pages.used == 0
+    store(pages, "a", 5)
+    pages.check()
+
+
+def test_truncate_refuses_lengths_that_are_not_there() -> None:
+    pages = table()
+    store(pages, "a", 5)
+    for length in (-1, 6):
+        with pytest.raises(RequestError):
+            pages.truncate("a", length)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 8, 13])
+@pytest.mark.parametrize("step", [1, 4, 11])
+def test_fits_promises_what_reserve_keeps(window: int | None, step: int) -> None:
+    pages = PageTable([PageGroup("main", 9, 4, window)], max_draft=MAX_DRAFT)
+    longest = max(length for length in range(80) if pages.fits(length, step, empty=True))
+    assert longest >= 36 or window is not None
+    length = 0
+    while length < longest:
+        length = min(longest, length + step)
+        store(pages, "a", length)
+    assert pages.fits(4 * pages.free("main"), step) or pages.free("main") == 0
+    assert not pages.fits(4 * pages.free("main") + 1, step) or window is not None
+
+
+def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
+    pages = table(num_pages=7, window=8)
+    assert pages.fits(10**6, 4, empty=True) and not pages.fits(10**6, 12, empty=True)
+    for length in range(4, 400, 4):
+        store(pages, "a", length)
+
+
+def test_reset_forgets_everyone() -> None:
+    pages = table()
+    store(pages, "a", 5)
+    pages.fork("a", "b")
+    assert pages.reserve("b", 6)
+    pages.reset()
+    assert pages.ids() == () and pages.used == 0 and pages.take_copies() == ()
+    pages.check()
+
+
+class Tables(RuleBasedStateMachine):
+    """Any order of verbs: what each sequence reads back through its rows is what it wrote.
+
+    `written` says what each sequence holds; `store` is the pool that the table's page numbers point into.
+    """
+
+    groups = (PageGroup("full", 11, 4), PageGroup("window", 13, 2, 5))
+    names = st.sampled_from("abcde")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = PageTable(self.groups, max_draft=MAX_DRAFT)
+        self.written: dict[str, list[int]] = {}
+        self.store = {group.name: [[-1] * group.page_size for _ in range(group.num_pages)] for group in self.groups}
+        self.clock = 0
+
+    @rule(name=names, count=st.integers(0, 9), kept=st.integers(0, 9))
+    def step(self, name: str, count: int, kept: int) -> None:
+        """Reserve and write `count` tokens, of which a failed or rejected tail is not committed."""
+        start = len(self.written.get(name, ()))
+        if not self.pages.reserve(name, start + count):
+            return
+        self.make_copies()
+        tokens = list(range(self.clock, self.clock + count))
+        self.clock += count
+        for group in self.groups:
+            row = self.pages.row(name, group.name)
+            for position, token in enumerate(tokens, start):
+                self.store[group.name][row[position // group.page_size]][position % group.page_size] = token
+        kept = min(kept, count)
+        self.pages.commit(name, start + kept)
+        self.written.setdefault(name, []).extend(tokens[:kept])
+
+    @rule(name=names, count=st.integers(0, 9))
+    def reserve(self, name: str, count: int) -> None:
+        """Make room without a step, as a plan that comes to nothing does."""
+        if self.pages.reserve(name, len(self.written.get(name, ())) + count):
+            self.written.setdefault(name, [])
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), name=names)
+    def fork(self, data: st.DataObject, name: str) -> None:
+        source = data.draw(st.sampled_from(sorted(self.written)))
+        if name not in self.written:
+            self.pages.fork(source, name)
+            self.written[name] = list(self.written[source])
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.written)))
+        length = data.draw(st.integers(0, len(self.written[name])))
+        if self.pages.can_truncate(name, length):
+            self.pages.truncate(name, length)
+            del self.written[name][length:]
+        else:
+            with pytest.raises(Unsupported):
+                self.pages.truncate(name, length)
+
+    @rule(name=names)
+    def release(self, name: str) -> None:
+        self.pages.release(name)
+        self.written.pop(name, None)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self.pages.trim(data.draw(st.sampled_from(sorted(self.written))))
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.pages.check()
+        assert set(self.pages.ids()) == set(self.written)
+
+    @rule()
+    def everyone_reads_what_it_wrote(self) -> None:
+        self.make_copies()
+        for name, tokens in self.written.items():
+            assert self.pages.length(name) == len(tokens)
+            for group in self.groups:
+                row = self.pages.row(name, group.name)
+                seen = 0 if group.window is None else max(0, len(tokens) - group.window + 1)
+                for position in range(seen, len(tokens)):
+                    page, slot = divmod(position, group.page_size)
+                    assert self.store[group.name][row[page]][slot] == tokens[position]
+
+    def make_copies(self) -> None:
+        for copy in reversed(self.pages.take_copies()):
+            self.store[copy.group][copy.target] = list(self.store[copy.group][copy.source])
+
+    def teardown(self) -> None:
+        self.everyone_reads_what_it_wrote()
+        for name in list(self.written):
+            self.pages.release(name)
+        self.pages.check()
+        assert self.pages.used == 0
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

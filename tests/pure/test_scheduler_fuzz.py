@@ -1,0 +1,203 @@
+"""Ten thousand random steps: arrivals, aborts, deadlines, exhaustion, drafts, failures, commits that trail.
+
+After every one the page table is consistent. In the end each choice has had exactly one terminal event, has the tokens
+that its request alone determines (or a prefix of them where it was cut short), and not a page is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from fakes import FakeExecutor, FinishedStep, Followed
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Span
+from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.plan import Plan
+from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+
+CONTEXT = 48
+MAX_DRAFT = 4
+VOCABULARY = 31
+WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@dataclass(frozen=True)
+class House:
+    """A shape of the pool and the scheduler's bounds."""
+
+    groups: tuple[PageGroup, ...]
+    policy: str
+    budget: int
+    max_sequences: int
+    depth: int
+
+
+HOUSES = {
+    "crowded": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0),
+    "windows": House(
+        (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
+    ),
+    "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
+    "pages of one token": House((PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1),
+}
+
+
+@dataclass
+class Fuzz:
+    """A scheduler under random load, and what must come of it."""
+
+    house: House
+    random: Random
+    clock: float = 0.0
+    added: int = 0
+    told: dict[tuple[str, int], Followed] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    news: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
+    live: set[tuple[str, int]] = field(default_factory=set)
+    submitted: list[tuple[Plan, FinishedStep | FerrumError]] = field(default_factory=list)
+    ends: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    preemptions: int = 0
+    accepted: int = 0
+
+    def __post_init__(self) -> None:
+        self.pages = PageTable(self.house.groups, max_draft=MAX_DRAFT)
+        self.context = min(CONTEXT, self.pages.capacity_tokens + 1)
+        self.executor = FakeExecutor(self.pages, fault=self.fault, vocabulary=VOCABULARY)
+        self.scheduler = Scheduler(
+            self.pages,
+            policy=POLICIES[self.house.policy],
+            max_tokens_per_step=self.house.budget,
+            max_sequences=self.house.max_sequences,
+            max_sequence_length=CONTEXT,
+            propose=self.propose,
+        )
+
+    def fault(self, span: Span) -> FerrumError | None:
+        return NonFiniteLogits("nan") if self.random.random() < 0.003 else None
+
+    def propose(self, sequence: Choice) -> tuple[int, ...]:
+        told = self.told[sequence.request.request_id, sequence.choice].tokens
+        guesses = told[sequence.generated : sequence.generated + self.random.randrange(MAX_DRAFT + 1)]
+        return tuple(token if self.random.random() < 0.8 else 1 for token in guesses)
+
+    def arrive(self) -> None:
+        pick = self.random
+        length = pick.choice((1, 2, 5, pick.randrange(1, 45), pick.randrange(1, 60)))
+        stops = tuple({pick.randrange(VOCABULARY) for _ in range(pick.choice((0, 1, 2)))})
+        max_tokens = pick.choice((None, 0, 1, 4, 12, 25))
+        params = SamplingParams(
+            n=pick.choice((1, 1, 1, 2, 4)),
+            temperature=pick.choice((0.0, 1.0)),
+            max_tokens=max_tokens,
+            min_tokens=pick.choice((0, 0, 4)) if max_tokens is None or max_tokens >= 4 else 0,
+            prompt_logprobs=pick.choice((None, None, 1)),
+            logprobs=pick.choice((None, 0)),
+            stop_token_ids=stops[1:],
+        )
+        self.added += 1
+        request = Request(
+            f"r{self.added}",
+            # Few prompts, so that different requests hold pages of equal content.
+            tuple((position * 7 + pick.randrange(2)) % VOCABULARY for position in range(length)),
+            params,
+            seed=pick.randrange(5),
+            stop_token_ids=frozenset(stops),
+            eos_token_ids=stops[:1],
+            priority=pick.randrange(3),
+            deadline=self.clock + pick.randrange(1, 60) if pick.random() < 0.2 else None,
+            arrival=self.clock,
+        )
+        if length > min(CONTEXT - (max_tokens != 0), self.pages.capacity_tokens):
+            with pytest.raises((ContextOverflow, KvExhausted)):
+                self.scheduler.add(request)
+            return
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        for choice in range(params.n):
+            key = (request.request_id, choice)
+            self.told[key] = self.executor.model.follow(request, choice, self.context)
+            self.live.add(key)
+            self.news[key] = []
+
+    def disturb(self) -> None:
+        """Aborts of requests and of single choices, and the passage of time."""
+        if self.live and self.random.random() < 0.05:
+            request_id, choice = self.random.choice(sorted(self.live))
+            self.take(self.scheduler.abort(request_id, choice=self.random.choice((None, choice))))
+        self.clock += self.random.random()
+        self.take(self.scheduler.expire(self.clock))
+
+    def step(self) -> None:
+        """One turn of an engine's loop."""
+        waiting = len(self.submitted)
+        plan = self.scheduler.plan()
+        self.pages.check()
+        if plan is not None:
+            assert 0 < plan.batch.total_tokens <= self.house.budget
+            assert len(plan.sequences) <= self.scheduler.num_running <= self.house.max_sequences
+            broken = self.random.random() < 0.005
+            self.submitted.append((plan, NonFiniteLogits("all") if broken else self.executor.submit(plan.batch)))
+        else:
+            assert waiting or not self.scheduler.has_work, "a stall"
+        depth = 0 if plan is None else self.random.randint(0, self.house.depth)
+        while len(self.submitted) > depth:
+            plan, step = self.submitted.pop(0)
+            self.preemptions += sum(sequence.preemptions for sequence in plan.sequences)
+            if isinstance(step, FerrumError):
+                self.take(self.scheduler.fail(plan, step))
+            else:
+                self.accepted += sum(getattr(result, "accepted", 0) for result in step.output.results)
+                self.take(self.scheduler.commit(plan, step.result()))
+        self.pages.check()
+
+    def take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            key = (event.request_id, event.choice)
+            assert key in self.live, "news of a choice that has ended"
+            news = self.news[key]
+            news.append(event)
+            told, request = self.told[key], self.requests[event.request_id]
+            tokens = tuple(token for each in news for token in each.token_ids)
+            assert tokens == told.tokens[: len(tokens)]
+            assert event.logprobs is None or len(event.logprobs) == len(event.token_ids)
+            assert (event.logprobs is None) == (request.params.logprobs is None or not event.token_ids)
+            first = len(news) == 1 and (event.token_ids or event.finish_reason in WHOLE)
+            assert event.prompt_logprobs == (told.prompt_logprobs if first else None)
+            if event.finish_reason is None:
+                assert event.token_ids
+                continue
+            if event.finish_reason in WHOLE:
+                assert tokens == told.tokens
+                assert (event.finish_reason, event.stop_reason) == (told.finish, told.stop_reason)
+            assert (event.error is not None) == (event.finish_reason is FinishReason.ERROR)
+            self.live.remove(key)
+            self.ends[event.finish_reason] += 1
+            del self.told[key], self.news[key]
+
+
+@pytest.mark.parametrize("name", HOUSES)
+def test_ten_thousand_random_steps(name: str) -> None:
+    fuzz = Fuzz(HOUSES[name], Random(name))
+    for _ in range(10_000 // len(HOUSES)):
+        if fuzz.random.random() < 0.3 and len(fuzz.live) < 24:
+            fuzz.arrive()
+        fuzz.disturb()
+        fuzz.step()
+    for _ in range(2000):
+        if not fuzz.scheduler.has_work:
+            break
+        fuzz.step()
+    assert not fuzz.live and not fuzz.submitted
+    assert fuzz.pages.used == 0 and fuzz.pages.ids() == () and fuzz.pages.take_copies() == ()
+    assert (fuzz.scheduler.num_running, fuzz.scheduler.num_waiting) == (0, 0)
+    # The load was worth the name: every kind of end, preemptions and accepted drafts occurred, often.
+    assert all(count >= 10 for count in fuzz.ends.values()), fuzz.ends
+    assert fuzz.preemptions >= 50 and fuzz.accepted >= 100
