@@ -1,0 +1,1 @@
+"""From requests to streamed text: the engine's loop, where it lives, and the clients that talk to it."""

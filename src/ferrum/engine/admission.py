@@ -1,0 +1,185 @@
+"""Admission: from a prompt and its parameters to a `Request`, or a typed error that names the field.
+
+All that can be checked without the engine is checked here, before anything is queued.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
+from typing import Any, TypeAlias
+
+from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
+from ferrum.core.params import SamplingParams, bad_word_tokens
+from ferrum.core.types import Request
+from ferrum.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+class Admission:
+    """Makes requests for one model.
+
+    Args:
+        vocab_size: the model's; token ids are below it.
+        max_sequence_length: most tokens of prompt and output together.
+        tokenizer: None serves token ids alone.
+        eos_token_ids: the model's end tokens.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_sequence_length: int,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: Iterable[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._max_sequence_length = max_sequence_length
+        self._tokenizer = tokenizer
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._clock = clock
+
+    def admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str = "",
+        salt: str = "",
+        trace_id: str | None = None,
+        adapter: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> Request:
+        """A request that the engine can take as it is.
+
+        Args:
+            prompt: text, or token ids that are taken as they are.
+            request_id: None: a new one.
+            deadline: seconds from now after which the request is ended; None: never.
+            tenant: whose request it is; carried along.
+            salt: keeps its cached prefixes apart from those of other salts.
+            trace_id: None: the request id.
+            adapter: refused, for there are none yet.
+            add_special_tokens: False for a text that holds its special tokens already, as chat templates do.
+
+        Raises:
+            RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
+                have, text without a tokenizer, or an option that cannot be honoured; `param` names it.
+            Unsupported: an adapter.
+        """
+        if adapter is not None:
+            raise Unsupported("adapter", "this engine has no adapters")
+        self._check_text_options(params)
+        params.check_vocabulary(self._vocab_size)
+        name = f"request-{secrets.token_hex(8)}" if request_id is None else _named("request_id", request_id)
+        now = self._clock()
+        eos = () if params.ignore_eos else self._eos_token_ids
+        return Request(
+            request_id=name,
+            prompt=self._tokens(prompt, params, add_special_tokens),
+            params=params,
+            seed=secrets.randbits(64) - 2**63 if params.seed is None else params.seed,
+            stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
+            eos_token_ids=eos,
+            bad_words=self._bad_words(params),
+            priority=_whole("priority", priority),
+            deadline=None if deadline is None else now + _seconds("deadline", deadline),
+            arrival=now,
+            tenant=tenant,
+            salt=salt,
+            trace_id=name if trace_id is None else trace_id,
+        )
+
+    def _check_text_options(self, params: SamplingParams) -> None:
+        """Without a tokenizer there is no text, and nothing that is about text can be honoured."""
+        if self._tokenizer is not None:
+            return
+        asked = {
+            "stop": bool(params.stop),
+            "bad_words": bool(params.bad_words),
+            "include_stop_str_in_output": params.include_stop_str_in_output,
+            "skip_special_tokens": not params.skip_special_tokens,
+        }
+        for name, is_asked in asked.items():
+            if is_asked:
+                raise RequestError("the model has no tokenizer; token ids only", param=name)
+
+    def _tokens(self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError("the model has no tokenizer; give token ids", param="prompt")
+            tokens = tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        else:
+            tokens = token_ids(prompt)
+        if not tokens:
+            raise RequestError("must not be empty", param="prompt")
+        for position, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:
+                raise InvalidToken(
+                    f"token id {token} at position {position} is not in [0, {self._vocab_size})", param="prompt"
+                )
+        needed = len(tokens) + (0 if params.max_tokens == 0 else 1)
+        if needed > self._max_sequence_length:
+            raise ContextOverflow(
+                f"{len(tokens)} tokens leave no room for output in a context of {self._max_sequence_length}",
+                param="prompt",
+            )
+        return tokens
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        tokenizer = self._tokenizer
+        if tokenizer is None or not params.bad_words:
+            return ()
+        return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
+
+
+def token_ids(prompt: Any) -> tuple[int, ...]:
+    """A prompt of token ids as plain ints, from any sequence of any integer type.
+
+    Raises:
+        RequestError: it is no sequence.
+        InvalidToken: something in it is no integer; the message has its position.
+    """
+    try:
+        entries = list(prompt)
+    except TypeError:
+        kind = type(prompt).__name__
+        raise RequestError(f"must be text or a list of token ids, not {kind}", param="prompt") from None
+    tokens = []
+    for position, entry in enumerate(entries):
+        try:
+            if isinstance(entry, bool):
+                raise TypeError
+            tokens.append(index(entry))
+        except TypeError:
+            raise InvalidToken(f"{entry!r} at position {position} is not a token id", param="prompt") from None
+    return tuple(tokens)
+
+
+def _named(param: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"must be a string that is not empty, not {value!r}", param=param)
+    return value
+
+
+def _whole(param: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"must be an integer, not {value!r}", param=param)
+    return value
+
+
+def _seconds(param: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise RequestError(f"must be a positive number of seconds, not {value!r}", param=param)
+    return float(value)

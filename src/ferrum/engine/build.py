@@ -1,0 +1,116 @@
+"""From a model's name and options to the parts of a client: its engine, tokenizer, template and recommendations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from ferrum.core.config import EngineConfig, ModelConfig, Switches
+from ferrum.core.errors import ConfigError
+from ferrum.engine.front import Parts
+from ferrum.engine.host import Built, ProcessHost, ThreadHost
+from ferrum.engine.messages import EngineInfo
+from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+from ferrum.text.chat import load_chat_template
+from ferrum.text.generation import GenerationConfig, load_generation_config
+from ferrum.text.tokenizer import load_tokenizer
+from ferrum.text.tokenizer_config import read_tokenizer_config
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecipe:
+    """Loads the model and puts a scheduler before it; picklable, so that it can run in the engine's own process."""
+
+    config: EngineConfig
+    name: str
+
+    def __call__(self) -> Built:
+        """See `Recipe`."""
+        from ferrum.runtime.load import build_executor  # numpy and the kernels: only where the engine lives
+
+        model = self.config.model
+        executor = build_executor(model)
+        context = executor.capabilities().max_sequence_length
+        scheduler = Scheduler(
+            executor.pages,
+            policy=POLICIES[self.config.policy],
+            max_tokens_per_step=self.config.max_tokens_per_step,
+            max_sequences=model.max_batch_size,
+            max_sequence_length=context,
+        )
+        info = EngineInfo(
+            model=self.name,
+            vocab_size=executor.info.vocab_size,
+            max_sequence_length=context,
+            kv_capacity=executor.kv_capacity(),
+            numerics_id=executor.status().numerics_id,
+        )
+        return Built(executor, scheduler, info)
+
+
+def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    """The whole option tree from flat options: the fields of `EngineConfig` and of `ModelConfig` by their names.
+
+    Raises:
+        ConfigError: there is no such option, or it cannot have this value; `param` names it.
+    """
+    of_model = {field.name for field in fields(ModelConfig)} - {"model", "switches"}
+    of_engine = {field.name for field in fields(EngineConfig)} - {"model"}
+    for name in options:
+        if name not in of_model | of_engine:
+            known = ", ".join(sorted(of_model | of_engine))
+            raise ConfigError(f"there is no such option; there are {known}", param=name)
+    chosen = {name: value for name, value in options.items() if name in of_model}
+    loaded = ModelConfig(model=model, switches=Switches.from_environment(), **chosen)
+    return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
+
+
+def build(model: str, **options: Any) -> Parts:
+    """The parts of a client for a model.
+
+    Args:
+        model: a directory, a hub id, or the name of the built-in model.
+        options: see `engine_config`.
+
+    Raises:
+        ConfigError: as `engine_config`.
+        ModelNotFound: there is no such model.
+        CheckpointError: a damaged tokenizer or configuration file; the weights are read when the host is started.
+    """
+    from ferrum.runtime.hub import resolve_model
+
+    config = engine_config(model, options)
+    directory = resolve_model(model)
+    # The engine loads the directory that was found here: it may not ask the hub again, and find another one.
+    recipe = EngineRecipe(replace(config, model=replace(config.model, model=str(directory))), model)
+    return Parts(
+        host=ProcessHost(recipe) if config.host == "process" else ThreadHost(recipe),
+        tokenizer=(tokenizer := load_tokenizer(directory)),
+        generation=_generation(
+            load_generation_config(directory),
+            recommended=config.generation_config == "auto",
+            eos=() if tokenizer is None else tokenizer.eos_token_ids,
+        ),
+        chat_template=load_chat_template(directory),
+        special_tokens=read_tokenizer_config(directory).special_tokens,
+        max_requests=config.max_queue,
+    )
+
+
+def _generation(found: GenerationConfig, *, recommended: bool, eos: tuple[int, ...]) -> GenerationConfig:
+    """What the checkpoint says of generation, as the options want it; recommended parameters are told, for they change
+    what a request without parameters means.
+    """
+    if not recommended:
+        found = replace(found, sampling={})
+    elif found.sampling:
+        values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
+        _LOG.info("sampling defaults from generation_config.json: %s (generation_config='none' for none)", values)
+    if found.ignored:
+        _LOG.info("without effect in generation_config.json: %s", ", ".join(found.ignored))
+    return found if found.eos_token_ids else replace(found, eos_token_ids=eos)

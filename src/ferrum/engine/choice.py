@@ -1,0 +1,104 @@
+"""From a choice's token events to its deltas: text, stop strings, log-probabilities and the one end.
+
+This is the only place where tokens become text. A stop string ends the choice here, at the token that completes it: the
+tokens sampled after that token are in no text, no ids, no log-probabilities and no usage.
+"""
+
+from __future__ import annotations
+
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.outputs import Delta, Logprob, Logprobs
+from ferrum.text.detokenizer import Detokenizer
+from ferrum.text.tokenizer import Tokenizer
+
+
+class Choice:
+    """Folds the events of one choice. After the delta with a `finish_reason` every further event is ignored.
+
+    Args:
+        request: the request as the engine has it.
+        index: which of its choices.
+        tokenizer: None serves token ids alone.
+        request_id: the public id, for the deltas.
+    """
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, request_id: str) -> None:
+        params = request.params
+        self._request = request
+        self._index = index
+        self._request_id = request_id
+        self._tokenizer = tokenizer
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                stop=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.finished = False
+
+    def push(self, event: TokenEvent) -> Delta | None:
+        """The delta of an event; None when it has nothing to tell, or when the choice is over."""
+        if self.finished:
+            return None
+        text, kept, stop = self._decode(event)
+        finish = FinishReason.STOP if stop is not None else event.finish_reason
+        if finish is not None:
+            self.finished = True
+            self.cached_tokens = event.cached_tokens
+            if text is not None and stop is None and self._detokenizer is not None:
+                text += self._detokenizer.finish()
+        elif not kept and not text and event.prompt_logprobs is None:
+            return None
+        self.tokens += kept
+        return Delta(
+            request_id=self._request_id,
+            index=self._index,
+            token_ids=event.token_ids[:kept],
+            text=text,
+            logprobs=self._logprobs(event, kept),
+            prompt_logprobs=self._prompt_logprobs(event),
+            finish_reason=finish,
+            stop_reason=event.stop_reason if stop is None else stop,
+            error=event.error if stop is None else None,
+            seed=self._request.seed,
+            trace_id=self._request.trace_id,
+        )
+
+    def _decode(self, event: TokenEvent) -> tuple[str | None, int, str | None]:
+        """The new text, how many of the event's tokens belong to the output, and the stop string that ended it.
+
+        A stop token belongs to the ids and, like the stop strings, to the text only with `include_stop_str_in_output`.
+        """
+        if self._detokenizer is None:
+            return None, len(event.token_ids), None
+        spoken = event.token_ids
+        ended_by_token = event.finish_reason is FinishReason.STOP
+        if ended_by_token and not self._request.params.include_stop_str_in_output:
+            spoken = spoken[:-1]
+        decoded = self._detokenizer.push(spoken)
+        kept = len(event.token_ids) if decoded.stop is None else decoded.kept
+        return decoded.text, kept, decoded.stop
+
+    def _logprobs(self, event: TokenEvent, kept: int) -> tuple[Logprobs, ...] | None:
+        if self._request.params.logprobs is None:
+            return None
+        return tuple(named_logprobs(each, self._tokenizer) for each in (event.logprobs or ())[:kept])
+
+    def _prompt_logprobs(self, event: TokenEvent) -> tuple[Logprobs | None, ...] | None:
+        if event.prompt_logprobs is None:
+            return None
+        return (None, *(named_logprobs(each, self._tokenizer) for each in event.prompt_logprobs))
+
+
+def named_logprobs(position: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:
+    """The log-probabilities of one position under the public names: the chosen token first, then the top ones."""
+    texts = (lambda _: None) if tokenizer is None else tokenizer.token_text
+    named = {position.token: Logprob(position.logprob, position.rank, texts(position.token))}
+    for rank, (token, logprob) in enumerate(position.top, start=1):
+        named.setdefault(token, Logprob(logprob, rank, texts(token)))
+    return named

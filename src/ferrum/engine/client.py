@@ -1,0 +1,152 @@
+"""The asynchronous client: `AsyncEngine`. With the server the only place that knows asyncio.
+
+Nothing is computed on the event loop but admission: a request's work happens in the engine and on the host's thread,
+and the loop is woken once per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.admission import Prompt
+from ferrum.engine.build import build
+from ferrum.engine.front import Front, Parts
+from ferrum.engine.messages import EngineInfo
+from ferrum.engine.outputs import Delta
+from ferrum.engine.router import Wake, wake_here
+
+
+class AsyncEngine:
+    """Serves one model to any number of tasks of one event loop at a time. An asynchronous context manager.
+
+    Args:
+        model: a directory, a hub id, or the name of the built-in model.
+        options: the model's and the engine's, see `ferrum.core.config`.
+
+    Raises:
+        FerrumError: a model that cannot be found or loaded, or options that cannot run.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self._begin(build(model, **options))
+
+    @classmethod
+    def from_parts(cls, parts: Parts) -> Self:
+        """A client of an engine that is put together already, or of a stand-in."""
+        engine = cls.__new__(cls)
+        engine._begin(parts)
+        return engine
+
+    def _begin(self, parts: Parts) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._front = Front(parts, self._wake_all)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served, and how."""
+        return self._front.router.info
+
+    @property
+    def front(self) -> Front:
+        """The model's side of the client: `render` for conversations, the tokenizer."""
+        return self._front
+
+    @property
+    def num_live(self) -> int:
+        """Requests that the engine still knows."""
+        return len(self._front.router)
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request gets that names no parameters: the checkpoint's recommended ones, unless switched off."""
+        return self._front.default_params
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        *,
+        tenant: str = "",
+        salt: str = "",
+        trace_id: str | None = None,
+        adapter: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncGenerator[Delta, None]:
+        """Generate: an async iterator of deltas, `n` choices interleaved, exactly one of each with a finish reason.
+
+        The request is checked here and queued when iteration begins. Cancelling the iterating task or closing the
+        iterator ends the request and frees its pages within a step. A failure after the start is a delta with
+        `FinishReason.ERROR` and the typed error in `error`.
+
+        Args:
+            prompt, request_id, deadline, ...: see `Admission.admit`; `deadline` is in seconds from now.
+            sampling_params: None: `default_sampling_params`.
+            priority: smaller is served first under the priority policy.
+
+        Raises:
+            RequestError, Unsupported: what cannot be served; `param` names the field.
+            EngineDead, QueueFull: the engine takes nothing (more) now.
+        """
+        self._front.router.check_open()
+        request = self._front.admission.admit(
+            prompt,
+            self.default_sampling_params if sampling_params is None else sampling_params,
+            request_id=request_id,
+            priority=priority,
+            deadline=deadline,
+            tenant=tenant,
+            salt=salt,
+            trace_id=trace_id,
+            adapter=adapter,
+            add_special_tokens=add_special_tokens,
+        )
+        return self._stream(request)
+
+    async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and self.num_live:
+            raise RuntimeError("requests of another event loop are live")
+        self._loop = loop
+        news = asyncio.Event()
+        stream = self._front.router.open(request, self._front.tokenizer, news.set)
+        try:
+            while True:
+                delta = stream.take()
+                if delta is None:
+                    await news.wait()
+                    news.clear()
+                    continue
+                yield delta
+                if delta.usage is not None:
+                    return
+        finally:
+            self._front.router.abort(stream)
+
+    def _wake_all(self, wakes: Sequence[Wake]) -> None:
+        """Wake the consumers of a step; called on the host's thread."""
+        loop = self._loop
+        assert loop is not None  # a stream was opened on it
+        with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
+            loop.call_soon_threadsafe(wake_here, wakes)
+
+    def close(self) -> None:
+        """End every live request, and the engine. Idempotent."""
+        self._front.router.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Joining the engine may take a step's time; the loop goes on meanwhile.
+        await asyncio.to_thread(self.close)

@@ -1,0 +1,149 @@
+"""The engine's loop: requests in, steps through the executor, events out.
+
+    drain the inbox; plan; submit; commit; post the events
+
+One thread runs it. It decides nothing: who runs next is the scheduler's business, how a step is computed the
+executor's, and what becomes of the tokens the client's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol
+
+from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.step import PendingStep, StepBatch
+from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.messages import Abort, Message, Shutdown
+from ferrum.scheduler.plan import Plan
+from ferrum.scheduler.scheduler import Scheduler
+
+STALLED_SECONDS: Final = 0.05
+"""How long the loop sleeps when there are requests but nothing can be planned: the resolution of deadlines then."""
+
+
+class Submits(Protocol):
+    """All that the loop needs of an executor."""
+
+    def submit(self, batch: StepBatch) -> PendingStep:
+        """Start a step."""
+        ...
+
+
+class Engine:
+    """Runs a scheduler's plans on an executor.
+
+    Args:
+        executor: runs the steps. It isolates failures span by span; an exception out of it ends the step's sequences.
+        scheduler: owns the books of all live sequences.
+        inbox: messages from any thread, in order.
+        post: takes the events of a step, at most once per step.
+        depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
+        clock: monotonic seconds; deadlines are measured on it.
+    """
+
+    def __init__(
+        self,
+        executor: Submits,
+        scheduler: Scheduler,
+        *,
+        inbox: SimpleQueue[Message],
+        post: Callable[[tuple[TokenEvent, ...]], None],
+        depth: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._post = post
+        self._depth = depth
+        self._clock = clock
+        self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
+        self._open = True
+
+    def run(self) -> None:
+        """Step until a `Shutdown` has been served; sleep while there is nothing to do."""
+        message: Message | None = None
+        while self._open:
+            busy = self.step(message)
+            message = None if busy or not self._open else self._wait()
+
+    def step(self, message: Message | None = None) -> bool:
+        """One turn of the loop, beginning with `message` where there is one; whether there was anything to compute."""
+        events = [] if message is None else self._take(message)
+        events += self._drain_inbox()
+        plan = self._scheduler.plan() if self._open else None
+        if plan is not None:
+            self._submitted.append((plan, self._submit(plan)))
+        busy = bool(self._submitted)
+        while len(self._submitted) > (0 if plan is None else self._depth):
+            events += self._commit(*self._submitted.popleft())
+        events += self._scheduler.expire(self._clock())
+        if not self._open:
+            events += self._scheduler.drain(FinishReason.ABORT)
+        if events:
+            self._post(tuple(events))
+        return busy
+
+    def _wait(self) -> Message | None:
+        """Sleep until a message comes, or until it is time to look at the deadlines of stalled requests again."""
+        try:
+            return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work else None)
+        except Empty:
+            return None
+
+    def _drain_inbox(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        while not self._inbox.empty():
+            events += self._take(self._inbox.get())
+        return events
+
+    def _take(self, message: Message) -> list[TokenEvent]:
+        match message:
+            case Request():
+                return self._add(message)
+            case Abort(request_id, choice):
+                return self._scheduler.abort(request_id, choice=choice)
+            case Shutdown():
+                self._open = False
+        return []
+
+    def _add(self, request: Request) -> list[TokenEvent]:
+        """Hand a request to the scheduler; one that it refuses ends here, every choice with the reason."""
+        try:
+            self._scheduler.add(request)
+        except FerrumError as error:
+            return [
+                TokenEvent(
+                    request.request_id,
+                    choice,
+                    finish_reason=FinishReason.ERROR,
+                    error=error,
+                    trace_id=request.trace_id,
+                )
+                for choice in range(request.params.n)
+            ]
+        return []
+
+    def _submit(self, plan: Plan) -> PendingStep | FerrumError:
+        try:
+            return self._executor.submit(plan.batch)
+        except Exception as error:  # noqa: BLE001 - whatever a step dies of, it may not take the other requests with it
+            return as_step_error(error)
+
+    def _commit(self, plan: Plan, step: PendingStep | FerrumError) -> list[TokenEvent]:
+        if isinstance(step, FerrumError):
+            return self._scheduler.fail(plan, step)
+        try:
+            output = step.result()
+        except Exception as error:  # noqa: BLE001 - as in _submit
+            return self._scheduler.fail(plan, as_step_error(error))
+        return self._scheduler.commit(plan, output)
+
+
+def as_step_error(error: Exception) -> FerrumError:
+    """The error itself where it is one of ours, else a `StepError` that tells of it and can cross a process border."""
+    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,103 @@
+"""What both clients stand on: one engine with the model's tokenizer, chat template and recommended parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.engine.admission import Admission
+from ferrum.engine.host import Host
+from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, Wake, wake_here
+from ferrum.text.chat import ChatTemplate
+from ferrum.text.generation import GenerationConfig
+from ferrum.text.tokenizer import Tokenizer
+
+Message: TypeAlias = Mapping[str, Any]
+"""`role`, `content` and what else the model's template knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a client is put together from.
+
+    Attributes:
+        host: where the engine lives; not started yet.
+        tokenizer: None serves token ids alone.
+        generation: the checkpoint's end tokens and recommended sampling.
+        chat_template: None where the model has none.
+        special_tokens: variables for a template that the caller brings.
+        max_requests: how many requests may be waiting and running.
+    """
+
+    host: Host
+    tokenizer: Tokenizer | None = None
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    chat_template: ChatTemplate | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    max_requests: int = DEFAULT_MAX_REQUESTS
+
+
+class Front:
+    """A started engine and all that belongs to its model on the client's side. Safe to use from any thread.
+
+    Args:
+        parts: its host is started here.
+        wake_all: see `Router`.
+
+    Raises:
+        FerrumError: the engine could not be built.
+    """
+
+    def __init__(self, parts: Parts, wake_all: Callable[[Sequence[Wake]], None] = wake_here) -> None:
+        self.tokenizer = parts.tokenizer
+        self.default_params = SamplingParams.from_dict(parts.generation.sampling)
+        self._chat_template = parts.chat_template
+        self._special_tokens = parts.special_tokens
+        self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
+        self.admission = Admission(
+            vocab_size=self.router.info.vocab_size,
+            max_sequence_length=self.router.info.max_sequence_length,
+            tokenizer=parts.tokenizer,
+            eos_token_ids=parts.generation.eos_token_ids,
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation, special tokens included.
+
+        Args:
+            messages: at least one.
+            chat_template: a template in place of the model's own.
+            add_generation_prompt: begin the assistant's turn; None: unless the final message is continued.
+            continue_final_message: go on with the last message instead of answering it.
+            tools: described to the template.
+            chat_template_kwargs: more variables for the template.
+
+        Raises:
+            RequestError: no tokenizer or template, or messages that the template refuses.
+        """
+        if self.tokenizer is None:
+            raise RequestError("the model has no tokenizer; give token ids instead", param="messages")
+        template = self._chat_template
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self._special_tokens)
+        if template is None:
+            raise RequestError("the model has none; give one, or a plain prompt", param="chat_template")
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+        )

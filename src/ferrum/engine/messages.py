@@ -1,0 +1,74 @@
+"""What crosses the border between a client and its engine: frozen, picklable dataclasses of ints and strings.
+
+The same messages go through a queue in the process and through a pipe between two. One `Events` is sent per step,
+however many tokens the step brought.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ferrum.core.errors import FerrumError
+from ferrum.core.types import Request, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request, or one choice of it; unknown and finished ones are let be."""
+
+    request_id: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End every live request with `FinishReason.ABORT`, then the engine."""
+
+
+Message: TypeAlias = Request | Abort | Shutdown
+"""To the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client has to know of the engine that it talks to.
+
+    Attributes:
+        model: name of the model that is served.
+        vocab_size: token ids are below it.
+        max_sequence_length: tokens of prompt and output together.
+        kv_capacity: tokens that fit in the KV pool.
+        numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
+    """
+
+    model: str
+    vocab_size: int
+    max_sequence_length: int
+    kv_capacity: int
+    numerics_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine is ready; sent once, before any other report."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The news of one step."""
+
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The engine has ended: after a `Shutdown` (no error), because it could not start, or because it broke."""
+
+    error: FerrumError | None = None
+
+
+Report: TypeAlias = Started | Events | Ended
+"""From the engine."""

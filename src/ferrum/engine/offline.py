@@ -1,0 +1,223 @@
+"""`LLM`: the synchronous front door, for scripts, notebooks and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.admission import Prompt
+from ferrum.engine.batch import Batch, stream
+from ferrum.engine.build import build
+from ferrum.engine.front import Front, Message, Parts
+from ferrum.engine.messages import EngineInfo
+from ferrum.engine.outputs import Delta, Logprob, RequestOutput
+from ferrum.engine.progress import BarFactory, progress_bar
+
+Conversation: TypeAlias = Sequence[Message]
+
+
+class LLM:
+    """A model, ready to generate. A context manager; safe to use from several threads.
+
+    Args:
+        model: a directory, a hub id, or the name of the built-in model.
+        options: the model's and the engine's, see `ferrum.core.config`.
+
+    Raises:
+        FerrumError: a model that cannot be found or loaded, or options that cannot run.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self._begin(build(model, **options))
+
+    @classmethod
+    def from_parts(cls, parts: Parts) -> Self:
+        """An LLM on an engine that is put together already, or on a stand-in."""
+        llm = cls.__new__(cls)
+        llm._begin(parts)
+        return llm
+
+    def _begin(self, parts: Parts) -> None:
+        self._front = Front(parts)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served, and how."""
+        return self._front.router.info
+
+    @property
+    def front(self) -> Front:
+        """The model's side of the client: `render` for conversations, the tokenizer."""
+        return self._front
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request gets that names no parameters: the checkpoint's recommended ones, unless switched off."""
+        return self._front.default_params
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | BarFactory = True,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many, and return when all are done, in the order of the prompts.
+
+        Everything is checked before anything runs. What fails later fails alone: its choices have the finish reason
+        `error`.
+
+        Args:
+            prompts: texts or lists of token ids, one or several.
+            sampling_params: for all prompts, or one for each; None: `default_sampling_params`.
+            use_tqdm: a progress bar; or a callable that makes one, called as `tqdm` is.
+            priority, deadline: see `Admission.admit`.
+
+        Raises:
+            RequestError: a prompt or parameter that cannot be served; `param` names the field.
+            EngineDead: the engine has ended.
+        """
+        several = _prompts(prompts)
+        requests = [
+            self._front.admission.admit(prompt, params, priority=priority, deadline=deadline)
+            for prompt, params in zip(several, self._each_params(sampling_params, len(several)), strict=True)
+        ]
+        return self._run(requests, [p if isinstance(p, str) else None for p in several], use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | BarFactory = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, as `generate`, through the model's chat template.
+
+        Args:
+            messages: a list of messages with `role` and `content`, or a list of such lists.
+            sampling_params, use_tqdm: as for `generate`.
+            chat_template, ...: see `Front.render`.
+
+        Raises:
+            RequestError: as `generate` and `Front.render`.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        texts = [
+            self._front.render(
+                conversation,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        requests = [
+            self._front.admission.admit(text, params, add_special_tokens=False)
+            for text, params in zip(texts, self._each_params(sampling_params, len(texts)), strict=True)
+        ]
+        return self._run(requests, texts, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        add_special_tokens: bool = True,
+    ) -> Iterator[Delta]:
+        """Complete one prompt, delta by delta; closing the iterator ends the request.
+
+        The prompt is checked here and queued when iteration begins. Exactly one delta of each choice has a finish
+        reason; a failure after the start is `FinishReason.ERROR` there, with the typed error in `error`.
+
+        Raises:
+            RequestError: as `generate`.
+            EngineDead, QueueFull: the engine takes nothing (more) now.
+        """
+        self._front.router.check_open()
+        params = self.default_sampling_params if sampling_params is None else sampling_params
+        request = self._front.admission.admit(
+            prompt, params, priority=priority, deadline=deadline, add_special_tokens=add_special_tokens
+        )
+        return stream(self._front.router, self._front.tokenizer, request)
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool | BarFactory = True
+    ) -> list[list[Logprob | None]]:
+        """The log-probability of each prompt token given those before it; None for the first one.
+
+        Raises:
+            FerrumError: as `generate`; here the failure of one prompt is raised, for it has no score.
+        """
+        outputs = self.generate(prompts, SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm)
+        for output in outputs:
+            if (error := output.outputs[0].error) is not None:
+                raise error
+        return [_scores(output) for output in outputs]
+
+    def close(self) -> None:
+        """End every live request, and the engine. Idempotent."""
+        self._front.router.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _each_params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.default_sampling_params
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise RequestError(f"{len(given)} of them for {count} prompts", param="sampling_params")
+        return given
+
+    def _run(
+        self, requests: Sequence[Request], prompts: Sequence[str | None], use_tqdm: bool | BarFactory
+    ) -> list[RequestOutput]:
+        bar = progress_bar(use_tqdm, len(requests), "prompts")
+        return Batch(self._front.router, self._front.tokenizer, requests, prompts).run(bar)
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    """Several prompts from one or several: text and a list of ids are one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        several = list(prompts)
+    except TypeError:
+        raise RequestError(f"must be text or lists, not {type(prompts).__name__}", param="prompts") from None
+    return [several] if several and not _is_prompt(several[0]) else several
+
+
+def _is_prompt(entry: Any) -> bool:
+    return isinstance(entry, str) or hasattr(entry, "__iter__")
+
+
+def _scores(output: RequestOutput) -> list[Logprob | None]:
+    assert output.prompt_logprobs is not None
+    return [
+        None if position is None else position[token]
+        for token, position in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    ]

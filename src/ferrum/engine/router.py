@@ -1,0 +1,147 @@
+"""Between clients and one engine: opens requests, routes the engine's reports to their streams, bounds their number.
+
+Events are folded here, on the host's thread, so that a stop string ends its choice in the engine as soon as it can,
+however slowly its consumer reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Final, TypeAlias
+
+from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
+from ferrum.core.types import Request, TokenEvent
+from ferrum.engine.engine import as_step_error
+from ferrum.engine.host import Host
+from ferrum.engine.messages import Abort, Ended, EngineInfo, Events, Report
+from ferrum.engine.stream import RequestStream
+from ferrum.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_REQUESTS: Final = 1024
+
+Wake: TypeAlias = Callable[[], None]
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def wake_here(wakes: Sequence[Wake]) -> None:
+    """Run wake-ups in this thread."""
+    for wake in wakes:
+        wake()
+
+
+class Router:
+    """The client's side of an engine; safe to use from any thread.
+
+    Args:
+        host: where the engine lives; it is started here.
+        max_requests: how many requests may be in the engine, waiting and running.
+        wake_all: runs the wake-ups of a step, once per step, on the host's thread.
+
+    Raises:
+        FerrumError: what the engine's recipe raised.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        max_requests: int = DEFAULT_MAX_REQUESTS,
+        wake_all: Callable[[Sequence[Wake]], None] = wake_here,
+    ) -> None:
+        self.max_requests = max_requests
+        self._host = host
+        self._wake_all = wake_all
+        self._streams: dict[str, RequestStream] = {}
+        self._ended: FerrumError | None = None
+        self._lock = Lock()
+        self.info: EngineInfo = host.start(self._deliver)
+
+    def __len__(self) -> int:
+        """How many requests the engine still knows."""
+        return len(self._streams)
+
+    def check_open(self) -> None:
+        """Refuse what could not be opened now.
+
+        Raises:
+            EngineDead: the engine has ended.
+            QueueFull: as many requests are live as may be.
+        """
+        if self._ended is not None:
+            raise EngineDead(str(self._ended))
+        if len(self._streams) >= self.max_requests:
+            raise QueueFull(f"{len(self._streams)} requests are waiting or running, as many as may be")
+
+    def open(self, request: Request, tokenizer: Tokenizer | None, wake: Wake) -> RequestStream:
+        """Send a request to the engine; `wake` is called whenever its stream has news.
+
+        Raises:
+            EngineDead, QueueFull: as `check_open`.
+            RequestError: a request of that id is live.
+        """
+        with self._lock:
+            self.check_open()
+            stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake)
+            self._streams[stream.request.request_id] = stream
+            self._host.send(stream.request)
+        return stream
+
+    def _unique(self, request: Request) -> Request:
+        """The request under an id that the engine does not know: an ended namesake may still be on its way out."""
+        name, count = request.request_id, 1
+        while (namesake := self._streams.get(name)) is not None:
+            if not namesake.over:
+                raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
+            count += 1
+            name = f"{request.request_id}~{count}"
+        return replace(request, request_id=name)
+
+    def abort(self, stream: RequestStream) -> None:
+        """End a request and free what it holds, within a step; harmless when it is over."""
+        if not stream.over:
+            self._host.send(Abort(stream.request.request_id))
+
+    def close(self) -> None:
+        """End all requests and the engine. Idempotent."""
+        self._host.close()
+
+    def _deliver(self, report: Report) -> None:
+        """Take a report of the engine, on the host's thread."""
+        touched: dict[int, RequestStream] = {}
+        if isinstance(report, Events):
+            for event in report.events:
+                stream = self._streams.get(event.request_id)
+                if stream is not None:
+                    self._route(stream, event)
+                    touched[id(stream)] = stream
+        elif isinstance(report, Ended):
+            touched = {id(stream): stream for stream in self._end(report.error)}
+        if touched:
+            self._wake_all([stream.wake for stream in touched.values()])
+
+    def _route(self, stream: RequestStream, event: TokenEvent) -> None:
+        try:
+            if stream.push(event):
+                self._host.send(Abort(event.request_id, event.choice))
+        except Exception as error:  # noqa: BLE001 - one request's text may not end the engine
+            _LOG.exception("request %s could not be folded", stream.request_id)
+            self.abort(stream)
+            stream.fail(as_step_error(error))
+        if stream.settled:
+            with self._lock:
+                self._streams.pop(event.request_id, None)
+
+    def _end(self, error: FerrumError | None) -> list[RequestStream]:
+        """Nothing comes after the engine's end: every stream that still waits for something gets its error."""
+        ended = error if error is not None else EngineDead("the engine is closed")
+        with self._lock:
+            self._ended = ended
+            streams = list(self._streams.values())
+            self._streams.clear()
+        for stream in streams:
+            stream.fail(ended)
+        return streams

@@ -1,0 +1,166 @@
+"""An engine without numerics: the fake executor of `fakes` behind the real scheduler, hosts and clients."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fakes import FakeExecutor, FakeModel, FinishedStep
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Span, StepBatch
+from ferrum.core.types import Request, Sequence
+from ferrum.engine.admission import Admission
+from ferrum.engine.front import Parts
+from ferrum.engine.host import Built, Host, ProcessHost, ThreadHost
+from ferrum.engine.messages import EngineInfo
+from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+from ferrum.text.generation import GenerationConfig
+
+VOCABULARY = 97
+CONTEXT = 4096
+EOS = 96
+POISON = 92
+"""A prompt that begins with this token fails its spans."""
+CRASH = 93
+"""One that begins with this token raises out of the step."""
+KILL = 94
+"""One that begins with this token ends the process."""
+
+
+class LetterTokenizer:
+    """Token i is the i-th printable character; 0 is a special token without text, and the end token too."""
+
+    vocab_size = VOCABULARY
+    bos_token_id = None
+    eos_token_ids = (EOS,)
+    special_ids = frozenset({0, EOS})
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self.special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) - 31 for letter in text]
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(self.token_text(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"<{token_id}>".encode() if self.is_special(token_id) else bytes([token_id + 31])
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode()
+
+
+class ServedFake(FakeExecutor):
+    """The fake as a host sees it: leased while it serves, a little slow where asked, and it fails on command."""
+
+    def __init__(self, pages: PageTable, seconds_per_step: float) -> None:
+        super().__init__(pages, fault=_fault, vocabulary=VOCABULARY)
+        self.owner: str | None = None
+        self.stopped = False
+        self._seconds = seconds_per_step
+
+    @contextmanager
+    def lease(self, owner: str) -> Iterator[None]:
+        self.owner = owner
+        yield
+        self.owner = None
+
+    def shutdown(self) -> None:
+        self.stopped = True
+
+    def submit(self, batch: StepBatch) -> FinishedStep:
+        assert self.owner is not None
+        if self._seconds:
+            time.sleep(self._seconds)
+        for span in batch.spans:
+            if span.start == 0 and span.tokens[0] == CRASH:
+                raise ZeroDivisionError("a step that crashes")
+            if span.start == 0 and span.tokens[0] == KILL:
+                os._exit(7)
+        return super().submit(batch)
+
+
+def _fault(span: Span) -> FerrumError | None:
+    return NonFiniteLogits("a poisoned prompt") if span.start == 0 and span.tokens[0] == POISON else None
+
+
+@dataclass(frozen=True)
+class FakeRecipe:
+    """Builds a fake engine, here or in a process.
+
+    Attributes:
+        drafts: how many tokens to guess per step: right ones, but for each third step.
+        broken: fail to build.
+    """
+
+    num_pages: int = 256
+    page_size: int = 16
+    policy: str = "fcfs"
+    max_tokens_per_step: int = 64
+    max_sequences: int = 8
+    context: int = CONTEXT
+    seconds_per_step: float = 0.0
+    drafts: int = 0
+    broken: bool = False
+
+    def __call__(self) -> Built:
+        if self.broken:
+            raise Unsupported("this engine", "it is broken")
+        pages = PageTable([PageGroup("full", self.num_pages, self.page_size)])
+        executor = ServedFake(pages, self.seconds_per_step)
+        scheduler = Scheduler(
+            pages,
+            policy=POLICIES[self.policy],
+            max_tokens_per_step=self.max_tokens_per_step,
+            max_sequences=self.max_sequences,
+            max_sequence_length=self.context,
+            propose=self._propose if self.drafts else None,
+        )
+        return Built(executor, scheduler, EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1"))
+
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+        followed = FakeModel(VOCABULARY).follow(sequence.request, sequence.choice, self.context).tokens
+        right = followed[sequence.generated : sequence.generated + self.drafts]
+        return right if sequence.generated % 3 else tuple((token + 1) % VOCABULARY for token in right)
+
+
+def parts(
+    recipe: FakeRecipe | None = None, *, process: bool = False, text: bool = True, max_requests: int = 64
+) -> Parts:
+    """Client parts on a fake engine, by default in a thread."""
+    made = FakeRecipe() if recipe is None else recipe
+    host: Host = ProcessHost(made) if process else ThreadHost(made)
+    return Parts(
+        host=host,
+        tokenizer=LetterTokenizer() if text else None,
+        generation=GenerationConfig(eos_token_ids=(EOS,)),
+        max_requests=max_requests,
+    )
+
+
+def admission(*, text: bool = True, context: int = CONTEXT) -> Admission:
+    """An admission for the fake model."""
+    return Admission(
+        vocab_size=VOCABULARY,
+        max_sequence_length=context,
+        tokenizer=LetterTokenizer() if text else None,
+        eos_token_ids=(EOS,),
+        clock=lambda: 100.0,
+    )
+
+
+def expected(request: Request, choice: int = 0) -> tuple[int, ...]:
+    """The tokens that the fake model gives a request, straight from its definition."""
+    return FakeModel(VOCABULARY).follow(request, choice, CONTEXT).tokens
+
+
+def greedy(max_tokens: int | None = 16, **options: object) -> SamplingParams:
+    """Parameters without draws."""
+    return SamplingParams.from_dict({"temperature": 0.0, "max_tokens": max_tokens, **options})

@@ -1,0 +1,121 @@
+"""Admission: what becomes a request, and what is refused by which name."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, admission, greedy
+from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
+from ferrum.core.params import SamplingParams
+
+
+def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:
+    assert admission().admit("abc", greedy()).prompt == tuple(LetterTokenizer().encode("abc"))
+    assert admission().admit([5, 4, 3], greedy()).prompt == (5, 4, 3)
+
+
+def test_a_request_survives_a_process_border() -> None:
+    request = admission().admit("abc", greedy(stop=["x"], logit_bias={3: 1.0}), priority=2, deadline=5.0)
+    assert pickle.loads(pickle.dumps(request)) == request
+
+
+def test_end_tokens_stop_unless_they_are_to_be_ignored() -> None:
+    stops = admission().admit("a", greedy(stop_token_ids=[7]))
+    assert stops.stop_token_ids == {7, EOS} and stops.eos_token_ids == (EOS,)
+    ignores = admission().admit("a", greedy(stop_token_ids=[7], ignore_eos=True))
+    assert ignores.stop_token_ids == {7} and ignores.eos_token_ids == ()
+
+
+def test_a_seed_is_kept_and_a_missing_one_is_drawn_in_the_range_that_can_be_given_again() -> None:
+    assert admission().admit("a", SamplingParams(seed=-5)).seed == -5
+    drawn = {admission().admit("a", SamplingParams()).seed for _ in range(50)}
+    assert len(drawn) == 50
+    for seed in drawn:
+        assert SamplingParams(seed=seed).seed == seed
+
+
+def test_a_deadline_is_counted_from_now_and_ids_are_new() -> None:
+    first, second = (admission().admit("a", greedy(), deadline=2.5) for _ in range(2))
+    assert first.deadline == first.arrival + 2.5
+    assert first.request_id != second.request_id and first.trace_id == first.request_id
+
+
+def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
+    tokens = LetterTokenizer()
+    request = admission().admit("a", greedy(bad_words=["no"]))
+    assert set(request.bad_words) == {tuple(tokens.encode("no")), tuple(tokens.encode(" no"))}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "words"),
+    [
+        ("", RequestError, "empty"),
+        ([], RequestError, "empty"),
+        ([1, VOCABULARY], InvalidToken, f"{VOCABULARY} at position 1"),
+        ([1, 2, -1], InvalidToken, "-1 at position 2"),
+        ([1, 2.0], InvalidToken, "2.0 at position 1"),
+        ([True], InvalidToken, "True at position 0"),
+        (7, RequestError, "int"),
+        ([1] * CONTEXT, ContextOverflow, str(CONTEXT)),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(prompt: object, error: type[RequestError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        admission().admit(prompt, greedy())  # type: ignore[arg-type]
+    assert caught.value.param == "prompt"
+
+
+def test_a_full_context_can_still_be_scored() -> None:
+    assert len(admission().admit([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": ["x"]},
+        {"bad_words": ["x"]},
+        {"stop": ["x"], "include_stop_str_in_output": True},
+        {"skip_special_tokens": False},
+    ],
+)
+def test_what_is_about_text_is_refused_without_a_tokenizer(options: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="no tokenizer") as caught:
+        admission(text=False).admit([1], greedy(**options))
+    assert caught.value.param in options
+    with pytest.raises(RequestError, match="no tokenizer"):
+        admission(text=False).admit("text", greedy())
+    assert admission(text=False).admit([1], greedy()).prompt == (1,)
+
+
+@pytest.mark.parametrize(
+    "options", [{"stop_token_ids": [VOCABULARY]}, {"allowed_token_ids": [VOCABULARY]}, {"logit_bias": {VOCABULARY: 1}}]
+)
+def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidToken) as caught:
+        admission().admit("a", greedy(**options))
+    assert caught.value.param in options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"request_id": ""},
+        {"request_id": 5},
+        {"priority": 1.5},
+        {"deadline": 0},
+        {"deadline": float("nan")},
+        {"deadline": "soon"},
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(RequestError) as caught:
+        admission().admit("a", greedy(), **options)  # type: ignore[arg-type]
+    assert caught.value.param in options
+
+
+def test_adapters_are_a_later_feature() -> None:
+    with pytest.raises(Unsupported) as caught:
+        admission().admit("a", greedy(), adapter="mine")
+    assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"

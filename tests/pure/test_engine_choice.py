@@ -1,0 +1,189 @@
+"""The fold from token events to deltas: one end, cut at the completing token, however the events are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_fakes import EOS, LetterTokenizer, admission, greedy
+from ferrum.core.errors import EngineDead, NonFiniteLogits
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.outputs import Collector, Delta, Usage, join
+from ferrum.engine.stream import RequestStream
+
+A, B = LetterTokenizer().encode("ab")
+
+
+def open_stream(request: Request, *, text: bool = True) -> RequestStream:
+    return RequestStream(request, "public", LetterTokenizer() if text else None, lambda: None)
+
+
+def request_for(**options: object) -> Request:
+    return admission().admit("ab", greedy(1000, **options), request_id="r", trace_id="t")
+
+
+def event(*tokens: int, finish: FinishReason | None = None, choice: int = 0, stop: int | None = None) -> TokenEvent:
+    logprobs = tuple(TokenLogprobs(token, -token / 8, 2, ((1, -0.5), (token, -token / 8))) for token in tokens)
+    return TokenEvent("r", choice, tokens, logprobs, finish_reason=finish, stop_reason=stop)
+
+
+def deltas_of(stream: RequestStream) -> list[Delta]:
+    found = []
+    while (delta := stream.take()) is not None:
+        found.append(delta)
+    return found
+
+
+def whole_of(deltas: list[Delta]) -> Delta:
+    whole = deltas[0]
+    for delta in deltas[1:]:
+        whole = join(whole, delta)
+    return whole
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """Where the first completed stop string ends, and which it is: the longest of those that end there."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text.endswith(stop, 0, end)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
+@given(
+    tokens=st.lists(st.sampled_from([0, A, B, B + 1]), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(1, 5), min_size=40, max_size=40),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3, unique=True),
+    include=st.booleans(),
+    slow=st.booleans(),
+)
+def test_any_way_of_cutting_tokens_into_events_gives_the_same_output(
+    tokens: list[int], cuts: list[int], stops: list[str], include: bool, slow: bool
+) -> None:
+    stream = open_stream(request_for(stop=stops, include_stop_str_in_output=include and bool(stops), logprobs=1))
+    deltas, rest, ended_here = [], tokens, []
+    for cut in cuts:
+        head, rest = rest[:cut], rest[cut:]
+        ended_here.append(stream.push(event(*head, finish=None if rest else FinishReason.LENGTH)))
+        if not slow:
+            deltas += deltas_of(stream)
+        if not rest:
+            break
+    deltas += deltas_of(stream)
+    whole = whole_of(deltas)
+
+    text = LetterTokenizer().decode(tokens)
+    stop = first_stop(text, stops)
+    if stop is None:
+        kept, shown, reason = len(tokens), text, FinishReason.LENGTH
+        assert not any(ended_here)
+    else:
+        end, string = stop
+        kept = next(n for n in range(1, len(tokens) + 1) if len(LetterTokenizer().decode(tokens[:n])) == end)
+        shown, reason = text[: end if include else end - len(string)], FinishReason.STOP
+    assert whole.token_ids == tuple(tokens[:kept])
+    assert whole.text == shown
+    assert whole.logprobs is not None and [next(iter(each)) for each in whole.logprobs] == tokens[:kept]
+    assert (whole.finish_reason, whole.stop_reason) == (reason, None if stop is None else stop[1])
+    assert whole.usage == Usage(prompt_tokens=2, completion_tokens=kept)
+    assert [delta.finish_reason for delta in deltas].count(None) == len(deltas) - 1
+
+
+def test_a_stop_string_ends_the_choice_while_the_engine_still_runs_it() -> None:
+    stream = open_stream(request_for(stop=["b"]))
+    assert not stream.push(event(A))
+    assert stream.push(event(A, B, A))
+    assert stream.over and not stream.settled
+    assert not stream.push(event(B))
+    assert not stream.push(event(finish=FinishReason.ABORT))
+    assert stream.settled
+    whole = whole_of(deltas_of(stream))
+    assert (whole.text, whole.token_ids, whole.finish_reason) == ("aa", (A, A, B), FinishReason.STOP)
+
+
+@pytest.mark.parametrize(("token", "reason"), [(EOS, None), (B, B)])
+def test_a_stop_token_is_in_the_ids_and_not_in_the_text(token: int, reason: int | None) -> None:
+    stream = open_stream(request_for(stop_token_ids=[B], skip_special_tokens=False))
+    stream.push(event(A, token, finish=FinishReason.STOP, stop=reason))
+    [delta] = deltas_of(stream)
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("a", (A, token), reason)
+
+
+def test_text_that_was_held_back_comes_with_the_end() -> None:
+    stream = open_stream(request_for(stop=["abc"]))
+    stream.push(event(A, B))
+    [held] = deltas_of(stream)
+    assert (held.text, held.token_ids) == ("", (A, B))
+    stream.push(event(finish=FinishReason.ABORT))
+    assert whole_of(deltas_of(stream)).text == "ab"
+
+
+def test_a_slow_consumer_finds_one_delta_per_choice_and_the_usage_in_the_last_one() -> None:
+    stream = open_stream(request_for(n=2))
+    for _ in range(100):
+        stream.push(event(A, choice=1))
+        stream.push(event(B, B, choice=0))
+    stream.push(event(finish=FinishReason.LENGTH, choice=0))
+    stream.push(event(finish=FinishReason.LENGTH, choice=1))
+    first, last = deltas_of(stream)
+    assert (first.index, first.text, first.usage) == (0, "b" * 200, None)
+    assert (last.index, last.text, last.usage) == (1, "a" * 100, Usage(2, 300))
+
+
+def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
+    stream = open_stream(admission(text=False).admit([A], greedy(logprobs=0), request_id="r"), text=False)
+    stream.push(event(A, B, finish=FinishReason.LENGTH))
+    [delta] = deltas_of(stream)
+    assert (delta.text, delta.token_ids) == (None, (A, B))
+    assert delta.logprobs is not None and delta.logprobs[0][A].decoded_token is None
+
+
+def test_log_probabilities_carry_rank_and_text_the_chosen_token_first() -> None:
+    stream = open_stream(request_for(logprobs=2, prompt_logprobs=1))
+    stream.push(replace(event(A), prompt_logprobs=(TokenLogprobs(B, -3.0, 9, ((A, -1.0),)),)))
+    [delta] = deltas_of(stream)
+    assert delta.logprobs is not None and delta.prompt_logprobs is not None
+    [position] = delta.logprobs
+    assert [(t, p.logprob, p.rank, p.decoded_token) for t, p in position.items()] == [
+        (A, -A / 8, 2, "a"),
+        (1, -0.5, 1, " "),
+    ]
+    assert delta.prompt_logprobs[0] is None and list(delta.prompt_logprobs[1] or ()) == [B, A]
+
+
+def test_failure_ends_every_open_choice_once_and_no_closed_one() -> None:
+    stream = open_stream(request_for(n=3))
+    stream.push(event(A, finish=FinishReason.LENGTH, choice=1))
+    stream.push(TokenEvent("r", 2, finish_reason=FinishReason.ERROR, error=NonFiniteLogits("nan")))
+    stream.fail(EngineDead("gone"))
+    stream.fail(EngineDead("gone again"))
+    ends = {delta.index: delta for delta in deltas_of(stream)}
+    assert isinstance(ends[0].error, EngineDead) and ends[0].finish_reason is FinishReason.ERROR
+    assert ends[1].error is None
+    assert isinstance(ends[2].error, NonFiniteLogits)
+    assert [delta.usage is not None for delta in ends.values()] == [False, False, True]
+
+
+def test_the_whole_output_is_the_fold_of_the_deltas() -> None:
+    request = request_for(n=2, logprobs=0)
+    stream, collector = open_stream(request), Collector("public", "ab", request.prompt, request.arrival)
+    for news in (event(A), event(B, choice=1), event(B, finish=FinishReason.LENGTH)):
+        stream.push(news)
+        for delta in deltas_of(stream):
+            collector.push(delta, 101.0)
+    stream.push(event(finish=FinishReason.ABORT, choice=1))
+    for delta in deltas_of(stream):
+        collector.push(delta, 102.0)
+    output = collector.output(103.0)
+    assert (output.request_id, output.prompt, output.prompt_token_ids) == ("public", "ab", [A, B])
+    assert [(each.index, each.text, each.token_ids, each.finish_reason) for each in output.outputs] == [
+        (0, "ab", [A, B], "length"),
+        (1, "b", [B], "abort"),
+    ]
+    assert output.outputs[0].cumulative_logprob == pytest.approx(-(A + B) / 8)
+    assert output.metrics.first_token_time == 101.0 and output.metrics.usage == Usage(2, 3)
+    assert output.metrics.seed == request.seed

@@ -1,0 +1,253 @@
+"""The asynchronous client over both hosts: the same tests for an engine in a thread and in a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from engine_fakes import (
+    KILL,
+    POISON,
+    FakeRecipe,
+    LetterTokenizer,
+    ServedFake,
+    admission,
+    expected,
+    greedy,
+    parts,
+)
+from ferrum.core.errors import EngineDead, InvalidToken, NonFiniteLogits, QueueFull, RequestError, Unsupported
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import FinishReason
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.host import Built
+from ferrum.engine.outputs import Delta, join
+
+ENDLESS = greedy(None, ignore_eos=True)
+SLOW = FakeRecipe(seconds_per_step=0.002)
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine]:
+    """One engine of each kind for all tests that leave it as it was."""
+    served = AsyncEngine.from_parts(parts(SLOW, process=request.param == "process", max_requests=32))
+    yield served
+    served.close()
+
+
+async def collect(deltas: AsyncIterator[Delta]) -> dict[int, Delta]:
+    """Each choice as one delta."""
+    whole: dict[int, Delta] = {}
+    async for delta in deltas:
+        whole[delta.index] = join(whole[delta.index], delta) if delta.index in whole else delta
+    return whole
+
+
+async def idle(engine: AsyncEngine) -> None:
+    while engine.num_live:
+        await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(limited())
+
+
+def followed(prompt: list[int], params: SamplingParams, choice: int = 0) -> tuple[int, ...]:
+    return expected(admission().admit(prompt, params), choice)
+
+
+def test_requests_run_together_and_each_gets_its_own_text(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        prompts = [[3 + i, 5] for i in range(10)]
+        params = greedy(30, n=2, logprobs=0)
+        found = await asyncio.gather(*(collect(engine.generate(prompt, params)) for prompt in prompts))
+        for prompt, choices in zip(prompts, found, strict=True):
+            for index, whole in choices.items():
+                assert whole.token_ids == followed(prompt, params, index)
+                body = whole.token_ids[:-1] if whole.finish_reason is FinishReason.STOP else whole.token_ids
+                assert whole.text == LetterTokenizer().decode(body)
+                assert whole.logprobs is not None and len(whole.logprobs) == len(whole.token_ids)
+        await idle(engine)
+
+    run(test)
+
+
+def test_closing_or_cancelling_an_iterator_ends_the_request(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        closed = engine.generate([1], ENDLESS)
+        await anext(closed)
+        await closed.aclose()
+        task = asyncio.create_task(collect(engine.generate([2], ENDLESS)))
+        await asyncio.sleep(0.02)
+        assert engine.num_live
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(engine)
+
+    run(test)
+
+
+def test_a_stop_string_ends_the_choice_and_its_work(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        text = LetterTokenizer().decode(followed([4, 4], greedy(300, ignore_eos=True)))
+        stop = text[20:23]
+        whole = (await collect(engine.generate([4, 4], greedy(3000, ignore_eos=True, stop=[stop]))))[0]
+        assert (whole.finish_reason, whole.stop_reason) == (FinishReason.STOP, stop)
+        assert whole.text is not None and stop not in whole.text and text.startswith(whole.text)
+        assert whole.usage is not None and whole.usage.completion_tokens == len(whole.token_ids) < 100
+        await idle(engine)
+
+    run(test)
+
+
+def test_a_deadline_and_a_failure_are_ends_like_any_other(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        late, bad, good = await asyncio.gather(
+            collect(engine.generate([1], ENDLESS, deadline=0.05)),
+            collect(engine.generate([POISON], greedy())),
+            collect(engine.generate([5], greedy(3))),
+        )
+        assert late[0].finish_reason is FinishReason.DEADLINE
+        assert bad[0].finish_reason is FinishReason.ERROR and isinstance(bad[0].error, NonFiniteLogits)
+        assert good[0].token_ids == followed([5], greedy(3))
+
+    run(test)
+
+
+def test_what_cannot_be_served_is_refused_before_anything_runs(engine: AsyncEngine) -> None:
+    with pytest.raises(InvalidToken):
+        engine.generate([1000])
+    with pytest.raises(RequestError):
+        engine.generate("")
+    assert engine.num_live == 0
+
+
+def test_there_is_an_end_to_how_many_may_wait(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        waiting = [asyncio.create_task(collect(engine.generate([1 + i], ENDLESS))) for i in range(32)]
+        while engine.num_live < 32:
+            await asyncio.sleep(0.001)
+        with pytest.raises(QueueFull):
+            engine.generate([1], greedy())
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        await idle(engine)
+        assert await collect(engine.generate([1], greedy(2)))
+
+    run(test)
+
+
+def test_an_id_serves_one_live_request_and_is_free_at_its_end(engine: AsyncEngine) -> None:
+    async def test() -> None:
+        first = engine.generate([1], ENDLESS, request_id="mine", trace_id="trace")
+        delta = await anext(first)
+        assert (delta.request_id, delta.trace_id) == ("mine", "trace")
+        with pytest.raises(RequestError, match="mine"):
+            await anext(engine.generate([1], greedy(), request_id="mine"))
+        for _ in range(3):
+            # Ended at the client by a stop string, while the engine may still know it.
+            stopped = engine.generate([1], greedy(3000, stop=list("abcdefgh")), request_id="again")
+            assert (await collect(stopped))[0].request_id == "again"
+        await first.aclose()
+        await idle(engine)
+
+    run(test)
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_closing_the_engine_ends_what_is_live_and_refuses_what_comes(process: bool) -> None:
+    async def test() -> None:
+        async with AsyncEngine.from_parts(parts(SLOW, process=process)) as engine:
+            first = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
+            await asyncio.sleep(0.02)
+        assert (await first)[0].finish_reason is FinishReason.ABORT
+        with pytest.raises(EngineDead):
+            engine.generate([1])
+        engine.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_a_recipe_that_fails_fails_at_the_start(process: bool) -> None:
+    with pytest.raises(Unsupported, match="broken"):
+        AsyncEngine.from_parts(parts(FakeRecipe(broken=True), process=process))
+
+
+def test_the_death_of_the_process_ends_every_request_with_engine_dead() -> None:
+    async def test() -> None:
+        engine = AsyncEngine.from_parts(parts(SLOW, process=True))
+        live = [asyncio.create_task(collect(engine.generate([1 + i], replace(ENDLESS, n=2)))) for i in range(3)]
+        await asyncio.sleep(0.05)
+        killer = await collect(engine.generate([KILL], greedy()))
+        for choices in [killer, *await asyncio.gather(*live)]:
+            for whole in choices.values():
+                assert whole.finish_reason is FinishReason.ERROR
+                assert isinstance(whole.error, EngineDead) and "code 7" in str(whole.error)
+        with pytest.raises(EngineDead):
+            engine.generate([1])
+        engine.close()
+
+    run(test)
+
+
+def test_a_loop_that_breaks_ends_every_request_with_engine_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Built] = []
+
+    def recipe() -> Built:
+        built.append(SLOW())
+        return built[0]
+
+    async def test() -> None:
+        engine = AsyncEngine.from_parts(parts(recipe))  # type: ignore[arg-type]
+        live = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
+        await asyncio.sleep(0.02)
+        monkeypatch.setattr(built[0].scheduler, "plan", lambda: 1 / 0)
+        assert isinstance((await live)[0].error, EngineDead)
+        engine.close()
+
+    run(test)
+
+
+def test_a_finished_engine_has_given_back_its_pages_and_its_executor() -> None:
+    built: list[Built] = []
+
+    def recipe() -> Built:
+        built.append(SLOW())
+        return built[0]
+
+    async def test() -> None:
+        async with AsyncEngine.from_parts(parts(recipe)) as engine:  # type: ignore[arg-type]
+            executor = built[0].executor
+            assert isinstance(executor, ServedFake)
+            abandoned = engine.generate([1] * 100, ENDLESS)
+            await anext(abandoned)
+            assert executor.pages.used > 0
+            await abandoned.aclose()
+            await idle(engine)
+            assert executor.pages.used == 0
+            assert executor.owner == "engine" and not executor.stopped
+        assert executor.owner is None and executor.stopped
+
+    run(test)
+
+
+def test_a_slow_consumer_holds_one_delta_per_choice() -> None:
+    async def test() -> None:
+        async with AsyncEngine.from_parts(parts()) as engine:
+            deltas = engine.generate([1], greedy(500, n=2, ignore_eos=True))
+            await anext(deltas)
+            await idle(engine)
+            rest = [delta async for delta in deltas]
+            assert len(rest) <= 3 and rest[-1].usage is not None and rest[-1].usage.completion_tokens == 1000
+
+    run(test)

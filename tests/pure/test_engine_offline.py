@@ -1,0 +1,204 @@
+"""`LLM`: batches, streams, scores and conversations on the fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
+from ferrum.core.errors import EngineDead, InvalidToken, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.engine.front import Parts
+from ferrum.engine.offline import LLM
+from ferrum.engine.outputs import RequestOutput, join
+from ferrum.text.chat import ChatTemplate
+from ferrum.text.generation import GenerationConfig
+
+
+def llm(recipe: FakeRecipe | None = None, **options: Any) -> LLM:
+    return LLM.from_parts(parts(recipe, **options))
+
+
+def essence(outputs: list[RequestOutput]) -> list[Any]:
+    return [
+        (
+            output.prompt_token_ids,
+            output.prompt_logprobs,
+            [(c.text, c.token_ids, c.logprobs, c.finish_reason, c.stop_reason) for c in output.outputs],
+            output.metrics.usage,
+        )
+        for output in outputs
+    ]
+
+
+def test_a_batch_larger_than_the_engine_takes_comes_back_in_order() -> None:
+    with llm(max_requests=3) as model:
+        prompts = ["abc", [5, 6], "z", *("x" * n for n in range(1, 20))]
+        outputs = model.generate(prompts, greedy(5), use_tqdm=False)
+        assert [output.prompt for output in outputs] == [p if isinstance(p, str) else None for p in prompts]
+        assert all(output.finished for output in outputs)
+        assert essence(outputs) == [essence(model.generate(prompt, greedy(5), False))[0] for prompt in prompts]
+
+
+def test_a_list_of_ids_is_one_prompt_and_an_empty_list_none() -> None:
+    with llm() as model:
+        assert len(model.generate([1, 2, 3], greedy(1), False)) == 1
+        assert len(model.generate([[1, 2, 3]], greedy(1), False)) == 1
+        assert model.generate([], greedy(1), False) == []
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 8])
+def test_drafts_change_nothing_with_a_stop_string_inside_an_accepted_one(drafts: int) -> None:
+    def run(recipe: FakeRecipe) -> list[Any]:
+        with llm(recipe) as model:
+            plain = model.generate(["ab"], greedy(60, ignore_eos=True), False)[0].outputs[0]
+            assert plain.text is not None
+            stops = [[plain.text[at : at + 2]] for at in range(3, 40)]
+            many = [greedy(60, ignore_eos=True, stop=stop, logprobs=0, n=2, min_tokens=5) for stop in stops]
+            return essence(model.generate(["ab"] * len(many), many, False))
+
+    assert run(FakeRecipe(drafts=drafts)) == run(FakeRecipe())
+
+
+def test_one_bad_request_fails_alone() -> None:
+    with llm() as model:
+        good, bad, other = model.generate([[1], [POISON], [2]], greedy(4), use_tqdm=False)
+        assert bad.outputs[0].finish_reason == "error" and bad.outputs[0].error is not None
+        assert essence([good, other]) == essence(model.generate([[1], [2]], greedy(4), use_tqdm=False))
+
+
+def test_everything_is_checked_before_anything_runs() -> None:
+    with llm() as model:
+        with pytest.raises(InvalidToken):
+            model.generate([[1], [1000]], use_tqdm=False)
+        with pytest.raises(RequestError) as caught:
+            model.generate(["a", "b"], [greedy()], use_tqdm=False)
+        assert caught.value.param == "sampling_params"
+        with pytest.raises(RequestError) as caught:
+            model.generate(["a"], greedy(), use_tqdm=5)  # type: ignore[arg-type]
+        assert caught.value.param == "use_tqdm"
+        with pytest.raises(RequestError):
+            model.generate(7, greedy(), use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_a_callable_makes_the_progress_bar() -> None:
+    class Bar:
+        def __init__(self, *, total: int, desc: str) -> None:
+            self.total, self.done, self.closed = total, 0, False
+            bars.append(self)
+
+        def update(self, n: int) -> None:
+            self.done += n
+
+        def close(self) -> None:
+            self.closed = True
+
+    bars: list[Bar] = []
+    with llm() as model:
+        model.generate(["a", "b", "c"], greedy(2), use_tqdm=Bar)
+    assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(3, 3, True)]
+
+
+def test_the_bar_for_people_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with llm() as model:
+        model.generate(["a", "b"], greedy(2))
+    captured = capsys.readouterr()
+    assert captured.out == "" and "2/2" in captured.err
+
+
+def test_a_stream_is_the_batch_in_pieces() -> None:
+    with llm() as model:
+        deltas = list(model.stream("abc", greedy(20, ignore_eos=True)))
+        whole = deltas[0]
+        for delta in deltas[1:]:
+            whole = join(whole, delta)
+        [output] = model.generate("abc", greedy(20, ignore_eos=True), use_tqdm=False)
+        assert (whole.text, list(whole.token_ids)) == (output.outputs[0].text, output.outputs[0].token_ids)
+        assert whole.usage == output.metrics.usage
+
+
+def test_closing_a_stream_ends_its_request() -> None:
+    with llm(max_requests=1) as model:
+        for _ in range(20):
+            deltas = model.stream([1], SamplingParams(max_tokens=None, ignore_eos=True))
+            next(deltas)
+            deltas.close()  # type: ignore[attr-defined]
+            while len(model.front.router):
+                pass
+
+
+def test_scores_are_those_of_the_prompts_tokens() -> None:
+    with llm() as model:
+        scores, longest, single = model.score(["abcd", [1] * CONTEXT, [5]], use_tqdm=False)
+        assert scores[0] is None and single == [None] and len(longest) == CONTEXT
+        params = greedy(1, prompt_logprobs=0)
+        [output] = model.generate("abcd", params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        for token, score, position in zip(output.prompt_token_ids, scores, output.prompt_logprobs, strict=True):
+            assert score == (None if position is None else position[token])
+        with pytest.raises(Exception, match="poisoned"):
+            model.score([[POISON, 1]], use_tqdm=False)
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[bot]{% endif %}"
+)
+OWN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}"
+
+
+def chatty(template: str | None = TEMPLATE, text: bool = True) -> LLM:
+    made = parts(text=text)
+    return LLM.from_parts(
+        Parts(
+            host=made.host,
+            tokenizer=made.tokenizer,
+            chat_template=None if template is None else ChatTemplate(template),
+            special_tokens={"bos_token": "!"},
+        )
+    )
+
+
+def test_a_conversation_goes_through_the_template() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with chatty() as model:
+        [output] = model.chat(messages, greedy(3), use_tqdm=False)
+        assert output.prompt == "[user]hi[bot]"
+        assert output.prompt_token_ids == LetterTokenizer().encode("[user]hi[bot]")
+        both = model.chat([messages, messages], greedy(3), use_tqdm=False)
+        assert essence(both) == essence([output, output])
+        [own] = model.chat(messages, greedy(3), use_tqdm=False, chat_template=OWN_TEMPLATE)
+        assert own.prompt == "!hi"
+
+
+def test_a_conversation_that_cannot_be_rendered_is_refused() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with chatty(None) as model, pytest.raises(RequestError) as caught:
+        model.chat(messages, use_tqdm=False)
+    assert caught.value.param == "chat_template"
+    with chatty(text=False) as model, pytest.raises(RequestError, match="no tokenizer"):
+        model.chat(messages, use_tqdm=False)
+    with chatty() as model:
+        with pytest.raises(RequestError):
+            model.chat([], use_tqdm=False)
+        with pytest.raises(RequestError):
+            model.chat(messages, use_tqdm=False, add_generation_prompt=True, continue_final_message=True)
+
+
+def test_the_checkpoints_recommended_parameters_are_the_default() -> None:
+    made = parts()
+    recommended = GenerationConfig(sampling={"temperature": 0.0, "max_tokens": 3})
+    with LLM.from_parts(Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended)) as model:
+        assert model.default_sampling_params == SamplingParams(temperature=0.0, max_tokens=3)
+        [output] = model.generate("a", use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 3
+
+
+def test_a_closed_engine_says_so() -> None:
+    model = llm()
+    model.close()
+    model.close()
+    with pytest.raises(EngineDead):
+        model.generate("a", use_tqdm=False)
+    with pytest.raises(EngineDead):
+        model.stream("a")
