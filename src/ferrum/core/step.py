@@ -96,6 +96,7 @@ class Span:
         want, rows, hidden: what to tell about which rows.
         sampling: required with `Want.TOKEN`.
         score: log-probabilities of given next tokens, independent of `want`.
+        attention_weights: also return the attention probabilities; refused by a backend that does not keep them.
         adapter: name of a loaded adapter, or None.
     """
 
@@ -109,6 +110,7 @@ class Span:
     sampling: Sampling | None = None
     score: Score | None = None
     adapter: str | None = None
+    attention_weights: bool = False
 
     @property
     def end(self) -> int:

@@ -1,0 +1,148 @@
+"""The options of the program: one frozen tree, resolved once, complete, and the only place that reads the environment.
+
+Flags and files make an `EngineConfig`; constructors take the values they use, never the tree. Every field tells what it
+does in its metadata (`help`), which command lines and documents print.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from ferrum.core.errors import ConfigError
+from ferrum.core.serial import JsonRecord
+
+ENVIRONMENT_PREFIX: Final = "FERRUM_"
+
+DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
+QUANTIZATIONS: Final = (None, "int8", "int4")
+KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
+KERNELS: Final = ("auto", "native", "reference", "cuda")
+DEVICES: Final = ("cpu", "cuda")
+POLICIES: Final = ("fcfs", "priority")
+HOSTS: Final = ("thread", "process")
+GENERATION_CONFIGS: Final = ("auto", "none")
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"", "0", "false", "no", "off"})
+
+
+def _about(help: str, choices: tuple[str | None, ...] | None = None, least: int | None = None) -> dict[str, Any]:
+    return {"help": help, "choices": choices, "least": least}
+
+
+def help_of(config: type, name: str) -> str:
+    """What the option does, for people."""
+    text: str = next(item.metadata["help"] for item in fields(config) if item.name == name)
+    return text
+
+
+def _check(config: Any) -> None:
+    """Refuse values that the fields' metadata exclude."""
+    for item in fields(config):
+        value, choices, least = getattr(config, item.name), item.metadata["choices"], item.metadata["least"]
+        if choices is not None and value not in choices:
+            raise ConfigError(f"must be one of {', '.join(map(str, choices))}, not {value!r}", param=item.name)
+        if least is not None and value is not None:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"must be an integer, not {value!r}", param=item.name)
+            if value < least:
+                raise ConfigError(f"must be at least {least}, not {value}", param=item.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches(JsonRecord):
+    """What the environment says. Raises ConfigError for a value that is no switch."""
+
+    disable_graphs: bool = field(
+        default=False,
+        metadata=_about(
+            "Walk the network at every step instead of replaying it "
+            "(FERRUM_DISABLE_GRAPHS=1, or its alias FERRUM_DISABLE_CUDA_RUNNER=1)."
+        ),
+    )
+    log_tokens: bool = field(
+        default=False,
+        metadata=_about("Log backend, position and the top 5 ids and logits of each step (FERRUM_LOG_TOKENS=1)."),
+    )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Switches:
+        """Read the switches.
+
+        Raises:
+            ConfigError: a value that is neither on nor off, or FERRUM_PAGED_KV=0: there is one store, and it is paged.
+        """
+        if not _switch(environment, "PAGED_KV", default=True):
+            raise ConfigError("there is one KV store and it is paged: remove it", param="FERRUM_PAGED_KV")
+        return cls(
+            disable_graphs=_switch(environment, "DISABLE_GRAPHS") or _switch(environment, "DISABLE_CUDA_RUNNER"),
+            log_tokens=_switch(environment, "LOG_TOKENS"),
+        )
+
+
+def _switch(environment: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    variable = ENVIRONMENT_PREFIX + name
+    text = environment.get(variable)
+    if text is None:
+        return default
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ConfigError(f"must be 1 or 0, not {text!r}", param=variable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(JsonRecord):
+    """How a model is loaded. Raises ConfigError, naming the field, for a value that no model could take."""
+
+    model: str = field(metadata=_about("Directory or hub id of the model."))
+    device: str = field(default="cpu", metadata=_about("Where to compute.", DEVICES))
+    dtype: str = field(default="auto", metadata=_about("Format of the weights; auto: the checkpoint's.", DTYPES))
+    quantize: str | None = field(default=None, metadata=_about("Quantise the weights on load.", QUANTIZATIONS))
+    kv_dtype: str = field(
+        default="auto",
+        metadata=_about("Format of keys and values; auto: float32 with float32 weights, else bfloat16.", KV_DTYPES),
+    )
+    kernels: str = field(
+        default="auto", metadata=_about("Kernels to compute with; auto: the fastest there are.", KERNELS)
+    )
+    max_batch_size: int = field(default=32, metadata=_about("Most sequences of one step.", least=1))
+    max_sequence_length: int | None = field(
+        default=None, metadata=_about("Most tokens of a sequence; none: the model's context.", least=1)
+    )
+    kv_capacity: int | None = field(
+        default=None, metadata=_about("Tokens that the KV pool holds; none: as memory allows.", least=1)
+    )
+    switches: Switches = field(default_factory=Switches, metadata=_about("What the environment says."))
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(JsonRecord):
+    """How a model is served: the root of the tree. Raises ConfigError, naming the field."""
+
+    model: ModelConfig = field(metadata=_about("The model to serve."))
+    policy: str = field(default="fcfs", metadata=_about("Who is served first.", POLICIES))
+    max_tokens_per_step: int = field(
+        default=512, metadata=_about("Most tokens of one step, over all sequences.", least=1)
+    )
+    host: str = field(default="thread", metadata=_about("Where the engine runs.", HOSTS))
+    max_queue: int = field(default=1024, metadata=_about("Most requests that wait; more are refused.", least=1))
+    generation_config: str = field(
+        default="auto",
+        metadata=_about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.max_tokens_per_step < self.model.max_batch_size:
+            raise ConfigError(
+                f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
+                param="max_tokens_per_step",
+            )

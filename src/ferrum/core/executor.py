@@ -1,0 +1,339 @@
+"""`ModelExecutor`: one door for steps, and everything that an executor says of itself.
+
+A backend implements `_run`. All else is here: one step at a time, the states, the lease, the counters and reports; and
+in `verbs` the named verbs, which are views of the same door.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, runtime_checkable
+
+from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
+from ferrum.core.contract import (
+    DecodeInput,
+    DecodeOutput,
+    ModelInfo,
+    PrefillInput,
+    PrefillOutput,
+    SpeculativeDecodeOutput,
+)
+from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, UnknownSequence
+from ferrum.core.memory import MemoryPlan, MemoryRequirements
+from ferrum.core.metrics import ExecutorMetrics, StepRecorder
+from ferrum.core.sequences import SequenceStore
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
+from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage
+from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput, Want
+from ferrum.core.tuning import fastest_batch_size
+from ferrum.core.verbs import NamedVerbs
+
+_PROBES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that had ended when `submit` returned."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        """See `PendingStep`."""
+        return self.output
+
+
+class ModelExecutor(NamedVerbs):
+    """Runs steps of a model, one at a time, from any thread. The first step warms it up.
+
+    A context manager: leaving it shuts the executor down.
+
+    Args:
+        info, traits, pages, cache_prefix: see `NamedVerbs`.
+    """
+
+    def __init__(
+        self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
+    ) -> None:
+        super().__init__(info, traits, pages, cache_prefix=cache_prefix)
+        self._lock = threading.RLock()
+        self._lifecycle = Lifecycle()
+        self._recorder = StepRecorder()
+        self._owner: str | None = None
+        self._batch_size = 0
+        self._last: float | None = None
+        self._peak = 0
+        self._fastest: int | None = None
+
+    # What a backend writes
+
+    @abstractmethod
+    def _run(self, batch: StepBatch) -> StepOutput:
+        """Compute a step: one result or error per span; a failed span leaves its sequence as it was.
+
+        Raises:
+            FerrumError: the whole step is refused and nothing has happened. Any other exception puts the executor in
+                the error state, which only `reset` and `shutdown` leave.
+        """
+
+    def _warm(self) -> None:
+        """Do once, before the first step, what that step should not wait for."""
+
+    def _close(self) -> None:
+        """Let go of what the executor holds; nothing will run after this."""
+
+    # The door
+
+    def submit(self, batch: StepBatch) -> PendingStep:
+        """Run a step: one result or error per span. This is the door of the lease's owner, and of all the verbs.
+
+        Raises:
+            RequestError: a sequence appears twice; nothing was done.
+            InvalidTransition: the executor is shut down, or a step has broken it.
+        """
+        if not batch.spans:
+            return FinishedStep(StepOutput(()))
+        with self._lock:
+            self.warmup()
+            output = self._timed(batch)
+            served = [
+                span
+                for span, result in zip(batch.spans, output.results, strict=True)
+                if not isinstance(result, FerrumError)
+            ]
+            self._recorder.record(served, output.seconds)
+            self._peak = max(self._peak, self._used_bytes())
+            return FinishedStep(output)
+
+    def _timed(self, batch: StepBatch) -> StepOutput:
+        self._lifecycle.move(ExecutorState.BUSY)
+        self._batch_size = len(batch.spans)
+        begun = time.perf_counter()
+        after = ExecutorState.ERROR
+        try:
+            output = self._run(batch)
+            after = ExecutorState.READY
+        except FerrumError:
+            after = ExecutorState.READY
+            raise
+        finally:
+            self._last = time.monotonic()
+            self._batch_size = 0
+            self._lifecycle.move(after)
+        return replace(output, seconds=time.perf_counter() - begun)
+
+    # The lease
+
+    def acquire_lease(self, owner: str) -> None:
+        """Close the named verbs to everybody: from now on sequences are the owner's, who works through `submit`.
+
+        Raises:
+            ExecutorInUse: another owner holds it.
+        """
+        with self._lock:
+            if self._owner is not None:
+                raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor")
+            self._owner = owner
+
+    def release_lease(self, owner: str) -> None:
+        """Open the verbs again; without that owner's lease there is nothing to do."""
+        with self._lock:
+            if self._owner == owner:
+                self._owner = None
+
+    @contextmanager
+    def lease(self, owner: str) -> Iterator[Self]:
+        """Hold the lease for a while. Raises as `acquire_lease`."""
+        self.acquire_lease(owner)
+        try:
+            yield self
+        finally:
+            self.release_lease(owner)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody holds the lease, or a step is running."""
+        return self._owner is not None or self._lifecycle.state is ExecutorState.BUSY
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            if self._owner is not None:
+                raise ExecutorInUse(f"{self._owner!r} holds the lease: its sequences go through its queue")
+            yield
+
+    # Life
+
+    def warmup(self) -> None:
+        """Get ready for the first step; later calls do nothing.
+
+        Raises:
+            InvalidTransition: the executor is shut down.
+        """
+        with self._lock:
+            if self._lifecycle.state is ExecutorState.SHUTDOWN:
+                raise InvalidTransition("the executor is shut down")
+            if self._lifecycle.state is not ExecutorState.INITIALIZING:
+                return
+            try:
+                self._warm()
+            except BaseException:
+                self._lifecycle.move(ExecutorState.ERROR)
+                raise
+            self._lifecycle.move(ExecutorState.READY)
+
+    def reset(self) -> None:
+        """Drop every sequence; this also leaves the error state. Raises ExecutorInUse."""
+        with self._exclusive():
+            self.pages.reset()
+            if self._lifecycle.state is ExecutorState.ERROR:
+                self._lifecycle.move(ExecutorState.READY)
+
+    def shutdown(self) -> None:
+        """Wait for the running step, drop every sequence and end; later calls do nothing. Raises ExecutorInUse."""
+        with self._exclusive():
+            if self._lifecycle.state is ExecutorState.SHUTDOWN:
+                return
+            self._lifecycle.move(ExecutorState.SHUTDOWN)
+            self.pages.reset()
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # What it can do
+
+    def capabilities(self) -> ExecutorCapabilities:
+        """What this executor can do."""
+        return capabilities(self.info, self.traits)
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What it holds, exactly."""
+        return self.traits.memory
+
+    @property
+    def memory_requirements(self) -> MemoryRequirements:
+        """The formula that bounds what work of a given size needs."""
+        return self.capabilities().memory_requirements
+
+    def kv_capacity(self) -> int:
+        """Tokens that fit in the KV pool."""
+        return self.pages.capacity_tokens
+
+    def supports_batch_size(self, size: int) -> bool:
+        """Whether a step can hold so many sequences, and the pool a page of each."""
+        return 1 <= size <= self._most_sequences()
+
+    def optimal_batch_size(self) -> int:
+        """Sequences per step beyond which this machine brings no more tokens per second.
+
+        Measured once, on the first call, with a few short decode steps. Raises ExecutorInUse if that is yet to be done.
+        """
+        if self._fastest is None:
+            with self._exclusive():
+                self.warmup()
+                self._fastest = fastest_batch_size(self._probe, self._most_sequences())
+        return self._fastest
+
+    def _most_sequences(self) -> int:
+        free = [self.pages.free(group.name) for group in self.pages.groups]
+        return min([self.traits.max_batch_size, *free])
+
+    def _probe(self, size: int) -> float:
+        """Seconds of one step of `size` sequences with one token each, the best of a few."""
+        spans = tuple(Span(f"{self._prefix}-probe-{index}", 0, (0,), Want.LOGITS) for index in range(size))
+        best = float("inf")
+        for _ in range(_PROBES):
+            best = min(best, self._timed(StepBatch(spans)).seconds)
+            for span in spans:
+                self.pages.release(span.cache_id)
+        return best
+
+    # How it is doing
+
+    def status(self) -> ExecutorStatus:
+        """The executor at this moment; never waits for a step."""
+        state, last, metrics = self._lifecycle.state, self._last, self.metrics()
+        return ExecutorStatus(
+            state=state,
+            is_ready=state in (ExecutorState.READY, ExecutorState.BUSY),
+            current_batch_size=self._batch_size,
+            prefill_operations=metrics.prefill_operations,
+            decode_operations=metrics.decode_operations,
+            avg_prefill_time_ms=metrics.avg_prefill_latency,
+            avg_decode_time_ms=metrics.avg_decode_latency,
+            memory_usage=self._memory_usage(),
+            last_operation=None if last is None else time.monotonic() - last,
+            backend=self.traits.backend,
+            numerics_id=self.traits.numerics_id,
+            notes=self.traits.notes,
+        )
+
+    def metrics(self) -> ExecutorMetrics:
+        """Counts and speeds."""
+        held = sum((group.num_pages - self.pages.free(group.name)) * group.page_size for group in self.pages.groups[:1])
+        efficiency = self._stored_tokens() / held if held else 0.0
+        return self._recorder.metrics(max_batch_size=self.traits.max_batch_size, memory_efficiency=efficiency)
+
+    def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
+        """Counters of the KV cache. There is no prefix cache yet: its counters are 0."""
+        return CacheMetricsSnapshot(
+            total_pages=sum(group.num_pages for group in self.pages.groups),
+            used_pages=self.pages.used,
+            shared_pages=self.pages.shared,
+            sequences=len(self.pages.ids()),
+            stored_tokens=self._stored_tokens(),
+        )
+
+    def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
+        """Counters of the adapters. None can be loaded yet: it is empty."""
+        return LoraMetricsSnapshot()
+
+    def _stored_tokens(self) -> int:
+        tokens = 0
+        for cache_id in self.pages.ids():
+            with suppress(UnknownSequence):  # it may be released while we count
+                tokens += self.pages.length(cache_id)
+        return tokens
+
+    def _used_bytes(self) -> int:
+        plan = self.memory_plan
+        return plan.total - sum(self.pages.free(part.name) * part.page_bytes for part in plan.pool)
+
+    def _memory_usage(self) -> ExecutorMemoryUsage:
+        return memory_usage(self.memory_plan.total, self._used_bytes(), self._peak)
+
+
+@runtime_checkable
+class BatchModelExecutor(Protocol):
+    """An executor that serves several sequences in one pass."""
+
+    def batch_prefill(self, given: Sequence[PrefillInput]) -> list[PrefillOutput]: ...  # noqa: D102 - see NamedVerbs
+
+    def batch_decode(self, given: Sequence[DecodeInput]) -> list[DecodeOutput]: ...  # noqa: D102
+
+    def optimal_batch_size(self) -> int: ...  # noqa: D102 - see ModelExecutor
+
+    def supports_batch_size(self, size: int) -> bool: ...  # noqa: D102
+
+
+@runtime_checkable
+class SpeculativeExecutor(Protocol):
+    """An executor that verifies drafts."""
+
+    def forward_verify(self, given: Sequence[DecodeInput]) -> list[DecodeOutput]: ...  # noqa: D102 - see NamedVerbs
+
+    def speculative_decode(  # noqa: D102
+        self, given: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
+    ) -> SpeculativeDecodeOutput: ...

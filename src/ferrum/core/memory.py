@@ -1,0 +1,116 @@
+"""What an executor holds in memory: the exact plan of it, and the formula that users estimate with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.core.serial import JsonRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPart(JsonRecord):
+    """One layer group of the KV pool.
+
+    Attributes:
+        num_pages, page_size: its pages, and the tokens in each.
+        bytes_per_token: keys and values of one token over the group's layers.
+        resident_tokens: most tokens of one sequence that are held at once (a window and its slack); None: all of them.
+    """
+
+    name: str
+    num_pages: int
+    page_size: int
+    bytes_per_token: int
+    resident_tokens: int | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return self.page_size * self.bytes_per_token
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self.num_pages * self.page_bytes
+
+    def pages(self, length: int) -> int:
+        """Pages that a sequence of `length` tokens holds."""
+        held = length if self.resident_tokens is None else min(length, self.resident_tokens)
+        return -(-held // self.page_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan(JsonRecord):
+    """Every byte that an executor allocates, by purpose; nothing more is allocated once it is ready.
+
+    Attributes:
+        weights: the parameters as held (after quantisation).
+        activations: the buffers of a step, planned for the largest one.
+        activation_row: bytes of them that one token of a step takes.
+        tables: token ids, positions, page rows and rotation tables.
+        pool: the layer groups of the KV pool.
+    """
+
+    weights: int
+    activations: int
+    activation_row: int
+    tables: int
+    pool: tuple[PoolPart, ...]
+
+    @property
+    def kv_pool(self) -> int:
+        """Bytes of the KV pool."""
+        return sum(part.nbytes for part in self.pool)
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.weights + self.kv_pool + self.activations + self.tables
+
+    def max_sequences(self, length: int) -> int:
+        """How many sequences of `length` tokens (at least 1) fit in the pool together."""
+        return min((part.num_pages // part.pages(length) for part in self.pool), default=0)
+
+    def fits(self, sequences: int, length: int) -> bool:
+        """Whether that many sequences of `length` tokens each fit in the pool together."""
+        return sequences == 0 or length == 0 or sequences <= self.max_sequences(length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequirements(JsonRecord):
+    """An upper bound of the memory that work of a given size needs, by one formula. `MemoryPlan` is exact.
+
+    Attributes:
+        parameter_memory: bytes of the weights as held.
+        activation_memory_per_token: bytes of a step's buffers per token of the step.
+        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
+        overhead_memory: bytes that do not depend on the work: planned buffers, tables, and half-filled pages.
+    """
+
+    parameter_memory: int
+    activation_memory_per_token: int
+    kv_cache_memory_per_token: int
+    overhead_memory: int
+
+    def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
+        """parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes."""
+        tokens = batch_size * sequence_length
+        per_token = self.activation_memory_per_token + self.kv_cache_memory_per_token * num_layers
+        return self.parameter_memory + per_token * tokens + self.overhead_memory
+
+
+def memory_requirements(plan: MemoryPlan, kv_bytes: int, max_batch_size: int) -> MemoryRequirements:
+    """The formula's constants for a plan.
+
+    Args:
+        plan: what is held.
+        kv_bytes: keys and values of one token in one layer.
+        max_batch_size: sequences of a batch, each of which may leave a page nearly empty.
+    """
+    partial_pages = sum((part.page_size - 1) * part.bytes_per_token for part in plan.pool) * max_batch_size
+    return MemoryRequirements(
+        parameter_memory=plan.weights,
+        activation_memory_per_token=plan.activation_row,
+        kv_cache_memory_per_token=kv_bytes,
+        overhead_memory=plan.activations + plan.tables + partial_pages,
+    )

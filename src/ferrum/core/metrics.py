@@ -1,0 +1,110 @@
+"""How fast an executor has been: a window of its last steps, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ferrum.core.serial import JsonRecord
+from ferrum.core.step import Span
+
+WINDOW: Final = 1024
+"""Steps that latencies, throughput and utilisation look back on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorMetrics(JsonRecord):
+    """An executor's counts since its start, and its speed over the last 1,024 steps.
+
+    An operation is a span that was served. It is a decode if its sequence was there before and it brings one token
+    besides drafts, else a prefill. A step is a prefill step if it has at least one prefill.
+
+    Attributes:
+        total_operations: prefill_operations + decode_operations.
+        avg_prefill_latency, avg_decode_latency: mean duration of the window's steps of that kind, in ms; 0 without one.
+        p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank
+            ceil(0.95 x n), in ms.
+        throughput_tps: tokens processed in the window's steps / sum of their durations in seconds.
+        memory_efficiency: stored tokens / tokens that the pages in use can hold; above 1 where pages are shared.
+        batch_utilization: mean sequences per step of the window / `max_batch_size`.
+    """
+
+    total_operations: int
+    prefill_operations: int
+    decode_operations: int
+    avg_prefill_latency: float
+    avg_decode_latency: float
+    p95_prefill_latency: float
+    p95_decode_latency: float
+    throughput_tps: float
+    memory_efficiency: float
+    batch_utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A finished step: the spans that were served, by kind, their tokens, and the step's duration."""
+
+    prefills: int
+    decodes: int
+    tokens: int
+    seconds: float
+
+
+def is_decode(span: Span) -> bool:
+    """Whether a span is one more token of a known sequence, perhaps with drafts."""
+    return span.start > 0 and len(span.tokens) == 1 + span.drafts
+
+
+class StepRecorder:
+    """Collects finished steps; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self.prefill_operations = 0
+        self.decode_operations = 0
+        self._window: deque[StepTime] = deque(maxlen=WINDOW)
+        self._lock = threading.Lock()
+
+    def record(self, served: Sequence[Span], seconds: float) -> None:
+        """Note a step: the spans that came to a result, and how long the step took."""
+        decodes = sum(map(is_decode, served))
+        prefills = len(served) - decodes
+        with self._lock:
+            self.prefill_operations += prefills
+            self.decode_operations += decodes
+            if served:
+                self._window.append(StepTime(prefills, decodes, sum(len(span.tokens) for span in served), seconds))
+
+    def metrics(self, *, max_batch_size: int, memory_efficiency: float) -> ExecutorMetrics:
+        """The figures at this moment."""
+        with self._lock:
+            steps, prefills, decodes = tuple(self._window), self.prefill_operations, self.decode_operations
+        prefill_ms = sorted(1e3 * step.seconds for step in steps if step.prefills)
+        decode_ms = sorted(1e3 * step.seconds for step in steps if not step.prefills)
+        seconds = math.fsum(step.seconds for step in steps)
+        return ExecutorMetrics(
+            total_operations=prefills + decodes,
+            prefill_operations=prefills,
+            decode_operations=decodes,
+            avg_prefill_latency=_mean(prefill_ms),
+            avg_decode_latency=_mean(decode_ms),
+            p95_prefill_latency=percentile(prefill_ms, 95),
+            p95_decode_latency=percentile(decode_ms, 95),
+            throughput_tps=sum(step.tokens for step in steps) / seconds if seconds else 0.0,
+            memory_efficiency=memory_efficiency,
+            batch_utilization=_mean([step.prefills + step.decodes for step in steps]) / max_batch_size,
+        )
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """The nearest-rank percentile of ascending values: the one at the rank ceil(percent / 100 x n); 0 without any."""
+    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0

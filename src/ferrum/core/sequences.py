@@ -1,0 +1,164 @@
+"""The sequences of an executor as the named verbs see them, and the way back after an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from ferrum.core.step import Span
+
+
+class StoreGroup(Protocol):
+    """A layer group of the store."""
+
+    @property
+    def name(self) -> str:
+        """Unique within a store."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the group."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        ...
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a query sees; None: all before it."""
+        ...
+
+
+class SequenceStore(Protocol):
+    """What the verbs need of a page table. Every verb with a cache id raises UnknownSequence where there is none."""
+
+    @property
+    def groups(self) -> Sequence[StoreGroup]:
+        """The layer groups; empty for a store without pages."""
+        ...
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the whole pool holds."""
+        ...
+
+    @property
+    def used(self) -> int:
+        """Pages in use."""
+        ...
+
+    @property
+    def shared(self) -> int:
+        """Pages with more than one owner."""
+        ...
+
+    def __contains__(self, cache_id: str) -> bool: ...
+
+    def ids(self) -> tuple[str, ...]:
+        """All sequences."""
+        ...
+
+    def length(self, cache_id: str) -> int:
+        """Stored tokens."""
+        ...
+
+    def generation(self, cache_id: str) -> int:
+        """A number that every change raises, and that no other sequence of that id has had."""
+        ...
+
+    def row(self, cache_id: str, group: str) -> Sequence[int]:
+        """Page numbers, in order."""
+        ...
+
+    def free(self, group: str) -> int:
+        """Free pages of the group."""
+        ...
+
+    def truncate(self, cache_id: str, length: int) -> None:
+        """Forget the tokens from `length` on; no change at the stored length. Unsupported where keys are gone."""
+        ...
+
+    def fork(self, source: str, target: str) -> None:
+        """Begin `target` as an independent copy."""
+        ...
+
+    def release(self, cache_id: str) -> None:
+        """Forget the sequence; an unknown one is no error."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        ...
+
+
+class Undo:
+    """Takes sequences back to where they were, so that the handles of before are good again.
+
+    A store raises a sequence's generation on the way back, too. Generations are therefore told through this class,
+    which remembers that the new one stands for the same tokens as the old one.
+    """
+
+    def __init__(self, pages: SequenceStore) -> None:
+        self._pages = pages
+        self._same: dict[str, tuple[int, int]] = {}  # id -> (the store's generation, the one that handles carry)
+
+    def generation(self, cache_id: str) -> int:
+        """The sequence's generation as handles know it. Raises UnknownSequence."""
+        stored = self._pages.generation(cache_id)
+        undone, told = self._same.get(cache_id, (stored, stored))
+        return told if undone == stored else stored
+
+    def forget(self, cache_id: str) -> None:
+        """Drop what is remembered of a released sequence."""
+        self._same.pop(cache_id, None)
+
+    @contextmanager
+    def guard(self, spans: Sequence[Span], *, settled: bool) -> Iterator[None]:
+        """Undo what happens to the spans' sequences in this context if it is left by an exception.
+
+        Args:
+            spans: at most one per sequence.
+            settled: an exception only comes where nothing has happened to the sequences; no copies need to be kept.
+        """
+        before = {
+            span.cache_id: (self._pages.length(span.cache_id), self.generation(span.cache_id))
+            for span in spans
+            if span.cache_id in self._pages
+        }
+        copies = {} if settled else self._copies(spans)
+        try:
+            yield
+        except BaseException:
+            for span in spans:
+                if span.cache_id not in before:
+                    self._pages.release(span.cache_id)
+                else:
+                    self._restore(span.cache_id, *before[span.cache_id], copies.get(span.cache_id))
+            raise
+        finally:
+            for copy in copies.values():
+                self._pages.release(copy)
+
+    def _copies(self, spans: Sequence[Span]) -> dict[str, str]:
+        """Copies of the sequences that truncation may not bring back: a long span pushes keys out of a window."""
+        if all(group.window is None for group in self._pages.groups):
+            return {}
+        long = [span.cache_id for span in spans if len(span.tokens) > 1 and span.cache_id in self._pages]
+        copies = {cache_id: f"{cache_id}-undo" for cache_id in long}
+        for cache_id, copy in copies.items():
+            self._pages.fork(cache_id, copy)
+        return copies
+
+    def _restore(self, cache_id: str, length: int, generation: int, copy: str | None) -> None:
+        if self._pages.length(cache_id) == length:
+            return
+        if copy is None:
+            self._pages.truncate(cache_id, length)
+        else:
+            self._pages.release(cache_id)
+            self._pages.fork(copy, cache_id)
+        self._same[cache_id] = (self._pages.generation(cache_id), generation)

@@ -1,0 +1,126 @@
+"""Frozen dataclasses to JSON and back, by their type hints: the one codec of configs, snapshots and handles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+
+from ferrum.core.errors import RequestError
+
+
+class JsonRecord:
+    """Gives a dataclass its JSON form.
+
+    Fields may be None, bool, int, float, str, enums, other records, and tuples, frozensets and mappings of these. Sets
+    are written sorted, so that equal records have equal text.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+
+    def to_json(self) -> str:
+        """The fields as JSON text."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; an absent field takes its default.
+
+        Raises:
+            RequestError: an unknown or missing name, or a value of the wrong type; `param` names it.
+        """
+        record: Self = _record(cls, values, cls.__name__)
+        return record
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`. Raises as `from_dict`, and RequestError for text that is no JSON."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise RequestError(f"not JSON: {error}", param=cls.__name__) from None
+        record: Self = _record(cls, values, cls.__name__)
+        return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, JsonRecord):
+        return value.to_dict()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _record(cls: type, values: Any, where: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise RequestError(f"must be an object, not {values!r}", param=where)
+    known = {item.name: item for item in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise RequestError(f"{cls.__name__} has no such field", param=name)
+    for name, item in known.items():
+        if name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise RequestError(f"{cls.__name__} needs it", param=name)
+    hints = _hints(cls)
+    return cls(**{name: _value(hints[name], value, name) for name, value in values.items()})
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    """`value` as the type `hint` wants it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, UnionType):
+        return _either(parts, value, name)
+    if origin in (tuple, frozenset):
+        if not isinstance(value, list | tuple):
+            raise RequestError(f"must be a list, not {value!r}", param=name)
+        return origin(_value(parts[0], item, name) for item in value)
+    if origin is not None:
+        if not isinstance(value, Mapping):
+            raise RequestError(f"must be an object, not {value!r}", param=name)
+        return {_value(parts[0], key, name): _value(parts[1], item, name) for key, item in value.items()}
+    if is_dataclass(hint):
+        return _record(hint, value, name)  # type: ignore[arg-type]  # a hint is a class, never an instance
+    if issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise RequestError(f"must be one of {[item.value for item in hint]}, not {value!r}", param=name) from None
+    return _primitive(hint, value, name)
+
+
+def _either(parts: tuple[Any, ...], value: Any, name: str) -> Any:
+    """A union is always something or None here."""
+    if value is None and NoneType in parts:
+        return None
+    (hint,) = (part for part in parts if part is not NoneType)
+    return _value(hint, value, name)
+
+
+def _primitive(hint: type, value: Any, name: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise RequestError(f"must be {hint.__name__}, not {value!r}", param=name)
+    return value
