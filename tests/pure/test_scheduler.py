@@ -133,6 +133,14 @@ def test_a_step_mixes_decodes_and_chunks_within_the_budget_and_decodes_come_firs
     bench.agrees(*requests)
 
 
+def test_a_prompt_served_before_a_decoding_sequence_leaves_it_its_token() -> None:
+    bench = Bench(budget=8, policy="priority")
+    bench.add("decodes", 3, priority=1, max_tokens=20)
+    bench.step()
+    bench.add("prompt", 30, seed=1, max_tokens=2)
+    assert [lengths(bench.step()) for _ in range(3)] == [{"decodes/0": 1, "prompt/0": 7}] * 3
+
+
 def test_no_more_sequences_run_than_allowed() -> None:
     bench = Bench(max_sequences=2)
     requests = [bench.add(f"r{index}", 3, seed=index, max_tokens=4) for index in range(5)]
@@ -188,19 +196,20 @@ def test_want_of_pages_takes_them_from_the_one_served_last(policy: str) -> None:
 
 
 def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> None:
-    bench = Bench(num_pages=3, budget=1)
-    requests = [bench.add("a", 4, max_tokens=6), bench.add("b", 2, seed=1, max_tokens=3)]
-    behind: list[tuple[Plan, FinishedStep]] = []
-    sequences: dict[str, Choice] = {}
-    while bench.scheduler.has_work:
-        plan = bench.scheduler.plan()
-        submitted = [] if plan is None else [(plan, bench.executor.submit(plan.batch))]
-        sequences |= {each.cache_id: each for done, _ in submitted for each in done.sequences}
-        for earlier, step in behind:
-            bench.take(bench.scheduler.commit(earlier, step.result()))
-        behind = submitted
+    bench = Bench(num_pages=3)
+    requests = [bench.add("a", 7, max_tokens=4)]
+    bench.step()
+    first = bench.plan()
+    requests.append(bench.add("b", 4, seed=1, max_tokens=2))
+    second = bench.plan()
+    assert lengths(second.batch.spans) == {"b/0": 4}
+    bench.commit(first)
+    assert bench.scheduler.plan() is None, "the ninth token of a needs a page, and b, which has it, is in flight"
+    bench.commit(second)
+    assert lengths(bench.step()) == {"a/0": 1}
+    assert first.sequences[0].preemptions == 0 and second.sequences[0].preemptions == 1
+    bench.run()
     bench.agrees(*requests)
-    assert sequences["a/0"].preemptions == 0
 
 
 def test_a_preempted_sequence_keeps_its_tokens_and_computes_them_again() -> None:
