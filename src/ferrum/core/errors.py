@@ -76,6 +76,20 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class ModelGated(ModelNotFound):
+    """The hub has the model and its owner asks for terms to be accepted first."""
+
+    status = 403
+    code = "model_gated"
+
+
+class HubUnreachable(ModelNotFound):
+    """The model is not here completely, and the hub cannot be asked: offline, no network, or a broken download."""
+
+    status = 503
+    code = "hub_unreachable"
+
+
 class CapacityError(FerrumError):
     """There is no room now; the same request may fit later."""
 

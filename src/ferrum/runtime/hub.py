@@ -1,0 +1,182 @@
+"""From a model's name to its directory: the built-in model, a directory, or a model of the Hugging Face hub.
+
+Downloads, cache and credentials are the `huggingface_hub` library's, with its environment (HF_HOME, HF_ENDPOINT,
+HF_HUB_OFFLINE, HF_TOKEN). It is imported where it is used: the built-in model needs none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.runtime.checkpoint import read_config
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
+
+BUILT_IN: Final = "ferrum-tiny"
+
+_HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?", re.ASCII)
+_WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
+# Folders hold the same weights for other programs, and so does Mistral's consolidated file.
+_UNWANTED: Final = ("*/*.json", "*/*.safetensors", "*/*.txt", "consolidated*.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that loads without a network.
+
+    Attributes:
+        name: what `resolve_model` takes.
+        path: its directory.
+        nbytes: bytes of its files.
+        family: the architecture that its configuration names; empty where that cannot be read.
+    """
+
+    name: str
+    path: Path
+    nbytes: int
+    family: str
+
+
+def resolve_model(name: str, *, revision: str | None = None, offline: bool | None = None) -> Path:
+    """The directory of a model, downloaded first where it is the hub's.
+
+    A directory of that name goes before a hub id. Of a hub model only safetensors weights and the files beside them are
+    fetched, never pickles. When the hub cannot be reached, a complete cached download serves.
+
+    Args:
+        name: "ferrum-tiny", a directory, or `organisation/name[@revision]`.
+        revision: branch, tag or commit of a hub model.
+        offline: True asks nobody and takes what is in the cache; otherwise HF_HUB_OFFLINE decides.
+
+    Raises:
+        ModelNotFound: no such model or revision, or the name cannot be one.
+        ModelGated: its owner wants terms accepted.
+        HubUnreachable: it is not in the cache, and the hub was not to be reached or the download broke off.
+        CheckpointError: the hub's model has no safetensors weights.
+        ConfigError: two revisions, or one of a model that has none.
+    """
+    path = _built_in() if name == BUILT_IN else Path(name).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise ConfigError(f"{name!r} is a directory and has no revisions", param="revision")
+        return path
+    if name == BUILT_IN:
+        raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
+    found = _HUB_ID.fullmatch(name)
+    if found is None or path.exists():
+        beside = (str(each) for each in path.parent.iterdir() if each.is_dir()) if path.parent.is_dir() else ()
+        reason = "is not a directory" if path.exists() else "is neither a directory nor organisation/name on the hub"
+        raise ModelNotFound(f"{name!r} {reason}{_near(name, beside)}", param="model")
+    if revision is not None and found["revision"] is not None:
+        raise ConfigError(f"{name!r} names a revision already", param="revision")
+    return _snapshot(found["repo"], revision or found["revision"], offline=bool(offline))
+
+
+def pull(name: str, *, revision: str | None = None) -> LocalModel:
+    """Make a model available without a network. Errors as `resolve_model`."""
+    return _describe(name, resolve_model(name, revision=revision))
+
+
+def list_models() -> list[LocalModel]:
+    """The built-in model and those in the hub's cache that hold a configuration and safetensors weights, by name."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    models = [_describe(BUILT_IN, _built_in())] if _built_in().is_dir() else []
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return models
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        path = _current_snapshot(repo)
+        if repo.repo_type == "model" and path is not None and _is_model(path):
+            models.append(_describe(repo.repo_id, path))
+    return models
+
+
+def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
+    """What the bare name means offline: the main branch's."""
+    main = repo.refs.get("main")
+    return None if main is None else main.snapshot_path
+
+
+def _built_in() -> Path:
+    return Path(str(files("ferrum"))) / "assets" / BUILT_IN
+
+
+def _is_model(directory: Path) -> bool:
+    return (directory / "config.json").is_file() and any(directory.glob("*.safetensors"))
+
+
+def _describe(name: str, directory: Path) -> LocalModel:
+    try:
+        architectures = read_config(directory).get("architectures")
+    except CheckpointError:
+        architectures = None
+    family = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    return LocalModel(
+        name, directory, sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()), family
+    )
+
+
+def _near(name: str, others: Iterable[str] = ()) -> str:
+    """The end of a message: names like this one, or where to look."""
+    close = get_close_matches(name, [*(model.name for model in list_models()), *others], n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else "; `ferrum list` shows the models that are here"
+
+
+def _snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
+    """The hub library's snapshot, and its errors as ours."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    transport: type[Exception] = HfHubHTTPError.__bases__[
+        0
+    ]  # its HTTP client's root error; which client depends on the version
+    named = repo if revision is None else f"{repo}@{revision}"
+    try:
+        path = Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                local_files_only=offline,
+                allow_patterns=list(_WANTED),
+                ignore_patterns=list(_UNWANTED),
+            )
+        )
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} cannot be a hub id: {error}", param="model") from error
+    except GatedRepoError as error:
+        raise ModelGated(
+            f"{repo!r} is gated: accept its terms on the hub's page of it, then log in (`hf auth login`, or HF_TOKEN)",
+            param="model",
+        ) from error
+    except RepositoryNotFoundError as error:
+        reason = f"{repo!r} is not on the hub, or private to accounts that you are not logged in to"
+        raise ModelNotFound(reason + _near(repo), param="model") from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
+    except LocalEntryNotFoundError as error:
+        reason = f"{named!r} is not complete in the local cache, and the hub was not reached"
+        raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_near(repo)}", param="model") from error
+    except (transport, OSError) as error:
+        reason = f"the download of {named!r} did not finish; run it again to go on where it stopped: {error}"
+        raise HubUnreachable(reason, param="model") from error
+    if not any(path.glob("*.safetensors")):
+        raise CheckpointError(f"{named!r} has no safetensors weights, and other kinds are not read")
+    return path

@@ -1,0 +1,224 @@
+"""Names of models, against a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+
+from fake_hub import FakeRepo, serve
+from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.runtime.hub import BUILT_IN, list_models, pull, resolve_model
+
+CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
+WEIGHTS = bytes(range(256)) * 400
+FILES = {
+    "config.json": CONFIG,
+    "model.safetensors": WEIGHTS,
+    "tokenizer.model": b"tokens",
+    "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tools.jinja": b"{{ tools }}",
+    "pytorch_model.bin": b"a pickle",
+    "consolidated.safetensors": WEIGHTS,
+    "onnx/config.json": CONFIG,
+    "README.md": b"words",
+}
+FETCHED = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "additional_chat_templates/tools.jinja",
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    repos = {
+        "maker/model": FakeRepo(dict(FILES)),
+        "maker/gated": FakeRepo(dict(FILES), gated=True),
+        "maker/pickles": FakeRepo({"config.json": CONFIG, "pytorch_model.bin": b"a pickle"}),
+    }
+    with serve(repos) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        close_session()
+        yield hub
+        close_session()
+
+
+def names_in(path):
+    return {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
+
+
+def test_a_download_holds_what_a_model_needs_and_no_pickles(hub):
+    path = resolve_model("maker/model")
+    assert names_in(path) == FETCHED
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_second_call_downloads_nothing(hub):
+    first = resolve_model("maker/model")
+    before = len(hub.seen("GET /maker"))
+    assert resolve_model("maker/model") == first
+    assert len(hub.seen("GET /maker")) == before
+
+
+@pytest.mark.parametrize("how", ["argument", "environment", "hub down"])
+def test_a_cached_model_serves_without_the_hub(hub, monkeypatch, how):
+    path = resolve_model("maker/model")
+    hub.requests.clear()
+    if how == "environment":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        close_session()
+    if how == "hub down":
+        hub.status = 503
+    assert resolve_model("maker/model", offline=True if how == "argument" else None) == path
+    assert how == "hub down" or not hub.requests
+
+
+def test_offline_and_not_cached_is_said(hub, monkeypatch):
+    with pytest.raises(HubUnreachable, match=r"maker/model.*offline") as caught:
+        resolve_model("maker/model", offline=True)
+    assert caught.value.param == "model"
+    assert caught.value.status == 503
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    close_session()
+    with pytest.raises(HubUnreachable, match="offline"):
+        resolve_model("maker/model")
+
+
+def test_a_dropped_connection_is_resumed_where_it_broke(hub, monkeypatch):
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
+    hub.break_after, hub.breaks = {"model.safetensors": 1000}, 1
+    path = resolve_model("maker/model")
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+    assert any(request.endswith("bytes=1000-") for request in hub.requests)
+
+
+def test_a_download_that_breaks_for_good_is_finished_by_the_next_call(hub):
+    hub.break_after, hub.breaks = {"model.safetensors": 0}, 1000
+    with pytest.raises(HubUnreachable, match="did not finish"):
+        resolve_model("maker/model")
+    with pytest.raises(HubUnreachable):
+        resolve_model("maker/model", offline=True)
+    hub.breaks = 0
+    assert (resolve_model("maker/model") / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_revisions_by_argument_and_by_name(hub):
+    path = resolve_model("maker/model", revision="v1.0")
+    assert resolve_model("maker/model@v1.0") == path
+    with pytest.raises(ModelNotFound, match=r"no revision 'v9'") as caught:
+        resolve_model("maker/model@v9")
+    assert caught.value.param == "revision"
+    with pytest.raises(ConfigError):
+        resolve_model("maker/model@v1.0", revision="main")
+
+
+def test_an_unknown_model_is_answered_with_its_neighbours(hub):
+    resolve_model("maker/model")
+    with pytest.raises(ModelNotFound, match=r"did you mean maker/model\?") as caught:
+        resolve_model("maker/modle")
+    assert caught.value.status == 404
+    with pytest.raises(ModelNotFound, match=f"did you mean {BUILT_IN}"):
+        resolve_model("ferrum-tinny")
+
+
+def test_a_gated_model_says_what_to_do(hub):
+    with pytest.raises(ModelGated, match="accept its terms") as caught:
+        resolve_model("maker/gated")
+    assert caught.value.status == 403
+
+
+def test_a_model_of_pickles_is_refused_without_fetching_them(hub):
+    with pytest.raises(CheckpointError, match="no safetensors"):
+        resolve_model("maker/pickles")
+    assert not any("pytorch_model.bin" in request for request in hub.seen("GET"))
+
+
+def test_no_server_at_all(hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubUnreachable):
+        resolve_model("maker/model")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a/b/c",
+        "../../no-such-folder",
+        "maker/mo del",
+        "maker/model@",
+        "maker/model@../x",
+        "maker/..",
+        "-x/y--z",
+        "a" * 200 + "/b",
+    ],
+)
+def test_names_that_cannot_be_ids_never_reach_the_hub(hub, name):
+    with pytest.raises(ModelNotFound):
+        resolve_model(name or "no-such-name")
+    assert not hub.requests
+
+
+def test_directories_go_before_the_hub(hub, tmp_path, monkeypatch):
+    (tmp_path / "maker" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("maker/model").samefile(tmp_path / "maker" / "model")
+    assert not hub.requests
+    with pytest.raises(ConfigError):
+        resolve_model("maker/model", revision="main")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelNotFound, match="is not a directory"):
+        resolve_model(str(tmp_path / "model.safetensors"))
+    with pytest.raises(ModelNotFound, match=r"did you mean .*model"):
+        resolve_model(str(tmp_path / "maker" / "modell"))
+
+
+def test_the_list_holds_the_built_in_model_and_the_cached_ones(hub):
+    assert BUILT_IN in [model.name for model in list_models()]
+    pulled = pull("maker/model")
+    assert pulled in list_models()
+    assert pulled.family == "LlamaForCausalLM"
+    assert pulled.nbytes == sum(len(FILES[name]) for name in FETCHED)
+    with pytest.raises(CheckpointError):
+        pull("maker/pickles")
+    assert {model.name for model in list_models()} == {BUILT_IN, "maker/model"}
+    for model in list_models():
+        assert resolve_model(model.name, offline=True) == model.path
+
+
+def test_the_environment_of_the_hub_is_honoured(hub, tmp_path):
+    """In a process of its own: the library reads it when it is imported."""
+    program = "from ferrum.runtime.hub import resolve_model; print(resolve_model('maker/model'))"
+    env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env.pop("HF_HUB_CACHE", None)
+    run = [sys.executable, "-c", program]
+    online = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
+    assert online.startswith(str(tmp_path / "home"))
+    hub.requests.clear()
+    offline = subprocess.run(run, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True).stdout
+    assert offline == online
+    assert not hub.requests
+
+
+def test_the_built_in_model_needs_no_hub_library():
+    program = (
+        "import sys; from ferrum.runtime.hub import resolve_model; resolve_model('ferrum-tiny');"
+        "assert 'huggingface_hub' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
