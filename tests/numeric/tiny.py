@@ -1,4 +1,4 @@
-"""Tiny random models in the Hugging Face layout, made by `transformers` itself: the independent twin of every parity test."""
+"""Tiny random models in the Hugging Face layout, made by `transformers`: the independent twin of every parity test."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def find(name: str) -> Case:
 
 @cache
 def model_of(case: Case) -> PreTrainedModel:
-    """The `transformers` model, weights with a standard deviation of 0.1 and more, biases and norms far from trivial."""
+    """The `transformers` model: weights with a standard deviation above 0.1, biases and norms far from trivial."""
     config = getattr(transformers, case.config)(**{**BASE, **case.changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(sum(map(ord, case.name)))

@@ -189,10 +189,20 @@ class Operations(Protocol):
 
 
 class Kernels(Operations, Protocol):
-    """A backend bound to one pool. `begin` sets the step's tables, which the operations then read."""
+    """A backend bound to one pool. `begin` sets the step's tables, which the operations then read.
+
+    Attributes:
+        name: "reference", "native", ...
+        numerics_id: kernel set, instruction tier and version: equal ids give equal bits.
+        table_bytes: bytes of the vectors and rope tables made so far.
+        captured: where a list, and the backend can, each attention appends its softmax weights, one array
+            [heads, rows, tokens] per span.
+    """
 
     name: str
     numerics_id: str
+    table_bytes: int
+    captured: list[list[Array]] | None
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """Allocate the pool, zeroed; called once, before the first step."""

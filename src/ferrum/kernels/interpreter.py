@@ -28,10 +28,10 @@ class Interpreter:
             for extent, columns in program.buffers
         ]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(memory.nbytes for memory in self._memory)
+    def nbytes(self, extent: Extent) -> int:
+        """Bytes of the buffers of that extent."""
+        buffers = zip(self.program.buffers, self._memory, strict=True)
+        return sum(memory.nbytes for (kind, _), memory in buffers if kind is extent)
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""

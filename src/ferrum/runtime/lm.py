@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ferrum.cache.pages import PageCopy, PageTable
+from ferrum.core.checks import check_tokens
 from ferrum.core.errors import (
-    ContextOverflow,
     FerrumError,
-    InvalidToken,
     KvExhausted,
     NonFiniteLogits,
     RequestError,
@@ -19,7 +18,7 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
+from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import Interpreter, run_eager
 from ferrum.kernels.recorder import Extent, record
 from ferrum.runtime.inputs import Piece, stage
@@ -38,6 +37,9 @@ class DecoderLM:
         max_rows: most tokens of one forward pass; a larger step takes several, with the same bits.
         max_logit_rows: most rows of logits of one pass.
         replay: run the recorded program; False walks the network each time.
+
+    Attributes:
+        watch: where set, shown the last row of logits, f32 [V], of every span that has one.
     """
 
     def __init__(
@@ -65,8 +67,13 @@ class DecoderLM:
             Extent.HIDDEN: max_rows,
             Extent.SPANS: max_rows,
         }
+        self.watch: Callable[[Span, F32], None] | None = None
         self.replay = Interpreter(record(network), limits) if replay else None
         self._copies: list[PageCopy] = []
+
+    def buffer_bytes(self, extent: Extent) -> int:
+        """Bytes of the planned buffers of that extent; an eager network plans none."""
+        return self.replay.nbytes(extent) if self.replay is not None else 0
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Process every span: one result or error each.
@@ -117,23 +124,16 @@ class DecoderLM:
             return RequestError(f"{span.start} tokens claimed, {stored} stored", param="start")
         if not span.tokens:
             return RequestError("must hold at least one token", param="tokens")
-        if span.end > self.max_sequence_length:
-            return ContextOverflow(f"{span.end} tokens, the context is {self.max_sequence_length}", param="tokens")
-        for index, token in enumerate(span.tokens):
-            if not 0 <= token < self.vocab_size:
-                return InvalidToken(f"id {token} at position {index} is not in [0, {self.vocab_size})", param="tokens")
-        return self._contradiction(span)
-
-    def _contradiction(self, span: Span) -> FerrumError | None:
-        if span.adapter is not None:
-            return Unsupported("adapters", "no adapter can be loaded yet")
-        if span.want is Want.TOKEN and span.sampling is None:
-            return RequestError("is required to sample a token", param="sampling")
-        if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
-            return RequestError("need rows ALL and a token before them", param="drafts")
-        if span.score is not None and len(span.score.targets) > len(span.tokens):
-            return RequestError("more targets than tokens", param="score")
-        return None
+        try:
+            check_tokens(
+                span.tokens,
+                span.start,
+                vocab_size=self.vocab_size,
+                max_sequence_length=self.max_sequence_length,
+            )
+        except RequestError as error:
+            return error
+        return _contradiction(span)
 
     def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
         """Results of admitted spans. When a pass raises, each span is tried alone: the bits are the same."""
@@ -153,13 +153,17 @@ class DecoderLM:
     def _attempt(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
         rows = {span.cache_id: SpanRows(span) for span in spans}
         failed: dict[str, SpanResult | FerrumError] = {}
+        capture = any(span.attention_weights for span in spans)
         for pieces in self._passes(list(rows.values())):
+            self.kernels.captured = [] if capture else None
             output = self._forward(stage(pieces, self.pages))
             failed.update(_hand_out(pieces, output, rows))
+            for index, piece in enumerate(pieces):
+                rows[piece.cache_id].take_attention([layer[index] for layer in self.kernels.captured or ()])
         results: dict[str, SpanResult | FerrumError] = {}
         for cache_id, collected in rows.items():
             try:
-                results[cache_id] = failed.get(cache_id) or collected.result(collected.span.sampling)
+                results[cache_id] = failed.get(cache_id) or collected.result(self.watch)
             except StepError as error:
                 results[cache_id] = error
         return results
@@ -190,6 +194,19 @@ class DecoderLM:
                 used += len(piece.tokens)
                 logits += len(piece.logit_rows)
         yield pieces
+
+
+def _contradiction(span: Span) -> FerrumError | None:
+    """What cannot be asked of any span."""
+    if span.adapter is not None:
+        return Unsupported("adapters", "no adapter can be loaded yet")
+    if span.want is Want.TOKEN and span.sampling is None:
+        return RequestError("is required to sample a token", param="sampling")
+    if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
+        return RequestError("need rows ALL and a token before them", param="drafts")
+    if span.score is not None and len(span.score.targets) > len(span.tokens):
+        return RequestError("more targets than tokens", param="score")
+    return None
 
 
 def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:

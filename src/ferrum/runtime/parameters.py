@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -26,6 +27,9 @@ class Parameters:
         dtype: the matrices' format: "auto" (each as the checkpoint has it), "float32", "float16" or "bfloat16".
         progress: told of every parameter handed out.
 
+    Attributes:
+        count: how many numbers have been handed out, each tensor once.
+
     Raises:
         ConfigError: no such dtype.
         Unsupported: the checkpoint's weights are quantised.
@@ -43,6 +47,7 @@ class Parameters:
         self._progress = progress
         self._used: set[str] = set()
         self._done_bytes = 0
+        self.count = 0
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -116,5 +121,6 @@ class Parameters:
         if name not in self._used:
             self._used.add(name)
             self._done_bytes += self._checkpoint.tensors[name].nbytes
+            self.count += math.prod(self._checkpoint.tensors[name].shape)
         if self._progress is not None:
             self._progress(self._done_bytes, self._checkpoint.nbytes)

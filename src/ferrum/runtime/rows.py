@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.core.step import Hidden, Rows, Sampling, Span, SpanResult, TokenLogprobs, Want
+from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
 from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.math import tree_sum
 from ferrum.sampling.accept import accept
@@ -23,7 +25,7 @@ class SpanRows:
         self._logits: list[F32] = []
         self._hidden: list[F32] = []
         self._scores: list[TokenLogprobs] = []
-        self._first = 0
+        self._attention: list[Sequence[F32]] = []
 
     def logit_rows(self) -> range:
         """Rows of the span whose logits are needed."""
@@ -56,10 +58,10 @@ class SpanRows:
             hidden: f32 [rows, H].
 
         Raises:
-            NonFiniteLogits: a NaN or an infinity among the logits.
+            NonFiniteLogits: a NaN or an infinity among them.
         """
-        if not np.isfinite(logits).all():
-            raise NonFiniteLogits(f"the logits of {self.span.cache_id!r} are not finite")
+        if not (np.isfinite(logits).all() and np.isfinite(hidden).all()):
+            raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             rest = self.span.score.targets[first : first + len(logits)]
             self._scores += score(logits, type(self.span.score)(rest, self.span.score.top))
@@ -70,8 +72,26 @@ class SpanRows:
         if len(hidden):
             self._hidden.append(hidden.copy())
 
-    def result(self, sampling: Sampling | None) -> SpanResult:
-        """Sample, and put the result together. `sampling` is the span's, with any carried token in its history.
+    def take_attention(self, layers: Sequence[F32]) -> None:
+        """Softmax weights of one forward pass: per layer [heads, rows, tokens so far]; kept where the span asks."""
+        if self.span.attention_weights:
+            self._attention.append(layers)
+
+    def _attention_weights(self) -> tuple[F32, ...] | None:
+        """Per layer [heads, tokens, end], zeros where a row sees nothing."""
+        if not self._attention:
+            return None
+        end = self.span.end
+        return tuple(
+            np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, end - p.shape[2]))) for p in pieces], axis=1)
+            for pieces in zip(*self._attention, strict=True)
+        )
+
+    def result(self, watch: Callable[[Span, F32], None] | None = None) -> SpanResult:
+        """Sample, and put the result together.
+
+        Args:
+            watch: shown the last row of logits, where there is one.
 
         Raises:
             StepError: nothing can be sampled.
@@ -79,13 +99,19 @@ class SpanRows:
         span = self.span
         logits = np.concatenate(self._logits) if self._logits else None
         hidden = np.concatenate(self._hidden) if self._hidden else None
+        if watch is not None and logits is not None:
+            watch(span, logits[-1])
         if hidden is not None and span.hidden is Hidden.MEAN:
             hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
         scores = tuple(self._scores)
         if span.want is Want.TOKEN:
-            assert sampling is not None and logits is not None, "checked before the step"
+            assert span.sampling is not None and logits is not None, "checked before the step"
             drafts = span.tokens[len(span.tokens) - span.drafts :]
-            chosen = accept(logits[-1 - span.drafts :], drafts, sampling)
+            chosen = accept(logits[-1 - span.drafts :], drafts, span.sampling)
             length = span.end - span.drafts + chosen.accepted
-            return SpanResult(length, chosen.tokens, chosen.logprobs, chosen.accepted, hidden=hidden, scores=scores)
-        return SpanResult(span.end, logits=logits, hidden=hidden, scores=scores)
+            return SpanResult(
+                length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, self._attention_weights()
+            )
+        return SpanResult(
+            span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=self._attention_weights()
+        )

@@ -28,14 +28,16 @@ class ReferenceKernels:
     """`Kernels` in numpy. See `kernels/interface.py` for every operation's contract.
 
     Attributes:
-        captured: where a list, each attention appends its softmax weights, a [heads, rows, tokens] array per span.
+        table_bytes: see `Kernels`.
+        captured: see `Kernels`.
     """
 
     name = "reference"
     numerics_id = "reference-numpy-1"
 
     def __init__(self) -> None:
-        self.captured: list[list[F32]] | None = None
+        self.captured: list[list[Any]] | None = None
+        self.table_bytes = 0
         self._groups: tuple[PoolGroup, ...] = ()
         self._keys: list[NDArray[Any]] = []  # per group [layers, pages, page_size, kv_heads, dim]
         self._values: list[NDArray[Any]] = []
@@ -68,12 +70,14 @@ class ReferenceKernels:
 
     def vector(self, values: F32) -> F32:
         """See `Kernels.vector`."""
+        self.table_bytes += values.size * 4
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> RopeTable:
         """See `Kernels.rope_table`. Angles are f32 products, as the checkpoints were trained with."""
         angles = np.arange(length, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)[None, :]
         exact = angles.astype(np.float64)
+        self.table_bytes += 2 * angles.nbytes
         return (np.cos(exact) * scaling).astype(np.float32), (np.sin(exact) * scaling).astype(np.float32)
 
     def embed(self, table: Weight) -> F32:
@@ -146,7 +150,9 @@ class ReferenceKernels:
             rows = q[begin:end]
             out[begin:end] = attend(rows, *stored, positions, first, shape, low_precision=low_precision)
             if self.captured is not None:
-                seen.append(probabilities(rows, stored[0], positions, first, shape))
+                seen.append(
+                    np.pad(probabilities(rows, stored[0], positions, first, shape), ((0, 0), (0, 0), (first, 0)))
+                )
         if self.captured is not None:
             self.captured.append(seen)
         return out.reshape(len(q), -1)

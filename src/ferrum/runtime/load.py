@@ -1,0 +1,207 @@
+"""From a model's name to a ready executor, in one call."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Final
+
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.capabilities import ExecutorTraits
+from ferrum.core.config import ModelConfig, Switches
+from ferrum.core.contract import DataType, ModelInfo
+from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.memory import MemoryPlan
+from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.recorder import Extent
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.models.decoder import Decoder, build_decoder
+from ferrum.models.families import decoder_spec
+from ferrum.models.spec import DecoderSpec
+from ferrum.quant.dense import FORMATS
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.hub import resolve_model
+from ferrum.runtime.lm import DecoderLM
+from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
+from ferrum.runtime.parameters import Parameters, Progress
+
+MAX_ROWS: Final = 512
+"""Most tokens of one forward pass."""
+
+MAX_DRAFT: Final = 16
+"""Longest draft that a window group keeps room for."""
+
+_LOGIT_BYTES: Final = 64 << 20
+"""What the buffer of a pass's logits may take."""
+
+
+def load_executor(
+    model: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    dtype: str = "auto",
+    quantize: str | None = None,
+    kv_dtype: str = "auto",
+    kernels: str = "auto",
+    max_batch_size: int = 32,
+    max_sequence_length: int | None = None,
+    kv_capacity: int | None = None,
+    page_size: int = PAGE_SIZE,
+    max_rows: int = MAX_ROWS,
+    replay: bool | None = None,
+    progress: Progress | None = None,
+) -> LocalExecutor:
+    """Load a model.
+
+    Args:
+        model: directory or hub id.
+        device, dtype, quantize, kv_dtype, kernels, max_batch_size, max_sequence_length, kv_capacity: see `ModelConfig`.
+        page_size: tokens per page of the KV pool.
+        max_rows: most tokens of one forward pass; a larger step takes several.
+        replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
+        progress: told of bytes loaded and bytes in all.
+
+    Raises:
+        ConfigError: an option that cannot be, by its name.
+        Unsupported: a feature or architecture that is not implemented.
+        ModelNotFound, CheckpointError: no such model, or its files are damaged.
+    """
+    switches = Switches.from_environment()
+    if replay is not None:
+        switches = replace(switches, disable_graphs=not replay)
+    config = ModelConfig(
+        model=os.fspath(model),
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        kv_dtype=kv_dtype,
+        kernels=kernels,
+        max_batch_size=max_batch_size,
+        max_sequence_length=max_sequence_length,
+        kv_capacity=kv_capacity,
+        switches=switches,
+    )
+    return build_executor(config, page_size=page_size, max_rows=max_rows, progress=progress)
+
+
+def build_executor(
+    config: ModelConfig, *, page_size: int = PAGE_SIZE, max_rows: int = MAX_ROWS, progress: Progress | None = None
+) -> LocalExecutor:
+    """The executor that a configuration describes. Arguments and errors as `load_executor`."""
+    _refuse(config)
+    kernels = ReferenceKernels()
+    checkpoint = Checkpoint(resolve_model(config.model))
+    spec = decoder_spec(checkpoint.config, config.max_sequence_length)
+    context = _context(spec, config.max_sequence_length)
+    parameters = Parameters(checkpoint, config.dtype, progress)
+    decoder = build_decoder(spec, parameters, kernels, context)
+    parameters.finish(spec.ignored_names)
+    limits = PoolLimits(
+        page_size=page_size,
+        max_batch_size=config.max_batch_size,
+        max_sequence_length=context,
+        max_rows=max(max_rows, config.max_batch_size),
+        max_draft=MAX_DRAFT,
+        kv_capacity=config.kv_capacity,
+    )
+    kv_format = _kv_format(config.kv_dtype, decoder)
+    groups = pool_groups(spec, kv_format, limits)
+    lm = _language_model(decoder, kernels, groups, limits, replay=not config.switches.disable_graphs)
+    return LocalExecutor(
+        lm,
+        info=_info(config.model, spec, decoder, parameters.count),
+        traits=_traits(lm, decoder, kv_format, groups, limits),
+        log_tokens=config.switches.log_tokens,
+    )
+
+
+def _refuse(config: ModelConfig) -> None:
+    """Options whose features later releases bring."""
+    if config.device != "cpu":
+        raise Unsupported(f"device={config.device}", "this release computes on the CPU")
+    if config.quantize is not None:
+        raise Unsupported(f"quantize={config.quantize}", "this release has no quantised kernels")
+    if config.kv_dtype == "int8":
+        raise Unsupported("kv_dtype=int8", "this release stores keys and values as float32 or bfloat16")
+    if config.kernels not in ("auto", "reference"):
+        raise Unsupported(f"kernels={config.kernels}", "this release has the reference kernels only")
+
+
+def _context(spec: DecoderSpec, asked: int | None) -> int:
+    if asked is not None and asked > spec.max_sequence_length:
+        raise ConfigError(
+            f"{asked} tokens, the model's context is {spec.max_sequence_length}", param="max_sequence_length"
+        )
+    return asked or spec.max_sequence_length
+
+
+def _kv_format(kv_dtype: str, decoder: Decoder) -> str:
+    if kv_dtype != "auto":
+        return kv_dtype
+    return "float32" if decoder.embedding.format == "float32" else "bfloat16"
+
+
+def _language_model(
+    decoder: Decoder, kernels: Kernels, groups: tuple[PoolGroup, ...], limits: PoolLimits, *, replay: bool
+) -> DecoderLM:
+    kernels.allocate(groups)
+    pages = PageTable(
+        [
+            PageGroup(group.name, group.num_pages, group.page_size, window)
+            for group, window in zip(groups, group_windows(decoder.spec), strict=True)
+        ],
+        max_draft=limits.max_draft,
+    )
+    return DecoderLM(
+        decoder,
+        kernels,
+        pages,
+        vocab_size=decoder.spec.vocab_size,
+        max_sequence_length=limits.max_sequence_length,
+        max_rows=limits.max_rows,
+        max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
+        replay=replay,
+    )
+
+
+def _info(model: str, spec: DecoderSpec, decoder: Decoder, num_parameters: int) -> ModelInfo:
+    attention = spec.layers[0].attention
+    return ModelInfo(
+        model_id=model,
+        family=spec.family,
+        num_parameters=num_parameters,
+        vocab_size=spec.vocab_size,
+        max_sequence_length=spec.max_sequence_length,
+        hidden_size=spec.hidden_size,
+        num_layers=len(spec.layers),
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        dtype=DataType(decoder.embedding.format),
+    )
+
+
+def _traits(
+    lm: DecoderLM, decoder: Decoder, kv_format: str, groups: tuple[PoolGroup, ...], limits: PoolLimits
+) -> ExecutorTraits:
+    windows = group_windows(decoder.spec)
+    memory = MemoryPlan(
+        weights=sum(weight.nbytes for weight in decoder.weights()),
+        activations=sum(map(lm.buffer_bytes, Extent)),
+        activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
+        tables=lm.kernels.table_bytes,
+        pool=tuple(pool_part(group, window, limits) for group, window in zip(groups, windows, strict=True)),
+    )
+    return ExecutorTraits(
+        backend=lm.kernels.name,
+        numerics_id=lm.kernels.numerics_id,
+        kv_dtype=DataType(kv_format),
+        max_batch_size=limits.max_batch_size,
+        max_sequence_length=limits.max_sequence_length,
+        memory=memory,
+        dtypes=frozenset(map(DataType, FORMATS)),
+        windows=any(window is not None for window in windows),
+        flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
+        attention_weights=True,
+    )

@@ -1,0 +1,83 @@
+"""LocalExecutor: a DecoderLM in this process as a `ModelExecutor`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ferrum.core.capabilities import ExecutorTraits
+from ferrum.core.contract import ModelInfo
+from ferrum.core.errors import RequestError
+from ferrum.core.executor import ModelExecutor
+from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
+from ferrum.kernels.interface import F32
+from ferrum.runtime.lm import DecoderLM
+from ferrum.sampling.accept import count_likely
+from ferrum.sampling.order import top
+
+logger: Final = logging.getLogger("ferrum.tokens")
+
+
+class LocalExecutor(ModelExecutor):
+    """Adds to the language model what the contract asks: lease, states, counters, carried tokens.
+
+    Args:
+        lm: the language model; its page table is the executor's.
+        info, traits: see `NamedVerbs`.
+        log_tokens: log backend, position and the five best ids and logits of each span (FERRUM_LOG_TOKENS).
+        cache_prefix: see `NamedVerbs`.
+    """
+
+    def __init__(
+        self,
+        lm: DecoderLM,
+        *,
+        info: ModelInfo,
+        traits: ExecutorTraits,
+        log_tokens: bool = False,
+        cache_prefix: str = "llm-cache",
+    ) -> None:
+        super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
+        self.lm = lm
+        self._sampled: dict[str, int] = {}
+        if log_tokens:
+            lm.watch = self._log_row
+
+    def _run(self, batch: StepBatch) -> StepOutput:
+        output = self.lm.run(StepBatch(tuple(map(self._with_carried, batch.spans))))
+        outcomes = zip(batch.spans, output.results, strict=True)
+        self._sampled = {
+            span.cache_id: result.tokens[-1]
+            for span, result in outcomes
+            if isinstance(result, SpanResult) and result.tokens
+        }
+        return output
+
+    def _with_carried(self, span: Span) -> Span:
+        """Put the token that the sequence sampled in the step before in the place of CARRY, and into its history.
+
+        Raises:
+            RequestError: it sampled none, or CARRY stands behind another token.
+        """
+        if CARRY not in span.tokens:
+            return span
+        if span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1 or span.cache_id not in self._sampled:
+            raise RequestError(
+                "can only be the first token of a sequence that sampled in the step before", param="CARRY"
+            )
+        token, sampling = self._sampled[span.cache_id], span.sampling
+        if sampling is not None and len(sampling.history) == span.start:
+            sampling = replace(sampling, history=[*sampling.history, token])
+        return replace(span, tokens=(token, *span.tokens[1:]), sampling=sampling)
+
+    def _count_accepted(self, logits: F32, drafts: Sequence[int], threshold: float | None) -> int:
+        if threshold is None:
+            return super()._count_accepted(logits, drafts, threshold)
+        return count_likely(logits, drafts, threshold)
+
+    def _log_row(self, span: Span, logits: F32) -> None:
+        best = top(logits, 5)
+        shown = " ".join(f"{token}:{logits[token]:.4f}" for token in best)
+        logger.info("%s %s position=%d %s", self.traits.backend, span.cache_id, span.end - 1, shown)

@@ -1,0 +1,114 @@
+"""How large the KV pool is, and what an executor holds in all."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ferrum.core.errors import ConfigError
+from ferrum.core.memory import PoolPart
+from ferrum.kernels.interface import PoolGroup
+from ferrum.models.decoder import pool_slots
+from ferrum.models.spec import AttentionSpec, DecoderSpec
+
+PAGE_SIZE: Final = 64
+"""Tokens per page: what attention streams at full bandwidth."""
+
+_SHARE: Final = 0.25
+"""Of the memory that is available at load, what the pool takes where the user names no capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """What the pool must hold at most.
+
+    Attributes:
+        page_size: tokens per page.
+        max_batch_size: sequences at once.
+        max_sequence_length: tokens of one.
+        max_rows: tokens of one step: a window group holds them beside its window.
+        max_draft: longest draft.
+        kv_capacity: tokens that layers without a window hold; None takes a share of the available memory.
+    """
+
+    page_size: int
+    max_batch_size: int
+    max_sequence_length: int
+    max_rows: int
+    max_draft: int
+    kv_capacity: int | None
+
+    def resident(self, window: int) -> int:
+        """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
+        return min(self.max_sequence_length, window + self.max_draft + self.max_rows + 2 * self.page_size)
+
+
+def pool_groups(spec: DecoderSpec, format: str, limits: PoolLimits) -> tuple[PoolGroup, ...]:
+    """The layer groups of the pool, sized; `format` is that of keys and values.
+
+    Raises:
+        ConfigError: not even one page fits.
+    """
+    members = _group_layers(spec)
+    most = limits.max_batch_size * limits.max_sequence_length
+    if limits.kv_capacity is None:
+        per_token = sum(_group("", 0, limits, layers, format).bytes_per_token for layers in members)
+        capacity = min(most, int(available_memory() * _SHARE) // per_token)
+        if capacity < limits.page_size:
+            raise ConfigError("the memory left does not hold one page", param="kv_capacity")
+    else:
+        capacity = min(most, limits.kv_capacity)
+    groups = []
+    for index, layers in enumerate(members):
+        window = layers[0].window
+        tokens = capacity if window is None else min(capacity, limits.max_batch_size * limits.resident(window))
+        groups.append(_group(f"layers{index}", tokens, limits, layers, format))
+    return tuple(groups)
+
+
+def pool_part(group: PoolGroup, window: int | None, limits: PoolLimits) -> PoolPart:
+    """A group as the memory plan shows it."""
+    return PoolPart(
+        name=group.name,
+        num_pages=group.num_pages,
+        page_size=group.page_size,
+        bytes_per_token=group.bytes_per_token,
+        resident_tokens=None if window is None else limits.resident(window),
+    )
+
+
+def group_windows(spec: DecoderSpec) -> tuple[int | None, ...]:
+    """The window of each layer group."""
+    return tuple(layers[0].window for layers in _group_layers(spec))
+
+
+def _group_layers(spec: DecoderSpec) -> list[list[AttentionSpec]]:
+    """The attention specs of each layer group."""
+    groups: dict[int, list[AttentionSpec]] = {}
+    for layer, (group, _) in zip(spec.layers, pool_slots(spec), strict=True):
+        groups.setdefault(group, []).append(layer.attention)
+    return [groups[index] for index in sorted(groups)]
+
+
+def _group(name: str, tokens: int, limits: PoolLimits, layers: list[AttentionSpec], format: str) -> PoolGroup:
+    return PoolGroup(
+        name=name,
+        num_pages=-(-tokens // limits.page_size),
+        page_size=limits.page_size,
+        num_layers=len(layers),
+        num_kv_heads=layers[0].num_kv_heads,
+        key_dim=layers[0].head_dim,
+        value_dim=layers[0].head_dim,
+        format=format,
+    )
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, as the kernel estimates them; else the physical memory."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,85 @@
+"""Every family against `transformers` on tiny random models, through a real checkpoint directory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ferrum.runtime.load import load_executor
+
+from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.models.families import FAMILIES, load_families
+from numeric.tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
+
+TOLERANCE = 1e-4
+
+
+def executor_of(case: Case, **options):
+    return load_executor(directory_of(case), max_sequence_length=case.context, **options)
+
+
+def logits_of(executor, tokens: list[int]) -> np.ndarray:
+    span = Span("parity", 0, tuple(tokens), Want.LOGITS, Rows.ALL)
+    (result,) = executor.submit(StepBatch((span,))).result().results
+    executor.release_cache("parity")
+    return result.logits
+
+
+def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def test_every_family_has_a_case():
+    load_families()
+    assert {type(model_of(case)).__name__ for case in CASES} == set(FAMILIES.names())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_match_at_all_positions(case):
+    tokens = tokens_of(case, case.context or 150)
+    with executor_of(case) as executor:
+        assert relative_error(logits_of(executor, tokens), reference_logits(case, tokens)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.context is None], ids=lambda case: case.name)
+def test_64_greedy_tokens_are_equal(case):
+    """Token by token; a difference is excused only where the twin's best two logits are closer than the error."""
+    tokens = tokens_of(case, 20, seed=5)
+    with executor_of(case) as executor, torch.no_grad():
+        cache, fresh, start = None, torch.tensor([tokens]), 0
+        for _ in range(64):
+            twin = model_of(case)(fresh, past_key_values=cache, use_cache=True)
+            cache, theirs = twin.past_key_values, twin.logits[0, -1].numpy()
+            span = Span("greedy", start, tuple(fresh[0].tolist()), Want.LOGITS)
+            (result,) = executor.submit(StepBatch((span,))).result().results
+            ours, start = result.logits[-1], result.length
+            error = float(np.abs(ours - theirs).max())
+            second, best = np.partition(theirs, -2)[-2:]
+            assert error <= TOLERANCE * np.abs(theirs).max()
+            assert ours.argmax() == theirs.argmax() or best - second <= error
+            fresh = torch.tensor([[int(theirs.argmax())]])
+
+
+def test_dynamic_rope_is_frozen_for_the_configured_context():
+    """A short text gets the angles of the configured length, not of its own: what follows cannot change them."""
+    case = find("llama-dynamic")
+    assert case.context is not None
+    tokens = tokens_of(case, case.context)
+    with executor_of(case) as executor:
+        np.testing.assert_array_equal(logits_of(executor, tokens)[:10], logits_of(executor, tokens[:10]))
+    with load_executor(directory_of(case)) as executor:
+        assert relative_error(logits_of(executor, tokens[:60]), reference_logits(case, tokens[:60])) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "mistral"])
+def test_bfloat16_is_close_to_its_own_weights_in_float32(name):
+    """Rounded weights are exact in the twin, so what is left is the rounding of activations, keys and values.
+
+    With 8 bits of mantissa, relative steps of 2^-8 at a dozen independent points per layer leave a few per cent.
+    """
+    case = Case(f"{name}-bf16", find(name).config, find(name).changes, dtype="bfloat16")
+    tokens = tokens_of(case, 100)
+    with executor_of(case) as executor:
+        ours = logits_of(executor, tokens)
+    model_of.cache_clear()
+    assert 1e-6 < relative_error(ours, reference_logits(case, tokens)) < 0.05

@@ -1,0 +1,156 @@
+"""The heart of the project: any way of cutting token lists into spans, in any company, gives the same bits."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from ferrum.runtime.load import load_executor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
+from numeric.tiny import directory_of, find, tokens_of
+
+MODELS = ("qwen3-windows", "llama3", "mistral")
+LENGTH = 90
+SEQUENCES = 4
+
+
+@cache
+def executor_of(name: str, dtype: str):
+    return load_executor(
+        directory_of(find(name)), dtype=dtype, kernels="reference", page_size=16, kv_capacity=16 * 64, max_rows=64
+    )
+
+
+@cache
+def alone(name: str, dtype: str, seed: int) -> np.ndarray:
+    """Logits of a token list in one span, in an executor of its own."""
+    with load_executor(directory_of(find(name)), dtype=dtype, kernels="reference") as executor:
+        span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH, seed)), Want.LOGITS, Rows.ALL)
+        logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
+        return logits
+
+
+class Player:
+    """Sequences of one executor that go through random steps, each row compared with `alone`."""
+
+    def __init__(self, name: str, dtype: str, data: st.DataObject) -> None:
+        self.name, self.dtype, self.data = name, dtype, data
+        self.executor = executor_of(name, dtype)
+        self.executor.reset()
+        self.seeds: dict[str, int] = {}
+        self.lengths: dict[str, int] = {}
+
+    def begin(self, seed: int) -> None:
+        cache_id = f"s{len(self.seeds)}"
+        self.seeds[cache_id], self.lengths[cache_id] = seed, 0
+
+    def draw(self, low: int, high: int) -> int:
+        return self.data.draw(st.integers(low, high))
+
+    def step(self) -> None:
+        spans = []
+        for cache_id, length in self.lengths.items():
+            room = min(LENGTH - length, 40)
+            if room and self.data.draw(st.booleans()):
+                tokens = tokens_of(find(self.name), LENGTH, self.seeds[cache_id])[length : length + self.draw(1, room)]
+                spans.append(Span(cache_id, length, tuple(tokens), Want.LOGITS, Rows.ALL))
+        for span, result in zip(spans, self.executor.submit(StepBatch(tuple(spans))).result().results, strict=True):
+            if isinstance(result, Exception):
+                raise result
+            expected = alone(self.name, self.dtype, self.seeds[span.cache_id])[span.start : span.end]
+            np.testing.assert_array_equal(result.logits, expected)
+            self.lengths[span.cache_id] = span.end
+
+    def disturb(self) -> None:
+        """Fork, truncate, or preempt one sequence."""
+        started = [cache_id for cache_id, length in self.lengths.items() if length]
+        if not started:
+            return
+        cache_id = self.data.draw(st.sampled_from(started))
+        pages, length = self.executor.lm.pages, self.lengths[cache_id]
+        kind = self.data.draw(st.sampled_from(["fork", "truncate", "preempt"]))
+        if kind == "fork" and len(self.seeds) < 2 * SEQUENCES:
+            copy = f"s{len(self.seeds)}"
+            pages.fork(cache_id, copy)
+            self.seeds[copy], self.lengths[copy] = self.seeds[cache_id], length
+        elif kind == "truncate":
+            target = self.draw(0, length)
+            if pages.can_truncate(cache_id, target):
+                pages.truncate(cache_id, target)
+                self.lengths[cache_id] = target
+        else:
+            pages.release(cache_id)
+            self.lengths[cache_id] = 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_any_cut_in_any_company_gives_the_same_logits(name, dtype, threads):
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def play(data: st.DataObject) -> None:
+        player = Player(name, dtype, data)
+        for _ in range(SEQUENCES):
+            player.begin(seed=player.draw(0, 2))
+        for _ in range(8):
+            player.step()
+            player.disturb()
+            player.executor.lm.pages.check()
+
+    with threadpool_limits(threads):
+        play()
+
+
+def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, company: int) -> list[tuple[int, float]]:
+    """Tokens and log-probabilities at temperature 0.8, the prompt cut as given, beside others that decode."""
+    params = SamplingParams(temperature=0.8, top_p=0.95, logprobs=2, max_tokens=count)
+    history = list(prompt)
+    sampling = Sampling(params, seed=99, prompt_length=len(prompt), history=history)
+    others = [[7 * i + j for j in range(3 + i)] for i in range(company)]
+    out: list[tuple[int, float]] = []
+    start, pending = 0, [*cuts]
+    while len(out) < count:
+        size = min(pending.pop(0) if pending else len(history), len(history) - start)
+        final = start + size == len(history)
+        spans = [
+            Span(
+                "it", start, tuple(history[start : start + size]), Want.TOKEN if final else Want.NONE, sampling=sampling
+            )
+        ]
+        for i, other in enumerate(others):
+            known = executor.lm.pages.length(f"o{i}") if f"o{i}" in executor.lm.pages else 0
+            spans.append(Span(f"o{i}", known, tuple(other[known:]), Want.LOGITS))
+        results = executor.submit(StepBatch(tuple(spans))).result().results
+        for other, result in zip(others, results[1:], strict=True):
+            other.append(int(result.logits[-1].argmax()))
+        start += size
+        if final:
+            (logprob,) = results[0].logprobs
+            history.append(results[0].tokens[0])
+            out.append((logprob.token, logprob.logprob))
+    executor.reset()
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cuts=st.lists(st.integers(1, 20), max_size=6), company=st.integers(0, 3))
+def test_tokens_and_logprobs_at_a_temperature_do_not_depend_on_cuts_or_company(dtype, cuts, company):
+    executor = executor_of("qwen3-windows", dtype)
+    executor.reset()
+    prompt = tokens_of(find("qwen3-windows"), 30, seed=3)
+    assert sampled_run(executor, prompt, cuts, 12, company) == plain_run(dtype)
+
+
+@cache
+def plain_run(dtype: str) -> list[tuple[int, float]]:
+    executor = executor_of("qwen3-windows", dtype)
+    executor.reset()
+    return sampled_run(executor, tokens_of(find("qwen3-windows"), 30, seed=3), [], 12, 0)
