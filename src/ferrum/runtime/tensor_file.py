@@ -91,9 +91,14 @@ class TensorFile:
         dtype = FORMATS[_FORMAT_OF[info.dtype]]
         try:
             flat = np.frombuffer(self._map, dtype, info.nbytes // dtype.itemsize, info.begin)
-            return np.require(flat.reshape(info.shape), requirements="A")
+            view = flat.reshape(info.shape)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: tensor {name!r} of shape {info.shape}: {error}") from error
+        if view.flags.aligned:
+            return view
+        aligned = view.copy()
+        self.forget(name)
+        return aligned
 
     def forget(self, name: str) -> None:
         """Let go of the memory that reading a tensor took; views stay valid and read the file again."""
