@@ -34,6 +34,7 @@ class ExecutorTraits:
         memory: what it holds.
         dtypes: weight formats that it could have been loaded in.
         windows: some layers see a sliding window.
+        paged: keys and values live in pages of the pool.
         flash: attention never holds a row of scores for the whole context.
         attention_weights: attention probabilities can be returned.
         notes: what a user should know of how it was built (a fast path that is missing, and why).
@@ -47,6 +48,7 @@ class ExecutorTraits:
     memory: MemoryPlan
     dtypes: frozenset[DataType] = frozenset()
     windows: bool = False
+    paged: bool = True
     flash: bool = False
     attention_weights: bool = False
     notes: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ def head_sharing(num_heads: int, num_kv_heads: int) -> AttentionType:
 
 def _mechanisms(info: ModelInfo, traits: ExecutorTraits) -> frozenset[AttentionType]:
     found = {head_sharing(info.num_heads, info.num_kv_heads)}
-    if traits.memory.pool:
+    if traits.paged:
         found.add(AttentionType.PAGED)
     if traits.windows:
         found.add(AttentionType.SLIDING_WINDOW)

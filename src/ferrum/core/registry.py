@@ -15,10 +15,12 @@ class Registry(Generic[T]):
 
     Args:
         kind: what the things are, in the singular, for messages ("architecture").
+        missing: makes the error for an unknown name, of what is missing and a reason that lists what there is.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, missing: Callable[[str, str], FerrumError] = Unsupported) -> None:
         self.kind = kind
+        self._missing = missing
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -44,12 +46,13 @@ class Registry(Generic[T]):
         """The thing of that name.
 
         Raises:
-            Unsupported: there is none; the reason lists those that exist.
+            Unsupported, or what `missing` makes: there is none; the reason lists those that exist.
         """
         try:
             return self._entries[name]
         except KeyError:
-            raise self._unknown(name) from None
+            listing = ", ".join(self.names()) or "none yet"
+            raise self._missing(f"the {self.kind} {name!r}", f"there is {listing}") from None
 
     def pop(self, name: str) -> T:
         """Take a thing out. Raises as `get`."""
@@ -69,9 +72,3 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _unknown(self, name: str) -> FerrumError:
-        return Unsupported(f"the {self.kind} {name!r}", f"there is {self._listing()}")
-
-    def _listing(self) -> str:
-        return ", ".join(self.names()) or "none yet"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from ferrum.core.step import Span
+from ferrum.core.errors import FerrumError
+from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 
 
 class StoreGroup(Protocol):
@@ -115,6 +116,16 @@ class Undo:
     def forget(self, cache_id: str) -> None:
         """Drop what is remembered of a released sequence."""
         self._same.pop(cache_id, None)
+
+    def all_or_none(self, spans: Sequence[Span], run: Callable[[StepBatch], StepOutput]) -> list[SpanResult]:
+        """Run a step in which the error of one span undoes it for all of them, and is raised."""
+        with self.guard(spans, settled=len(spans) == 1):
+            results: list[SpanResult] = []
+            for outcome in run(StepBatch(tuple(spans))).results:
+                if isinstance(outcome, FerrumError):
+                    raise outcome
+                results.append(outcome)
+        return results
 
     @contextmanager
     def guard(self, spans: Sequence[Span], *, settled: bool) -> Iterator[None]:

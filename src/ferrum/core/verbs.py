@@ -30,18 +30,19 @@ from ferrum.core.contract import (
     token_matrix,
     token_row,
 )
-from ferrum.core.errors import FerrumError, RequestError, UnknownSequence, Unsupported
+from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.handles import Handles
 from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
 
 logger: Final = logging.getLogger("ferrum.executor")
 
-_WISH: Final = {
+WISH: Final = {
     LogitsPolicy.NONE: (Want.NONE, Rows.LAST),
     LogitsPolicy.LAST: (Want.LOGITS, Rows.LAST),
     LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
 }
+"""A logits policy as a span says it."""
 
 
 class NamedVerbs(ABC):
@@ -279,7 +280,7 @@ class NamedVerbs(ABC):
             raise RequestError(reason, param="attention_mask")
         _check_positions(given.position_ids, range(start, end))
         self._check_weights(given.return_attention_weights)
-        want, rows = _WISH[LogitsPolicy(given.logits)]
+        want, rows = WISH[LogitsPolicy(given.logits)]
         return Span(
             given.kv_cache.cache_id if given.kv_cache else self._new_id(self._prefix, self._fresh),
             start,
@@ -316,7 +317,7 @@ class NamedVerbs(ABC):
         stored = self.pages.length(cache_id) if cache_id in self.pages else 0
         if item.pos_offset != stored:
             raise RequestError(f"{item.pos_offset} claimed, {stored} tokens are stored", param="pos_offset")
-        want, rows = _WISH[item.policy]
+        want, rows = WISH[item.policy]
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
 
     def _check_weights(self, wanted: bool) -> None:
@@ -345,13 +346,7 @@ class NamedVerbs(ABC):
                 max_sequence_length=self.traits.max_sequence_length,
                 param=param,
             )
-        with self._undo.guard(spans, settled=len(spans) == 1):
-            results: list[SpanResult] = []
-            for outcome in self.submit(StepBatch(tuple(spans))).result().results:
-                if isinstance(outcome, FerrumError):
-                    raise outcome
-                results.append(outcome)
-        return results
+        return self._undo.all_or_none(spans, lambda batch: self.submit(batch).result())
 
     # From results to outputs
 

@@ -1,0 +1,46 @@
+"""Executors by name."""
+
+from __future__ import annotations
+
+from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound
+from ferrum.core.executor import ModelExecutor
+from ferrum.core.metrics import ExecutorMetrics
+from ferrum.core.registry import Registry
+
+
+class ExecutorRegistry:
+    """The executors of a process, by name. It does not own them: whoever removes one shuts it down."""
+
+    def __init__(self) -> None:
+        self._executors: Registry[ModelExecutor] = Registry("executor", missing=_missing)
+
+    def register(self, name: str, executor: ModelExecutor) -> None:
+        """Add an executor. Raises ConfigError where the name is taken."""
+        self._executors.add(name, executor)
+
+    def get(self, name: str) -> ModelExecutor:
+        """The executor of that name. Raises ModelNotFound, which lists those that there are."""
+        return self._executors.get(name)
+
+    def remove(self, name: str) -> ModelExecutor:
+        """Take an executor out and return it.
+
+        Raises:
+            ModelNotFound: there is none.
+            ExecutorInUse: an engine holds its lease, or a step is running.
+        """
+        if self.get(name).in_use:
+            raise ExecutorInUse(f"the executor {name!r} is in use: shut its engine down first")
+        return self._executors.pop(name)
+
+    def list_names(self) -> list[str]:
+        """All names, sorted."""
+        return list(self._executors)
+
+    def get_metrics(self, name: str) -> ExecutorMetrics:
+        """The counts and speeds of one executor. Raises ModelNotFound."""
+        return self.get(name).metrics()
+
+
+def _missing(what: str, reason: str) -> FerrumError:
+    return ModelNotFound(f"{what} is not registered: {reason}", param="name")
