@@ -1,1 +1,67 @@
-"""ferrum: an exact, small and fast inference engine for open-weight language models."""
+"""ferrum: an exact, small and fast inference engine for open-weight language models.
+
+    import ferrum
+
+    with ferrum.LLM("ferrum-tiny") as llm:
+        print(llm.generate("def add(a, b):")[0].outputs[0].text)
+
+Names are loaded when they are first used: `import ferrum` takes no library with it. `__init__.pyi` has their types.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+_HOMES: Final = {
+    name: home
+    for home, names in {
+        "ferrum.core.capabilities": "AttentionType ExecutorCapabilities",
+        "ferrum.core.contract": (
+            "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
+            "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
+        ),
+        "ferrum.core.errors": (
+            "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
+            "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
+            "NonFiniteLogits QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
+        ),
+        "ferrum.core.executor": "BatchModelExecutor ModelExecutor SpeculativeExecutor",
+        "ferrum.core.executors": "ExecutorRegistry",
+        "ferrum.core.factory": (
+            "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
+            "OptimizationConfig"
+        ),
+        "ferrum.core.llm": "DecoderOnlyLLM LlmRuntimeConfig",
+        "ferrum.core.memory": "MemoryPlan MemoryRequirements",
+        "ferrum.core.metrics": "ExecutorMetrics",
+        "ferrum.core.params": "SamplingParams",
+        "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",
+        "ferrum.core.status": "ExecutorMemoryUsage ExecutorState ExecutorStatus",
+        "ferrum.core.step": (
+            "CARRY Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput TokenLogprobs Want"
+        ),
+        "ferrum.core.types": "FinishReason",
+        "ferrum.engine.client": "AsyncEngine",
+        "ferrum.engine.offline": "LLM",
+        "ferrum.engine.outputs": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
+        "ferrum.runtime.lm": "DecoderLM",
+        "ferrum.runtime.load": "load_executor",
+    }.items()
+    for name in names.split()
+}
+"""The module that each public name is loaded from."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ferrum' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -1,0 +1,1 @@
+"""The `ferrum` command line."""

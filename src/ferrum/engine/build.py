@@ -37,7 +37,7 @@ class EngineRecipe:
         executor = build_executor(model)
         context = executor.capabilities().max_sequence_length
         scheduler = Scheduler(
-            executor.pages,
+            executor.lm.pages,
             policy=POLICIES[self.config.policy],
             max_tokens_per_step=self.config.max_tokens_per_step,
             max_sequences=model.max_batch_size,

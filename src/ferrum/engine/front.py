@@ -43,6 +43,9 @@ class Parts:
 class Front:
     """A started engine and all that belongs to its model on the client's side. Safe to use from any thread.
 
+    Attributes:
+        recommended: the checkpoint's sampling by parameter name, unless switched off; `default_params` are made of it.
+
     Args:
         parts: its host is started here.
         wake_all: see `Router`.
@@ -53,7 +56,8 @@ class Front:
 
     def __init__(self, parts: Parts, wake_all: Callable[[Sequence[Wake]], None] = wake_here) -> None:
         self.tokenizer = parts.tokenizer
-        self.default_params = SamplingParams.from_dict(parts.generation.sampling)
+        self.recommended = parts.generation.sampling
+        self.default_params = SamplingParams.from_dict(self.recommended)
         self._chat_template = parts.chat_template
         self._special_tokens = parts.special_tokens
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)

@@ -1,0 +1,6 @@
+"""`python -m ferrum` is the `ferrum` command."""
+
+from ferrum.cli.main import main
+
+if __name__ == "__main__":
+    main()

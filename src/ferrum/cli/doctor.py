@@ -1,0 +1,85 @@
+"""`ferrum doctor`: what this machine and this installation have."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from ferrum.cli.tables import print_table, size
+from ferrum.core.config import Switches
+from ferrum.core.errors import ConfigError
+
+PACKAGES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
+
+FEATURES: Final = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+"""CPU features that kernels care about, as Linux names them."""
+
+
+def doctor() -> None:
+    """Show what this machine has: Python, libraries, CPU, memory, switches, backends."""
+    print_table([*_installation(), *_machine(), *_switches(), *_backends()])
+
+
+def _installation() -> Iterator[tuple[str, str]]:
+    yield "ferrum", version("ferrum")
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            yield package, "missing: install ferrum again"
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    described = _cpuinfo()
+    flags = set((described.get("flags") or described.get("Features") or "").split())
+    yield "system", f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield "cpu", described.get("model name") or platform.processor() or "unknown"
+    yield "cpu features", " ".join(each for each in FEATURES if each in flags) or "unknown"
+    yield "cores allowed", f"{allowed_cores()} of {os.cpu_count()}"
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    yield "memory", f"{size(total)}, {size(free)} of it unused"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def allowed_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _switches() -> Iterator[tuple[str, str]]:
+    try:
+        switches = Switches.from_environment()
+    except ConfigError as error:
+        yield "switches", f"refused: {error}"
+        return
+    for field in fields(switches):
+        yield field.name.replace("_", " "), "on" if getattr(switches, field.name) else "off"
+
+
+def _backends() -> Iterator[tuple[str, str]]:
+    from ferrum.kernels.reference import ReferenceKernels
+
+    yield "backend reference", f"yes: {ReferenceKernels().numerics_id}"
+    yield "backend native", "no: not in this release"
+    yield "backend cuda", "no: not in this release"

@@ -1,0 +1,38 @@
+"""`ferrum list` and `ferrum pull`: the models that are here, and fetching one that is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ferrum.cli.tables import print_table, size
+
+if TYPE_CHECKING:
+    from ferrum.runtime.hub import LocalModel
+
+
+def list_models() -> None:
+    """List the models that load without a network: the built-in one and the hub's cache."""
+    from ferrum.runtime import hub
+
+    found = [
+        (model.name, size(model.nbytes), model.family or "unknown", str(model.path)) for model in hub.list_models()
+    ]
+    print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *found])
+
+
+def pull(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A hub id: organisation/name, or organisation/name@revision.")
+    ],
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
+) -> None:
+    """Fetch a model from the hub, so that it loads without a network from then on."""
+    from ferrum.runtime import hub
+
+    print_table([_row(hub.pull(model, revision=revision))])
+
+
+def _row(model: LocalModel) -> tuple[str, str, str, str]:
+    return model.name, size(model.nbytes), model.family or "unknown", str(model.path)

@@ -1,0 +1,99 @@
+"""Command-line options made from dataclass fields: a new field of `SamplingParams` is a new option, with its help.
+
+A field's annotation decides how its option is parsed; lists are given by repeating the option, mappings as `KEY=VALUE`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, fields
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+TYPES: Final[Mapping[str, Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "Sequence[int]": list[int],
+    "Sequence[str]": list[str],
+    "Mapping[int, float]": list[str],
+}
+"""How the annotations of option fields are parsed; an optional one like its other half."""
+
+NOT_FOR_TEXT: Final = frozenset({"n", "logprobs", "prompt_logprobs"})
+"""Fields whose effect is not visible in one printed text: they have no option."""
+
+
+def sampling_fields() -> list[Field[Any]]:
+    """The fields of `SamplingParams` that a command printing one text offers."""
+    return [field for field in fields(SamplingParams) if field.name not in NOT_FOR_TEXT]
+
+
+def model_fields() -> list[Field[Any]]:
+    """The fields that say how a model is loaded."""
+    return [field for field in fields(ModelConfig) if field.name not in ("model", "switches")]
+
+
+def engine_fields() -> list[Field[Any]]:
+    """The fields that say how a model is loaded and served."""
+    return [*model_fields(), *(field for field in fields(EngineConfig) if field.name != "model")]
+
+
+def chosen(option_fields: Iterable[Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the fields' options that were given."""
+    return {field.name: given[field.name] for field in option_fields if given.get(field.name) not in (None, [])}
+
+
+def with_options(option_fields: Iterable[Field[Any]], panel: str) -> Callable[[Command], Command]:
+    """Give a command one option for each field. The command takes them as keywords, None for those not given."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        made = [_parameter(field, panel) for field in option_fields]
+        # Typer reads a command's signature, and calls it with these names as keywords.
+        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(field: Field[Any], panel: str) -> inspect.Parameter:
+    kind = TYPES[str(field.type).removesuffix(" | None")]
+    option = "--" + field.name.replace("_", "-")
+    names = (f"{option}/--no-{option.removeprefix('--')}",) if kind is bool else (option,)
+    choices = field.metadata.get("choices")
+    text = field.metadata["help"] + (f" One of {', '.join(each for each in choices if each)}." if choices else "")
+    described = typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
+    )
+
+
+def sampling_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from defaults and the options that were given.
+
+    Raises:
+        RequestError: a value that makes no sense; `param` names the option.
+    """
+    values = {**defaults, **chosen(sampling_fields(), given)}
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(_pair(each) for each in values["logit_bias"])
+    return SamplingParams(**values)
+
+
+def _pair(text: str) -> tuple[str, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return token, float(bias)
+    except ValueError:
+        raise RequestError(f"must look like 42=-1.5, not {text!r}", param="logit_bias") from None

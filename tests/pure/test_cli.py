@@ -1,0 +1,261 @@
+"""The command line: what reaches the engine, what is printed where, and how every end looks."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_fakes import EOS, POISON, LetterTokenizer, parts
+from ferrum.cli.main import NEXT_STEPS, execute, explain
+from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
+from ferrum.cli.plan import lengths
+from ferrum.cli.run import DEMONSTRATION
+from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.core.errors import CapacityError, FerrumError, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.engine.build import engine_config
+from ferrum.engine.front import Parts
+from ferrum.engine.offline import LLM
+from ferrum.engine.outputs import Delta
+from ferrum.runtime import hub
+from ferrum.text.chat import ChatTemplate
+from ferrum.text.generation import GenerationConfig
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Runs the command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str) -> Outcome:
+        code = execute(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Puts the fake engine in the place of every model; the models and options that were asked for."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def build(model: str, **options: Any) -> Parts:
+        asked.append((model, options))
+        made = parts()
+        template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[bot]")
+        recommended = GenerationConfig(eos_token_ids=(EOS,), sampling={"temperature": 0.0})
+        return Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended, chat_template=template)
+
+    monkeypatch.setattr("ferrum.engine.offline.build", build)
+    return asked
+
+
+@pytest.fixture
+def asked_params(monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
+    """The parameters of every stream; nothing is generated."""
+    asked: list[SamplingParams] = []
+
+    def stream(self: LLM, prompt: str, params: SamplingParams, **options: Any) -> Iterator[Delta]:
+        asked.append(params)
+        return iter(())
+
+    monkeypatch.setattr(LLM, "stream", stream)
+    return asked
+
+
+def answer(prompt: str, max_tokens: int, **options: Any) -> str:
+    """What the fake model says."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **options)
+    with LLM.from_parts(parts()) as llm:
+        text = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
+    assert text is not None
+    return text
+
+
+def test_run_streams_the_text_to_standard_output_and_its_speed_to_standard_error(
+    ferrum: Callable[..., Outcome], built: list[Any]
+) -> None:
+    code, out, err = ferrum("run", "some/model", "abc", "--max-tokens", "30", "--ignore-eos", "--seed", "5")
+    assert (code, out) == (0, answer("abc", 30, ignore_eos=True) + "\n")
+    assert "tokens/s" in err and "first token after" in err and "seed 5" in err
+    assert built == [("some/model", {})]
+
+
+def test_run_without_words_completes_python_with_the_built_in_model(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LetterTokenizer, "encode", lambda self, text, **_: [1 + ord(letter) % 90 for letter in text])
+    code, out, _ = ferrum("run", "--max-tokens", "3", "--ignore-eos")
+    assert code == 0 and out.startswith(DEMONSTRATION) and len(out) > len(DEMONSTRATION)
+    assert built == [(hub.BUILT_IN, {})]
+    compile(DEMONSTRATION, "demonstration", "exec")
+
+
+def test_run_reads_the_prompt_from_standard_input(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("abc"))
+    assert ferrum("run", "m", "-", "--max-tokens", "5")[1] == answer("abc", 5) + "\n"
+
+
+EXAMPLES = {
+    "float": ("0.5", 0.5),
+    "int": ("7", 7),
+    "int | None": ("7", 7),
+    "bool": (None, True),
+    "Sequence[str]": ("x", ("x",)),
+    "Sequence[int]": ("7", (7,)),
+    "Sequence[int] | None": ("7", (7,)),
+    "Mapping[int, float] | None": ("7=-1.5", {7: -1.5}),
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_every_sampling_parameter_has_an_option_that_reaches_the_engine(
+    name: str, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
+) -> None:
+    field = next(field for field in fields(SamplingParams) if field.name == name)
+    text, value = EXAMPLES[str(field.type)]
+    option = "--" + name.replace("_", "-")
+    more = ["--stop", "x"] if name == "include_stop_str_in_output" else []
+    if name == "skip_special_tokens":
+        option, value = "--no-skip-special-tokens", False
+    code, _, err = ferrum("run", "m", "p", option, *([] if text is None else [text]), *more)
+    if name in NOT_FOR_TEXT:
+        assert code == 2 and "No such option" in err
+    else:
+        assert code == 0 and getattr(asked_params[0], name) == value
+
+
+@pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)
+def test_every_engine_option_reaches_the_engine_and_is_checked_there(
+    field: Any, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
+) -> None:
+    choices = field.metadata["choices"]
+    value = choices[-1] if choices else 600
+    assert ferrum("run", "m", "p", "--" + field.name.replace("_", "-"), str(value))[0] == 0
+    assert built == [("m", {field.name: value})]
+    options = built[0][1] | ({"max_tokens_per_step": 600} if field.name == "max_batch_size" else {})
+    config = engine_config("m", options)
+    found = getattr(config if hasattr(config, field.name) else config.model, field.name)
+    assert found == value
+
+
+def test_an_option_has_one_name_only() -> None:
+    names = [field.name for field in [*sampling_fields(), *engine_fields()]]
+    assert len(names) == len(set(names))
+    assert {*names} >= {f.name for f in (*fields(EngineConfig), *fields(ModelConfig))} - {"model", "switches"}
+
+
+def test_recommended_parameters_apply_unless_an_option_says_otherwise(
+    ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
+) -> None:
+    ferrum("run", "m", "p")
+    ferrum("run", "m", "p", "--temperature", "0.5")
+    assert [params.temperature for params in asked_params] == [0.0, 0.5]
+
+
+def test_chat_keeps_the_conversation(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nyo\n\nnever\n"))
+    code, out, _ = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
+    first = answer("[system]be[user]hi[bot]", 5)
+    second = answer(f"[system]be[user]hi[assistant]{first}[user]yo[bot]", 5)
+    assert code == 0 and out == f"> {first}\n> {second}\n> "
+
+
+def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(
+    ferrum: Callable[..., Outcome], built: list[Any]
+) -> None:
+    for arguments in (
+        ["run", "m", chr(POISON + 31)],
+        ["run", "m", ""],
+        ["run", "m", "p", "--temperature", "9"],
+        ["run", "m", "p", "--logit-bias", "seven"],
+        ["run", "m", "p", "--no-such-option"],
+        ["chat"],
+        ["no-such-command"],
+    ):
+        code, _, err = ferrum(*arguments)
+        assert code == 2, arguments
+        assert err.startswith("ferrum: ") and err.count("\n") == 1 and ";" in err, err
+
+
+@pytest.mark.parametrize("arguments", [["run", "no/such/model"], ["run", "nosuchmodel"], ["plan", "nosuchmodel"]])
+def test_a_model_that_is_not_there_is_named(arguments: list[str], ferrum: Callable[..., Outcome]) -> None:
+    code, _, err = ferrum(*arguments)
+    assert code == 2 and arguments[1] in err and err.count("\n") == 1
+
+
+def test_every_kind_of_error_has_a_next_step() -> None:
+    for kind in (RequestError, CapacityError, FerrumError, OSError, RuntimeError):
+        problem, step = explain(kind("it broke"))
+        assert "it broke" in problem and step
+    for wider, narrower in ((a, b) for i, (a, _) in enumerate(NEXT_STEPS) for b, _ in NEXT_STEPS[i + 1 :]):
+        assert not issubclass(narrower, wider), f"{narrower} is hidden by {wider}"
+
+
+def test_ctrl_c_ends_with_130_and_ends_the_request(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrum.cli.run.echo_text", _interrupt)
+    code, _, err = ferrum("run", "m", "p")
+    assert (code, err) == (130, "")
+
+
+def _interrupt(deltas: Iterator[Delta]) -> str:
+    next(deltas)
+    raise KeyboardInterrupt
+
+
+def test_an_internal_error_is_no_traceback(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "list_models", lambda: 1 / 0)
+    code, _, err = ferrum("list")
+    assert code == 2 and "ZeroDivisionError" in err and err.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m ferrum doctor | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_list_and_pull_show_models(
+    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = hub.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
+    monkeypatch.setattr(hub, "list_models", lambda: [here])
+    monkeypatch.setattr(hub, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None)
+    for code, out, _ in (ferrum("list"), ferrum("pull", "org/name", "--revision", "v1")):
+        assert code == 0
+        assert out.splitlines()[-1].split() == ["org/name", "3.0", "MiB", "Qwen3ForCausalLM", str(tmp_path)]
+
+
+def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRUM_LOG_TOKENS", "1")
+    code, out, _ = ferrum("doctor")
+    shown = {line[:18].strip(): line[18:].strip() for line in out.splitlines()}
+    assert code == 0
+    assert (shown["log tokens"], shown["disable graphs"]) == ("on", "off")
+    assert shown["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert int(shown["cores allowed"].split()[0]) >= 1
+    assert shown["backend reference"].startswith("yes") and shown["backend cuda"].startswith("no")
+    monkeypatch.setenv("FERRUM_PAGED_KV", "0")
+    code, out, _ = ferrum("doctor")
+    assert code == 0 and "refused: FERRUM_PAGED_KV" in out
+
+
+def test_plan_asks_about_powers_of_two_up_to_the_context() -> None:
+    assert lengths(1024) == [256, 512, 1024]
+    assert lengths(1000) == [256, 512, 1000]
+    assert lengths(100) == [100]

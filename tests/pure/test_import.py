@@ -1,0 +1,60 @@
+"""`import ferrum` is instant: names are loaded lazily, and no library comes along."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import ferrum
+
+HEAVY = {
+    *("numpy", "torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub"),
+    *("rich", "typer", "click", "fastapi", "starlette", "uvicorn", "pydantic", "asyncio", "multiprocessing"),
+}
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded once it has run the code."""
+    script = (
+        f"import json, sys; before = set(sys.modules); {code}; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+def test_import_brings_no_library() -> None:
+    assert loaded_after("import ferrum") & HEAVY == set()
+
+
+def test_parameters_and_errors_bring_no_library_either() -> None:
+    assert loaded_after("from ferrum import RequestError, SamplingParams; SamplingParams()") & HEAVY == set()
+
+
+def test_the_command_line_does_not_wait_for_numerics() -> None:
+    numerics = {"numpy", "torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub"}
+    assert loaded_after("import ferrum.cli.main") & numerics == set()
+
+
+@pytest.mark.parametrize("name", ferrum.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(ferrum, name) is getattr(import_module(ferrum._HOMES[name]), name)
+    assert name in dir(ferrum)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(ferrum.__file__).with_suffix(".pyi").read_text())
+    typed = {
+        alias.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert typed == ferrum._HOMES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        ferrum.nothing_like_it  # noqa: B018
