@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum.kernels.reference.math import exp, exp2, product, round_bf16, silu, tree_sum
+from ferrum.kernels.reference.math import exp, exp2, ordered_sum, product, round_bf16, silu, tree_sum
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])
@@ -45,6 +45,15 @@ def test_a_row_of_a_product_has_the_same_bits_alone_and_in_company(rows, depth, 
 def test_a_product_takes_its_terms_in_ascending_order():
     x = np.array([[1e8, 1.0, -1e8, 1.0]], np.float32)
     assert product(x, np.ones((1, 4), np.float32))[0, 0] == 1.0  # ((1e8 + 1) - 1e8) + 1: any other order gives 2 or 0
+
+
+@given(st.integers(1, 70), st.lists(st.integers(1, 40), max_size=2), st.integers(0, 2**32 - 1))
+def test_an_ordered_sum_is_the_loop_that_defines_it(n, shape, seed):
+    terms = np.random.default_rng(seed).normal(size=(n, *shape)).astype(np.float32)
+    expected = terms[0]
+    for term in terms[1:]:
+        expected = expected + term
+    np.testing.assert_array_equal(ordered_sum(terms), expected)
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, AttentionShape, Int32
-from ferrum.kernels.reference.math import LOG2_E, exp2, round_bf16, tree_sum
+from ferrum.kernels.reference.math import LOG2_E, exp2, ordered_sum, round_bf16, tree_sum
 
 STEP = 64
 """Keys per step: fixed, whatever the page size."""
@@ -92,15 +92,19 @@ def _padded(stored: F32, begin: int) -> F32:
 def _scores(queries: F32, keys: F32) -> F32:
     """[rows, kv, share, dim] x [tokens, kv, dim] -> [rows, kv, share, tokens], ascending over dim."""
     columns = np.ascontiguousarray(keys.transpose(2, 1, 0))  # [dim, kv, tokens]
-    total = np.zeros((*queries.shape[:3], keys.shape[0]), np.float32)
-    for d in range(queries.shape[3]):
-        total += queries[..., d, None] * columns[d][None, :, None, :]
-    return total
+    return _products(np.moveaxis(queries, 3, 0), columns)
 
 
 def _mix(weights: F32, values: F32) -> F32:
     """[rows, kv, share, tokens] x [tokens, kv, dim] -> [rows, kv, share, dim], ascending over tokens."""
-    total = np.zeros((*weights.shape[:3], values.shape[2]), np.float32)
-    for t in range(weights.shape[3]):
-        total += weights[..., t, None] * values[t][None, :, None, :]
-    return total
+    return _products(np.moveaxis(weights, 3, 0), values)
+
+
+def _products(left: F32, right: F32) -> F32:
+    """sum over n, ascending from 0: left [n, rows, kv, share] x right [n, kv, width] -> [rows, kv, share, width]."""
+    out = np.empty((*left.shape[1:], right.shape[2]), np.float32)
+    for row in range(left.shape[1]):
+        terms = np.zeros((len(left) + 1, *out.shape[1:]), np.float32)
+        np.multiply(left[:, row, :, :, None], right[:, :, None, :], out=terms[1:])
+        out[row] = ordered_sum(terms)
+    return out

@@ -68,6 +68,10 @@ class ReferenceKernels:
         assert self._tables is not None, "begin() comes first"
         return self._tables
 
+    def weight(self, weight: Weight) -> Weight:
+        """See `Kernels.weight`."""
+        return weight
+
     def vector(self, values: F32) -> F32:
         """See `Kernels.vector`."""
         self.table_bytes += values.size * 4

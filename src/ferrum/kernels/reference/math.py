@@ -6,13 +6,17 @@ array shape, on every machine, and in C++ compiled without contraction. Sums go 
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+
+_BLOCK: Final = 1 << 17
+"""Terms of a product that are made at a time."""
 
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts (Cody and Waite): the first has 15 trailing zero bits, so that n * LN2_HIGH is exact for |n| < 2^15.
@@ -82,19 +86,34 @@ def round_bf16(x: F32) -> F32:
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def ordered_sum(terms: F32) -> F32:
+    """Sum over the first axis in ascending order: ((t_0 + t_1) + t_2) + ..., each addition rounded to f32.
+
+    [n, ...] -> [...], C-contiguous. numpy adds pairwise along the fastest axis only ("Notes" of `numpy.sum`), so the
+    terms are laid out with another axis, of two elements at least, behind the first.
+    """
+    flat = terms.reshape(len(terms), -1)
+    if flat.shape[1] == 1:
+        flat = np.repeat(flat, 2, axis=1)
+    total: F32 = np.add.reduce(flat, axis=0)[: math.prod(terms.shape[1:])]
+    return total.reshape(terms.shape[1:])
+
+
 def product(x: F32, w: NDArray[Any]) -> F32:
     """x [M, K] times w [N, K] (any float type) transposed -> [M, N].
 
     Each element starts at 0 and takes its K terms in ascending order, one multiplication and one addition per term,
-    each rounded to f32: no BLAS and no einsum, whose order depends on the shape. Columns are taken in blocks so that w
-    is transposed a cache-sized piece at a time.
+    each rounded to f32: no BLAS and no einsum, whose order depends on the shape. Terms are made a cache-sized block of
+    k at a time.
     """
     rows, depth = x.shape
     total = np.zeros((rows, w.shape[0]), np.float32)
-    term = np.empty_like(total)
-    for begin in range(0, depth, 64):
-        block = w[:, begin : begin + 64].T.astype(np.float32, order="C")
-        for k in range(block.shape[0]):
-            np.multiply(x[:, begin + k, None], block[k], out=term)
-            total += term
+    step = min(64, max(1, _BLOCK // max(1, total.size)))
+    terms = np.empty((step + 1, *total.shape), np.float32)
+    for begin in range(0, depth, step):
+        block = w[:, begin : begin + step].T.astype(np.float32, order="C")
+        used = terms[: len(block) + 1]
+        used[0] = total
+        np.multiply(x.T[begin : begin + step, :, None], block[:, None, :], out=used[1:])
+        total = ordered_sum(used)
     return total
