@@ -155,8 +155,12 @@ class Undo:
                 self._pages.release(copy)
 
     def _copies(self, spans: Sequence[Span]) -> dict[str, str]:
-        """Copies of the sequences that truncation may not bring back: a long span pushes keys out of a window."""
-        if all(group.window is None for group in self._pages.groups):
+        """Copies of the sequences that truncation may not bring back: a long span pushes keys out of a window.
+
+        A store without groups keeps its windows to itself.
+        """
+        groups = self._pages.groups
+        if groups and all(group.window is None for group in groups):
             return {}
         long = [span.cache_id for span in spans if len(span.tokens) > 1 and span.cache_id in self._pages]
         copies = {cache_id: f"{cache_id}-undo" for cache_id in long}

@@ -1,0 +1,220 @@
+"""Any `DecoderOnlyLLM` as a `ModelExecutor`: for models that are written by hand and know nothing of spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ferrum.core.capabilities import ExecutorTraits
+from ferrum.core.checks import check_tokens
+from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
+from ferrum.core.errors import FerrumError, RequestError, StepError, UnknownSequence, Unsupported
+from ferrum.core.executor import ModelExecutor
+from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
+from ferrum.core.memory import MemoryPlan, PoolPart
+from ferrum.core.sequences import StoreGroup
+from ferrum.core.step import Array, Hidden, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.runtime.rows import SpanRows
+
+MAX_BATCH_SIZE: Final = 32
+
+_CACHE: Final = "cache"
+
+
+class LlmExecutor(ModelExecutor):
+    """Runs steps through a model's `unified_forward`. A step that fails is run again span by span.
+
+    Args:
+        model: the model; from now on nobody else may change its sequences.
+        info: what it is.
+        max_batch_size: most sequences of one step.
+        cache_prefix: see `NamedVerbs`.
+    """
+
+    def __init__(
+        self,
+        model: DecoderOnlyLLM,
+        info: ModelInfo,
+        *,
+        max_batch_size: int = MAX_BATCH_SIZE,
+        cache_prefix: str = "llm-cache",
+    ) -> None:
+        self._model = model
+        self._sequences = LlmSequences(model)
+        super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
+
+    def _run(self, batch: StepBatch) -> StepOutput:
+        seen = [span.cache_id for span in batch.spans]
+        if len(set(seen)) != len(seen):
+            raise RequestError("a sequence appears twice in a step", param="cache_id")
+        outcomes: dict[str, SpanResult | FerrumError] = {}
+        ready = []
+        for span in batch.spans:
+            error = self._refusal(span)
+            if error is None:
+                ready.append(span)
+            else:
+                outcomes[span.cache_id] = error
+        outcomes.update(self._compute(ready))
+        return StepOutput(tuple(outcomes[cache_id] for cache_id in seen))
+
+    def _refusal(self, span: Span) -> FerrumError | None:
+        """Why a span cannot run, or None."""
+        if span.start and span.cache_id not in self._sequences:
+            return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
+        if span.start != self._model.length(span.cache_id):
+            return RequestError(f"{span.start} tokens claimed, others stored", param="start")
+        if not span.tokens:
+            return RequestError("must hold at least one token", param="tokens")
+        if span.hidden is not Hidden.NONE or span.attention_weights:
+            return Unsupported("hidden states and attention weights", "this model returns logits only")
+        if span.adapter is not None:
+            return Unsupported("adapters", "no adapter can be loaded yet")
+        if span.want is Want.TOKEN and span.sampling is None:
+            return RequestError("is required to sample a token", param="sampling")
+        config = self._model.config
+        try:
+            check_tokens(span.tokens, span.start, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
+        except RequestError as error:
+            return error
+        return None
+
+    def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
+        if not spans:
+            return {}
+        rows = [SpanRows(span) for span in spans]
+        items = [UnifiedItem(each.span.cache_id, each.span.tokens, each.span.start, _policy(each)) for each in rows]
+        try:
+            outputs = self._model.unified_forward(items)
+        except Exception as error:  # noqa: BLE001 - whatever a model raises must end its own sequence only
+            if len(spans) == 1:
+                failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
+                return {spans[0].cache_id: failure}
+            alone: dict[str, SpanResult | FerrumError] = {}
+            for span in spans:
+                alone.update(self._compute([span]))
+            return alone
+        return {each.span.cache_id: self._settle(each, logits) for each, logits in zip(rows, outputs, strict=True)}
+
+    def _settle(self, rows: SpanRows, logits: Array | None) -> SpanResult | FerrumError:
+        """The span's result; rejected drafts are taken back, and so is all of a span that fails."""
+        span = rows.span
+        try:
+            if logits is not None:
+                first = len(span.tokens) - len(logits)
+                rows.take(first, logits, np.zeros((0, self._model.config.hidden_size), np.float32))
+            result = rows.result()
+        except StepError as error:
+            if span.start:
+                self._model.truncate_kv(span.cache_id, span.start)
+            else:
+                self._model.release(span.cache_id)
+            return error
+        if result.length < span.end:
+            self._model.truncate_kv(span.cache_id, result.length)
+        self._sequences.advance(span.cache_id)
+        return result
+
+
+def _policy(rows: SpanRows) -> LogitsPolicy:
+    wanted = rows.logit_rows()
+    if not wanted:
+        return LogitsPolicy.NONE
+    return LogitsPolicy.LAST if wanted.start == len(rows.span.tokens) - 1 else LogitsPolicy.ALL
+
+
+class LlmSequences:
+    """A sequence store over a model that keeps its own: names, lengths and generations, but no pages."""
+
+    groups: tuple[StoreGroup, ...] = ()
+    used = 0
+    shared = 0
+
+    def __init__(self, model: DecoderOnlyLLM) -> None:
+        self._model = model
+        self._generations: dict[str, int] = {}
+        self._clock = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the model's cache holds."""
+        return self._model.kv_capacity()
+
+    def __contains__(self, cache_id: str) -> bool:
+        return cache_id in self._generations
+
+    def ids(self) -> tuple[str, ...]:
+        """All sequences."""
+        return tuple(self._generations)
+
+    def advance(self, cache_id: str) -> None:
+        """Note that a sequence began or changed."""
+        self._clock += 1
+        self._generations[cache_id] = self._clock
+
+    def length(self, cache_id: str) -> int:
+        """Stored tokens. Raises UnknownSequence."""
+        self.generation(cache_id)
+        return self._model.length(cache_id)
+
+    def generation(self, cache_id: str) -> int:
+        """A number that every change raises. Raises UnknownSequence."""
+        try:
+            return self._generations[cache_id]
+        except KeyError:
+            raise UnknownSequence(f"there is no sequence {cache_id!r}", param="cache_id") from None
+
+    def row(self, cache_id: str, group: str) -> Sequence[int]:
+        """There are no pages. Raises Unsupported."""
+        raise Unsupported("pages", f"the model keeps {cache_id!r} its own way, without a group {group!r}")
+
+    def free(self, group: str) -> int:
+        """Tokens that still fit, counted without what forks share."""
+        assert group == _CACHE, "the only part of the plan"
+        return max(0, self.capacity_tokens - sum(map(self._model.length, self._generations)))
+
+    def truncate(self, cache_id: str, length: int) -> None:
+        """Forget the tokens from `length` on. Raises UnknownSequence, RequestError, Unsupported."""
+        if length != self.length(cache_id):
+            self._model.truncate_kv(cache_id, length)
+            self.advance(cache_id)
+
+    def fork(self, source: str, target: str) -> None:
+        """Begin `target` as a copy of `source`. Raises UnknownSequence."""
+        self.generation(source)
+        self._model.fork(source, target)
+        self.advance(target)
+
+    def release(self, cache_id: str) -> None:
+        """Forget a sequence; an unknown one is no error."""
+        self._model.release(cache_id)
+        self._generations.pop(cache_id, None)
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._model.reset()
+        self._generations.clear()
+
+
+def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> ExecutorTraits:
+    """What can be said of a model from the outside: its memory is counted at its dtype."""
+    config = model.config
+    part = PoolPart(
+        name=_CACHE,
+        num_pages=model.kv_capacity(),
+        page_size=1,
+        bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * info.dtype.bits // 8,
+    )
+    weights = info.num_parameters * info.dtype.bits // 8
+    return ExecutorTraits(
+        backend=type(model).__name__,
+        numerics_id=f"{type(model).__module__}.{type(model).__qualname__}",
+        kv_dtype=DataType(info.dtype),
+        max_batch_size=max_batch_size,
+        max_sequence_length=config.max_seq_len,
+        memory=MemoryPlan(weights=weights, activations=0, activation_row=0, tables=0, pool=(part,)),
+        paged=False,
+        notes=("memory is estimated from the model's configuration",),
+    )

@@ -1,0 +1,11 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("contract_verbs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "contract(row): a row of the executor contract, which the test is about")
