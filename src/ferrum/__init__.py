@@ -45,6 +45,7 @@ _HOMES: Final = {
         "ferrum.engine.client": "AsyncEngine",
         "ferrum.engine.offline": "LLM",
         "ferrum.engine.outputs": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
+        "ferrum.runtime.llm_executor": "LlmExecutor",
         "ferrum.runtime.lm": "DecoderLM",
         "ferrum.runtime.load": "load_executor",
     }.items()

@@ -79,5 +79,6 @@ from ferrum.engine.outputs import Logprob as Logprob
 from ferrum.engine.outputs import RequestMetrics as RequestMetrics
 from ferrum.engine.outputs import RequestOutput as RequestOutput
 from ferrum.engine.outputs import Usage as Usage
+from ferrum.runtime.llm_executor import LlmExecutor as LlmExecutor
 from ferrum.runtime.lm import DecoderLM as DecoderLM
 from ferrum.runtime.load import load_executor as load_executor

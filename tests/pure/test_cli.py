@@ -249,7 +249,7 @@ def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: 
     assert (shown["log tokens"], shown["disable graphs"]) == ("on", "off")
     assert shown["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
     assert int(shown["cores allowed"].split()[0]) >= 1
-    assert shown["backend reference"].startswith("yes") and shown["backend cuda"].startswith("no")
+    assert shown["backend reference"].startswith("yes: reference") and shown["backend cuda"].startswith("no: ")
     monkeypatch.setenv("FERRUM_PAGED_KV", "0")
     code, out, _ = ferrum("doctor")
     assert code == 0 and "refused: FERRUM_PAGED_KV" in out

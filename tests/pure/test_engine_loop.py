@@ -188,11 +188,25 @@ def test_an_idle_loop_sleeps_until_a_message_comes() -> None:
     thread.start()
     request = bench.send([1], greedy(3, ignore_eos=True))
     while not bench.ends(request):
-        pass
+        thread.join(0.001)
     thread.join(0.2)  # idle now: it neither ends nor plans again and again
     assert thread.is_alive() and len(plans) <= 6
     bench.inbox.put(Shutdown())
     thread.join()
+
+
+def test_deadlines_are_met_while_nothing_can_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.scheduler, "plan", lambda: None)
+    request = bench.send([1], greedy(), deadline=5.0)
+    thread = threading.Thread(target=bench.engine.run)
+    thread.start()
+    bench.now += 5.0
+    while not bench.posts:
+        thread.join(0.001)
+    bench.inbox.put(Shutdown())
+    thread.join()
+    assert bench.ends(request) == [FinishReason.DEADLINE]
 
 
 def test_a_turn_of_the_loop_fits_on_a_screen() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
-from ferrum.cli.run import echo_text
+from ferrum.cli.run import echo_text, show_log
 
 
 @with_options(engine_fields(), "Model and engine")
@@ -22,6 +22,7 @@ def chat(
     """Talk with a model, one line at a time. An empty line, end of input or Ctrl-C ends the conversation."""
     from ferrum.engine.offline import LLM
 
+    show_log()
     with LLM(model, **chosen(engine_fields(), options)) as llm:
         params = sampling_params({"max_tokens": None, **llm.front.recommended}, options)
         messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.cli.tables import print_table, size
-from ferrum.core.config import Switches
-from ferrum.core.errors import ConfigError
+from ferrum.core.config import KERNELS, Switches
+from ferrum.core.errors import ConfigError, Unsupported
 
 PACKAGES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
 
@@ -78,8 +78,10 @@ def _switches() -> Iterator[tuple[str, str]]:
 
 
 def _backends() -> Iterator[tuple[str, str]]:
-    from ferrum.kernels.reference import ReferenceKernels
+    from ferrum.runtime.kernels import choose_kernels
 
-    yield "backend reference", f"yes: {ReferenceKernels().numerics_id}"
-    yield "backend native", "no: not in this release"
-    yield "backend cuda", "no: not in this release"
+    for name in (each for each in KERNELS if each != "auto"):
+        try:
+            yield f"backend {name}", f"yes: {choose_kernels(name).numerics_id}"
+        except Unsupported as error:
+            yield f"backend {name}", f"no: {error.reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
+from ferrum.core.config import Switches
 from ferrum.engine.outputs import Delta
 
 DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
@@ -38,12 +40,19 @@ def run(
     from ferrum.engine.offline import LLM
     from ferrum.runtime.hub import BUILT_IN
 
+    show_log()
     text = DEMONSTRATION if prompt is None else sys.stdin.read() if prompt == "-" else prompt
     with LLM(model or BUILT_IN, **chosen(engine_fields(), options)) as llm:
         params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.front.recommended}, options)
         deltas = llm.stream(text, params)
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)
+
+
+def show_log() -> None:
+    """Show the log on standard error: warnings, and the tokens of each step where FERRUM_LOG_TOKENS asks for them."""
+    level = logging.INFO if Switches.from_environment().log_tokens else logging.WARNING
+    logging.basicConfig(format="%(message)s", level=level)
 
 
 def echo_text(deltas: Iterable[Delta]) -> str:

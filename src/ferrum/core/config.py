@@ -133,7 +133,7 @@ class EngineConfig(JsonRecord):
         default=512, metadata=_about("Most tokens of one step, over all sequences.", least=1)
     )
     host: str = field(default="thread", metadata=_about("Where the engine runs.", HOSTS))
-    max_queue: int = field(default=1024, metadata=_about("Most requests that wait; more are refused.", least=1))
+    max_queue: int = field(default=1024, metadata=_about("Most requests that wait or run; more are refused.", least=1))
     generation_config: str = field(
         default="auto",
         metadata=_about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Final
 
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
@@ -110,7 +111,13 @@ def _generation(found: GenerationConfig, *, recommended: bool, eos: tuple[int, .
         found = replace(found, sampling={})
     elif found.sampling:
         values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
-        _LOG.info("sampling defaults from generation_config.json: %s (generation_config='none' for none)", values)
+        _tell(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
     if found.ignored:
-        _LOG.info("without effect in generation_config.json: %s", ", ".join(found.ignored))
+        _tell(f"without effect in generation_config.json: {', '.join(found.ignored)}")
     return found if found.eos_token_ids else replace(found, eos_token_ids=eos)
+
+
+@cache
+def _tell(news: str) -> None:
+    """Say it once a process, where users look without setting up logging."""
+    _LOG.warning(news)

@@ -9,6 +9,7 @@ When the engine has ended for any reason, even by the death of its process, `del
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -93,8 +94,8 @@ class ThreadHost:
 
     def close(self) -> None:
         """See `Host`."""
+        self._inbox.put(Shutdown())
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._inbox.put(Shutdown())
             self._thread.join(JOIN_SECONDS)
 
 
@@ -190,6 +191,8 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
 def _child(recipe: Recipe, connection: Connection) -> None:
     """The engine's process. Ctrl-C is its parent's business, as the terminal sends it to both."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The process is ours alone, and so is what it logs: what was asked for by a switch is to be seen.
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         built = recipe()
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent

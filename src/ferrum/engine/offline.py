@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -43,6 +44,8 @@ class LLM:
 
     def _begin(self, parts: Parts) -> None:
         self._front = Front(parts)
+        # The engine's thread would keep itself and the model alive when the last user of this object is gone.
+        weakref.finalize(self, self._front.router.close)
 
     @property
     def info(self) -> EngineInfo:
@@ -196,7 +199,7 @@ class LLM:
     def _run(
         self, requests: Sequence[Request], prompts: Sequence[str | None], use_tqdm: bool | BarFactory
     ) -> list[RequestOutput]:
-        bar = progress_bar(use_tqdm, len(requests), "prompts")
+        bar = progress_bar(use_tqdm if requests else False, len(requests), "prompts")
         return Batch(self._front.router, self._front.tokenizer, requests, prompts).run(bar)
 
 

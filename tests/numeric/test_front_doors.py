@@ -1,0 +1,127 @@
+"""The front doors on a real model, the built-in one: contract.md section 0."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ferrum
+from ferrum import LLM, AsyncEngine, SamplingParams, load_executor
+from ferrum.cli.main import execute
+from ferrum.engine.outputs import RequestOutput
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+
+PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n    def push(self, item):\n"]
+SAMPLED = SamplingParams(n=2, temperature=0.8, seed=7, max_tokens=12, logprobs=2, prompt_logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(BUILT_IN, kernels="reference", kv_capacity=4096) as model:
+        yield model
+
+
+def essence(outputs: list[RequestOutput]) -> list[object]:
+    return [
+        (o.prompt_token_ids, o.prompt_logprobs, [(c.text, c.token_ids, c.logprobs, c.finish_reason) for c in o.outputs])
+        for o in outputs
+    ]
+
+
+def test_generate_gives_the_same_bits_alone_in_company_and_in_another_process(llm: LLM) -> None:
+    together = essence(llm.generate(PROMPTS, SAMPLED, use_tqdm=False))
+    assert together == [essence(llm.generate(prompt, SAMPLED, use_tqdm=False))[0] for prompt in PROMPTS]
+    with LLM(BUILT_IN, kernels="reference", kv_capacity=2048, max_batch_size=2, host="process") as other:
+        assert essence(other.generate(PROMPTS, SAMPLED, use_tqdm=False)) == together
+
+
+def test_a_reported_seed_gives_the_same_text_again(llm: LLM) -> None:
+    [first] = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12), use_tqdm=False)
+    [again] = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, seed=first.metrics.seed), use_tqdm=False)
+    assert essence([first]) == essence([again])
+
+
+def test_scores_are_the_log_softmax_of_the_executors_logits(llm: LLM) -> None:
+    assert llm.front.tokenizer is not None
+    tokens = llm.front.tokenizer.encode(PROMPTS[2])
+    [scores] = llm.score([tokens], use_tqdm=False)
+    with load_executor(BUILT_IN, kernels="reference", kv_capacity=1024) as executor:
+        logits = executor.forward(tokens)[0].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    for position, (token, score) in enumerate(zip(tokens[1:], scores[1:], strict=True)):
+        assert score is not None
+        assert score.logprob == pytest.approx(expected[position, token], abs=1e-5)
+        assert score.rank == 1 + int((logits[position] > logits[position, token]).sum())
+
+
+def test_the_asynchronous_engine_streams_what_the_batch_returns(llm: LLM) -> None:
+    async def collect() -> str:
+        async with AsyncEngine(BUILT_IN, kernels="reference", kv_capacity=1024) as engine:
+            params = SamplingParams(temperature=0.0, max_tokens=12)
+            return "".join([delta.text or "" async for delta in engine.generate(PROMPTS[0], params)])
+
+    [output] = llm.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)
+    assert asyncio.run(collect()) == output.outputs[0].text
+
+
+def test_a_directory_without_a_tokenizer_serves_token_ids(llm: LLM, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(resolve_model(BUILT_IN) / name, tmp_path)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    [named] = llm.generate(PROMPTS[0], greedy, use_tqdm=False)
+    with LLM(str(tmp_path), kernels="reference", kv_capacity=1024) as bare:
+        [output] = bare.generate([named.prompt_token_ids], greedy, use_tqdm=False)
+        assert output.outputs[0].text is None and output.outputs[0].token_ids == named.outputs[0].token_ids
+        with pytest.raises(ferrum.RequestError, match="no tokenizer"):
+            bare.generate("text", greedy, use_tqdm=False)
+        with pytest.raises(ferrum.RequestError, match="stop"):
+            bare.generate([1, 2], SamplingParams(stop=["x"]), use_tqdm=False)
+
+
+def test_recommended_sampling_is_the_checkpoints_unless_switched_off(llm: LLM) -> None:
+    recommended = dict(llm.front.recommended)
+    assert recommended and llm.default_sampling_params == SamplingParams(**recommended)
+    with LLM(BUILT_IN, kernels="reference", kv_capacity=1024, generation_config="none") as neutral:
+        assert neutral.default_sampling_params == SamplingParams()
+
+
+def test_an_option_that_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(ferrum.ConfigError) as caught:
+        LLM(BUILT_IN, kv_capacty=1024)
+    assert caught.value.param == "kv_capacty"
+
+
+def test_an_engine_that_is_let_go_of_ends(llm: LLM) -> None:
+    model = LLM(BUILT_IN, kernels="reference", kv_capacity=1024)
+    router = model.front.router
+    del model
+    with pytest.raises(ferrum.EngineDead):
+        router.check_open()
+
+
+def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["plan", BUILT_IN, "--kv-capacity", "2048", "--kernels", "reference"]) == 0
+    shown = capsys.readouterr().out
+    with load_executor(BUILT_IN, kernels="reference", kv_capacity=2048) as executor:
+        plan = executor.memory_plan
+    assert f"{sum(part.bytes_per_token for part in plan.pool):,} B" in shown
+    assert "for 2,048 tokens" in shown
+    assert f"{plan.max_sequences(256)}\n" in shown
+
+
+def test_ctrl_c_ends_a_run_cleanly() -> None:
+    command = [sys.executable, "-m", "ferrum", "run", BUILT_IN, "x", "--max-tokens", "1000", "--ignore-eos"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stderr is not None
+        assert running.stdout.read(1)
+        running.send_signal(signal.SIGINT)
+        errors = running.stderr.read()
+        assert running.wait() == 130 and "Traceback" not in errors

@@ -1,0 +1,76 @@
+"""From options and a checkpoint's small files to the parts of a client; nothing is loaded or started."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from ferrum.core.errors import ConfigError, ModelNotFound
+from ferrum.engine import build as module
+from ferrum.engine.build import EngineRecipe, build, engine_config
+from ferrum.engine.host import ProcessHost, ThreadHost
+from text_samples import EOS, byte_level
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with what describes a model, and no weights."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "renormalize_logits": True}))
+    return tmp_path
+
+
+def test_flat_options_make_the_whole_tree() -> None:
+    config = engine_config("m", {"kv_capacity": 640, "policy": "priority"})
+    assert (config.model.model, config.model.kv_capacity, config.policy) == ("m", 640, "priority")
+
+
+@pytest.mark.parametrize("name", ["kv_capacty", "model", "switches"])
+def test_an_unknown_option_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="kv_capacity") as caught:
+        engine_config("m", {name: 1})
+    assert caught.value.param == name
+
+
+def test_a_value_that_no_option_has_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_config("m", {"host": "cloud"})
+    assert caught.value.param == "host"
+
+
+def test_the_engine_lives_where_the_options_say(model: Path) -> None:
+    assert isinstance(build(str(model)).host, ThreadHost)
+    assert isinstance(build(str(model), host="process").host, ProcessHost)
+    assert build(str(model), max_queue=5).max_requests == 5
+
+
+def test_a_recipe_can_go_to_another_process() -> None:
+    recipe = EngineRecipe(engine_config("m", {"kv_capacity": 640}), "m")
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+
+
+def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module._tell.cache_clear()
+    assert build(str(model)).generation.sampling == {"temperature": 0.25}
+    assert build(str(model)).generation.sampling == {"temperature": 0.25}
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "temperature=0.25" in told[0] and "renormalize_logits" in told[1]
+    assert build(str(model), generation_config="none").generation.sampling == {}
+
+
+def test_the_tokenizers_end_token_serves_where_the_checkpoint_names_none(model: Path) -> None:
+    assert build(str(model)).generation.eos_token_ids == ()
+    byte_level().save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
+    parts = build(str(model))
+    assert parts.tokenizer is not None and parts.generation.eos_token_ids == parts.tokenizer.eos_token_ids != ()
+    (model / "config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert build(str(model)).generation.eos_token_ids == (7, 8)
+
+
+def test_a_model_that_is_nowhere_is_not_found() -> None:
+    with pytest.raises(ModelNotFound):
+        build("nosuchmodel")
