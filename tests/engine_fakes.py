@@ -16,8 +16,9 @@ from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request, Sequence
 from ferrum.engine.admission import Admission
 from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, Host, ProcessHost, ThreadHost
+from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
+from ferrum.engine.process import ProcessHost
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation import GenerationConfig

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,38 @@ def test_an_engine_that_is_let_go_of_ends(llm: LLM) -> None:
     del model
     with pytest.raises(ferrum.EngineDead):
         router.check_open()
+
+
+def test_an_engine_in_a_process_needs_no_guard_in_the_callers_script() -> None:
+    script = f"""
+import ferrum
+llm = ferrum.LLM({BUILT_IN!r}, kernels="reference", kv_capacity=1024, host="process")
+print(len(llm.generate("def f(", ferrum.SamplingParams(max_tokens=3), use_tqdm=False)))
+"""
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_an_engines_process_ends_when_its_parent_is_gone() -> None:
+    script = f"""
+import os, ferrum
+llm = ferrum.LLM({BUILT_IN!r}, kernels="reference", kv_capacity=1024, host="process")
+next(llm.stream("x", ferrum.SamplingParams(max_tokens=None, ignore_eos=True)))
+print(llm.front.router._host._process.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-"], input=script, stdout=subprocess.PIPE, text=True, check=True)
+    while alive(int(done.stdout)):
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a dead one that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from ferrum.core.errors import ConfigError, ModelNotFound
 from ferrum.engine import build as module
 from ferrum.engine.build import EngineRecipe, build, engine_config
-from ferrum.engine.host import ProcessHost, ThreadHost
+from ferrum.engine.host import ThreadHost
+from ferrum.engine.process import ProcessHost
 from text_samples import EOS, byte_level
 
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, ProcessHost, ThreadHost
+from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
+from ferrum.engine.process import ProcessHost
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.chat import load_chat_template
