@@ -1,0 +1,50 @@
+"""A request by itself: one span for its prompt and one for each token after it. No scheduler, no engine, no company."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferrum.core.executor import ModelExecutor
+from ferrum.core.step import Sampling, Score, Span, SpanResult, StepBatch, TokenLogprobs, Want
+from ferrum.core.types import FinishReason, Request
+
+
+@dataclass(frozen=True)
+class Alone:
+    """All that one choice of a request must come to, in whatever company it runs."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None
+    finish: FinishReason
+    stop_reason: int | None
+
+
+def alone(executor: ModelExecutor, request: Request, choice: int, context: int) -> Alone:
+    """Run one choice on an executor that nobody else uses; `context` bounds prompt and output together."""
+    params, prompt = request.params, request.prompt
+    history = list(prompt)
+    sampling = Sampling(params, request.seed, len(prompt), history, choice, request.eos_token_ids, request.bad_words)
+    score = None if params.prompt_logprobs is None else Score(prompt[1:], params.prompt_logprobs)
+    logprobs: list[TokenLogprobs] = []
+    scores: tuple[TokenLogprobs, ...] | None = None
+    finish, stop_reason = FinishReason.LENGTH, None
+    stored = 0
+    while stored == 0 or (len(history) < context and len(history) - len(prompt) != params.max_tokens):
+        if params.max_tokens == 0:
+            span = Span("alone", 0, prompt, Want.NONE, score=score)
+        else:
+            span = Span("alone", stored, tuple(history[stored:]), sampling=sampling, score=None if stored else score)
+        (result,) = executor.submit(StepBatch((span,))).result().results
+        assert isinstance(result, SpanResult), result
+        if stored == 0 and score is not None:
+            scores = result.scores
+        stored = len(history)
+        history += result.tokens
+        logprobs += result.logprobs or ()
+        token = history[-1]
+        if token in request.stop_token_ids and len(history) - len(prompt) > params.min_tokens and result.tokens:
+            finish, stop_reason = FinishReason.STOP, None if token in request.eos_token_ids else token
+            break
+    executor.release_cache("alone")
+    return Alone(tuple(history[len(prompt) :]), tuple(logprobs), scores, finish, stop_reason)

@@ -1,0 +1,225 @@
+"""A thousand random steps on a real model: whatever happens around a request, its bits are those that it has alone.
+
+The manner of `pure/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
+ends in exactly one terminal event, and not a page is missing in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+import pytest
+
+from ferrum.core.errors import KvExhausted
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
+from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.core.types import Sequence as Choice
+from ferrum.runtime.load import load_executor
+from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+from numeric.alone import Alone, alone
+from numeric.tiny import directory_of, find
+
+MODEL = "qwen3-windows"  # one layer sees everything, the others nine tokens
+VOCABULARY = 131
+CONTEXT = 64
+PAGE_SIZE = 4
+PAGES = 28
+MAX_SEQUENCES = 6
+BUDGET = 24
+STEPS = 500
+KINDS = 48
+WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def recipe(kind: int) -> Request:
+    """One of a few kinds of request, so that each is computed alone but once; the id and the times come later."""
+    pick = Random(kind)
+    length = pick.choice((1, 2, 5, pick.randrange(1, 20), pick.randrange(10, 55)))
+    eos, *stops = pick.sample(range(VOCABULARY), 8)
+    greedy = pick.random() < 0.3
+    max_tokens = pick.choice((None, 0, 1, 4, 12, 20))
+    params = SamplingParams(
+        n=pick.choice((1, 1, 1, 2, 3)),
+        temperature=0.0 if greedy else 0.8,
+        top_p=pick.choice((1.0, 0.95)),
+        top_k=pick.choice((0, 40)),
+        max_tokens=max_tokens,
+        min_tokens=pick.choice((0, 0, 4)) if max_tokens is None or max_tokens >= 4 else 0,
+        prompt_logprobs=pick.choice((None, None, 2)),
+        logprobs=2,
+        stop_token_ids=stops,
+        presence_penalty=pick.choice((0.0, 0.5)),
+        frequency_penalty=pick.choice((0.0, 0.5)),
+        repetition_penalty=pick.choice((1.0, 1.3)),
+        logit_bias=pick.choice((None, {3: 2.5, 7: -100.0})),
+    )
+    return Request(
+        f"kind{kind}",
+        # Few prompts, so that different requests hold pages of equal content.
+        tuple((position * 7 + kind % 3) % VOCABULARY for position in range(length)),
+        params,
+        seed=kind % 5,
+        stop_token_ids=frozenset((eos, *stops)),
+        eos_token_ids=(eos,),
+        bad_words=pick.choice(((), ((5, 9), (11,)))),
+        priority=pick.randrange(3),
+    )
+
+
+@cache
+def told(kind: int, choice: int) -> Alone:
+    return alone(quiet_executor(), recipe(kind), choice, CONTEXT)
+
+
+@cache
+def quiet_executor():
+    """Large pages, a large pool, and nobody else."""
+    return load_executor(directory_of(find(MODEL)), kernels="reference", max_sequence_length=CONTEXT, kv_capacity=256)
+
+
+@dataclass
+class Load:
+    """A scheduler and a real executor under random load, and what must come of it."""
+
+    policy: str
+    random: Random
+    clock: float = 0.0
+    added: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    tokens: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    logprobs: dict[tuple[str, int], tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    live: set[tuple[str, int]] = field(default_factory=set)
+    ends: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    preemptions: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    def __post_init__(self) -> None:
+        self.executor = load_executor(
+            directory_of(find(MODEL)),
+            kernels="reference",
+            max_sequence_length=CONTEXT,
+            page_size=PAGE_SIZE,
+            kv_capacity=PAGES * PAGE_SIZE,
+            max_rows=16,  # less than a step's tokens: some steps take two passes
+        )
+        self.pages = self.executor.lm.pages
+        self.scheduler = Scheduler(
+            self.pages,
+            policy=POLICIES[self.policy],
+            max_tokens_per_step=BUDGET,
+            max_sequences=MAX_SEQUENCES,
+            max_sequence_length=CONTEXT,
+            propose=self.propose,
+        )
+
+    def propose(self, sequence: Choice) -> tuple[int, ...]:
+        right = told(self.kinds[sequence.request.request_id], sequence.choice).tokens[sequence.generated :]
+        count = self.random.randrange(9)
+        return tuple(token if self.random.random() < 0.8 else 1 for token in right[:count])
+
+    def arrive(self) -> None:
+        kind = self.random.randrange(KINDS)
+        self.added += 1
+        model = recipe(kind)
+        request = Request(
+            f"r{self.added}",
+            model.prompt,
+            model.params,
+            model.seed,
+            model.stop_token_ids,
+            model.eos_token_ids,
+            model.bad_words,
+            model.priority,
+            deadline=self.clock + self.random.randrange(1, 15) if self.random.random() < 0.2 else None,
+            arrival=self.clock,
+        )
+        self.scheduler.add(request)
+        self.kinds[request.request_id] = kind
+        for choice in range(request.params.n):
+            key = (request.request_id, choice)
+            self.live.add(key)
+            self.tokens[key], self.logprobs[key] = (), ()
+
+    def disturb(self) -> None:
+        """Aborts of requests and of single choices, and the passage of time."""
+        if self.live and self.random.random() < 0.05:
+            request_id, choice = self.random.choice(sorted(self.live))
+            self.take(self.scheduler.abort(request_id, choice=self.random.choice((None, choice))))
+        self.clock += self.random.random()
+        self.take(self.scheduler.expire(self.clock))
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        self.pages.check()
+        if plan is None:
+            assert not self.scheduler.has_work, "a stall"
+            return
+        output = self.executor.submit(plan.batch).result()
+        self.pages.check()
+        self.preemptions += sum(sequence.preemptions for sequence in plan.sequences)
+        for span, result in zip(plan.batch.spans, output.results, strict=True):
+            assert isinstance(result, SpanResult), result
+            self.accepted += result.accepted
+            self.rejected += span.drafts - result.accepted
+        self.take(self.scheduler.commit(plan, output))
+        self.pages.check()
+
+    def take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            key = (event.request_id, event.choice)
+            assert key in self.live, "news of a choice that has ended"
+            first = not self.tokens[key]
+            self.tokens[key] += event.token_ids
+            self.logprobs[key] += event.logprobs or ()
+            expected = told(self.kinds[event.request_id], event.choice)
+            count = len(self.tokens[key])
+            assert self.tokens[key] == expected.tokens[:count]
+            assert self.logprobs[key] == expected.logprobs[:count], "equal floats are equal bits"
+            if first and (event.token_ids or event.finish_reason in WHOLE):
+                assert event.prompt_logprobs == expected.prompt_logprobs
+            if event.finish_reason is None:
+                continue
+            if event.finish_reason in WHOLE:
+                assert (count, event.finish_reason) == (len(expected.tokens), expected.finish)
+                assert event.stop_reason == expected.stop_reason
+            assert (event.error is not None) == (event.finish_reason is FinishReason.ERROR)
+            self.live.remove(key)
+            self.ends[event.finish_reason] += 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_thousand_random_steps(policy: str) -> None:
+    load = Load(policy, Random(policy))
+    for _ in range(STEPS):
+        if load.random.random() < 0.5 and len(load.live) < 24:
+            load.arrive()
+        load.disturb()
+        load.step()
+    while load.scheduler.has_work:
+        load.step()
+    assert not load.live
+    assert load.pages.used == 0 and load.pages.ids() == () and load.pages.take_copies() == ()
+    # The load was worth the name.
+    kinds = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.DEADLINE)
+    assert all(load.ends[kind] >= 5 for kind in kinds), load.ends
+    assert load.preemptions >= 10 and load.accepted >= 50 and load.rejected >= 20
+
+
+def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:
+    load = Load("fcfs", Random("strangers"))
+    strangers = [Span(f"stranger{i}", 0, tuple(range(50)), Want.NONE) for i in range(2)]
+    load.executor.submit(StepBatch(tuple(strangers))).result()
+    request = Request("r", tuple(range(30)), SamplingParams(max_tokens=2), seed=1)
+    load.scheduler.add(request)
+    assert load.scheduler.plan() is None
+    (event,) = load.scheduler.expire(0.0)
+    assert event.finish_reason is FinishReason.ERROR and isinstance(event.error, KvExhausted)
+    for span in strangers:
+        load.pages.release(span.cache_id)
+    assert load.pages.used == 0 and not load.scheduler.has_work
