@@ -1,0 +1,195 @@
+"""Section 1 of the contract: what inputs take, keep and refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from contract_kit import INFO
+from ferrum.core.contract import (
+    DataType,
+    DecodeInput,
+    Device,
+    GenericKvCacheHandle,
+    KvCacheHandle,
+    LogitsPolicy,
+    ModelInfo,
+    PrefillInput,
+    PrefillOutput,
+    SpeculativeDecodeOutput,
+    UnifiedBatch,
+    UnifiedBatchItem,
+)
+from ferrum.core.errors import InvalidToken, RequestError
+
+contract = pytest.mark.contract
+
+HANDLE = KvCacheHandle(
+    cache_id="llm-cache-0",
+    sequence_length=3,
+    num_layers=2,
+    num_kv_heads=3,
+    head_dim=16,
+    dtype=DataType.BFLOAT16,
+    device=Device.CPU,
+    block_table=(4, 7),
+    generation=9,
+    executor_id="here",
+)
+
+
+@contract("1.KvCacheHandle")
+def test_a_handle_is_frozen_and_goes_through_json():
+    assert GenericKvCacheHandle is KvCacheHandle
+    assert KvCacheHandle.from_json(HANDLE.to_json()) == HANDLE
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HANDLE.generation = 1  # type: ignore[misc]
+
+
+@contract("1.PrefillInput")
+@pytest.mark.parametrize(
+    "ids",
+    [[1, 2, 3], (1, 2, 3), [[1, 2, 3]], np.array([1, 2, 3]), np.array([[1, 2, 3]], np.int32), [np.int64(1), 2, 3]],
+)
+def test_ids_may_be_lists_or_arrays_of_one_row_or_a_matrix(ids):
+    given = PrefillInput(ids)
+    assert given.input_ids == ((1, 2, 3),)
+    assert (given.batch_size, given.sequence_length) == (1, 3)
+
+
+@contract("1.PrefillInput")
+def test_an_input_does_not_follow_its_source():
+    source = np.array([1, 2, 3])
+    given = PrefillInput(source)
+    source[0] = 9
+    assert given.input_ids == ((1, 2, 3),)
+
+
+@contract("1.PrefillInput")
+@contract("5.token ids are integers")
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([1, 2.0], "2.0 at position 1"),
+        (np.array([1.0]), "1.0 at position 0"),
+        ([[5, -3]], "-3 at position 1"),
+        ([1, "2"], "'2' at position 1"),
+        ([True], "True at position 0"),
+        ([1, None], "None at position 1"),
+    ],
+)
+def test_what_is_no_token_id_is_named_with_its_position(ids, said):
+    with pytest.raises(InvalidToken, match=said) as caught:
+        PrefillInput(ids)
+    assert caught.value.param == "input_ids"
+
+
+@contract("1.PrefillInput")
+@pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [1, [2]], "12", 5, None, np.zeros((1, 0), int)])
+def test_shapes_that_make_no_sense_are_refused(ids):
+    with pytest.raises(RequestError) as caught:
+        PrefillInput(ids)
+    assert caught.value.param == "input_ids"
+
+
+@contract("1.PrefillInput")
+def test_a_wish_for_other_logits_is_refused():
+    with pytest.raises(RequestError) as caught:
+        PrefillInput([1], logits="some")
+    assert caught.value.param == "logits"
+    assert PrefillInput([1], logits=LogitsPolicy.ALL).logits == "all"
+
+
+@contract("1.PrefillInput")
+def test_builders_return_a_changed_copy():
+    first = PrefillInput([1, 2])
+    built = first.with_kv_cache(HANDLE).with_attention_mask([True, True]).with_position_ids(np.array([[3, 4]]))
+    assert (built.kv_cache, built.attention_mask, built.position_ids) == (HANDLE, ((1, 1),), ((3, 4),))
+    assert built.input_ids == first.input_ids
+    assert first == PrefillInput([1, 2])
+
+
+@contract("1.PrefillOutput")
+def test_last_token_logits_are_the_last_row():
+    logits = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    np.testing.assert_array_equal(PrefillOutput(logits, HANDLE).last_token_logits(), [[8, 9, 10, 11]])
+
+
+@contract("1.PrefillOutput")
+@pytest.mark.parametrize("shape", [(3, 4), (1, 0, 4), (1, 1, 3, 4)])
+def test_last_token_logits_need_rank_3_and_a_token(shape):
+    with pytest.raises(RequestError) as caught:
+        PrefillOutput(np.zeros(shape, np.float32), HANDLE).last_token_logits()
+    assert caught.value.param == "logits"
+
+
+@contract("1.DecodeInput")
+def test_a_decode_takes_exactly_one_token():
+    assert DecodeInput([5], HANDLE).input_ids == ((5,),) and DecodeInput(np.array([[5]]), HANDLE).token == 5
+    for ids in ([1, 2], [[1], [2]], [], [[]]):
+        with pytest.raises(RequestError) as caught:
+            DecodeInput(ids, HANDLE)
+        assert caught.value.param == "input_ids"
+    with pytest.raises(InvalidToken):
+        DecodeInput([-1], HANDLE)
+
+
+@contract("1.UnifiedBatch")
+@contract("1.LogitsPolicy")
+def test_a_unified_batch_counts_its_tokens_and_wishes():
+    items = [
+        UnifiedBatchItem("a", range(5), 0, is_final_chunk=False),
+        UnifiedBatchItem("b", np.array([1]), 3),
+        UnifiedBatchItem("c", [1, 2], 3, logits_policy=LogitsPolicy.ALL),
+        UnifiedBatchItem("d", [1], 3, logits_policy=LogitsPolicy.NONE),
+    ]
+    batch = UnifiedBatch(items)
+    assert (batch.total_q_tokens, batch.num_sampled_items) == (9, 2)
+    assert batch.items[0].q_tokens == (0, 1, 2, 3, 4) and batch.items[0].policy is LogitsPolicy.NONE
+    with pytest.raises(RequestError) as caught:
+        UnifiedBatchItem("e", [], 0)
+    assert caught.value.param == "q_tokens"
+
+
+@contract("1.SpeculativeDecodeOutput")
+def test_the_acceptance_count_is_that_of_the_tokens():
+    assert SpeculativeDecodeOutput((4, 5), np.zeros((1, 3), np.float32), HANDLE).acceptance_count == 2
+
+
+@contract("1.ModelInfo")
+@contract("1.DataType")
+def test_model_info_goes_through_json_and_enums_through_strings():
+    assert ModelInfo.from_json(INFO.to_json()) == INFO
+    assert [str(dtype) for dtype in DataType] == ["float32", "float16", "bfloat16", "int8", "int4"]
+    assert [dtype.bits for dtype in DataType] == [32, 16, 16, 8, 4]
+    assert DataType("bfloat16") is DataType.BFLOAT16 and str(Device("cuda")) == "cuda"
+
+
+@contract("1.ModelInfo")
+@contract("5.sizes follow heads and formats")
+def test_kv_bytes_count_kv_heads_and_the_format():
+    assert INFO.num_heads != INFO.num_kv_heads
+    assert INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32) == 2 * 3 * 16 * 4
+    assert INFO.kv_bytes_per_token_and_layer(DataType.BFLOAT16) == 2 * 3 * 16 * 2
+    assert INFO.kv_bytes_per_token_and_layer(DataType.INT8) == 2 * 3 * 16
+
+
+@contract("2.serialisation")
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("{", "ModelInfo"),
+        ("[]", "ModelInfo"),
+        ('{"colour": 1}', "colour"),
+        ("{}", "model_id"),
+        (INFO.to_json().replace('"float32"', '"float7"'), "dtype"),
+        (INFO.to_json().replace("1000", '"many"'), "num_parameters"),
+        (INFO.to_json().replace("1000", "true"), "num_parameters"),
+    ],
+)
+def test_json_that_is_no_record_is_refused_with_the_field(text, param):
+    with pytest.raises(RequestError) as caught:
+        ModelInfo.from_json(text)
+    assert caught.value.param == param

@@ -1,0 +1,356 @@
+"""Section 2 of the contract: what an executor says of itself, and how it lives and dies."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, make_llm, traits_of
+from ferrum.core.capabilities import AttentionType, ExecutorCapabilities, capabilities
+from ferrum.core.contract import DataType, DecodeInput, PrefillInput
+from ferrum.core.errors import InvalidTransition, StepError
+from ferrum.core.memory import MemoryPlan, MemoryRequirements, PoolPart
+from ferrum.core.metrics import ExecutorMetrics, StepRecorder, percentile
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
+from ferrum.core.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
+from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.core.tuning import fastest_batch_size
+
+contract = pytest.mark.contract
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89]
+
+
+@pytest.fixture
+def executor() -> FakeContractExecutor:
+    executor = make_fake().executor
+    assert isinstance(executor, FakeContractExecutor)
+    return executor
+
+
+@contract("2.info")
+def test_info_is_the_very_object(executor):
+    assert executor.info is INFO
+
+
+@contract("2.capabilities")
+@contract("5.sizes follow heads and formats")
+@pytest.mark.parametrize(
+    ("heads", "sharing"),
+    [((6, 6), AttentionType.MULTI_HEAD), ((6, 1), AttentionType.MULTI_QUERY), ((6, 3), AttentionType.GROUPED_QUERY)],
+)
+def test_capabilities_follow_from_model_and_traits(heads, sharing):
+    info = replace(INFO, num_heads=heads[0], num_kv_heads=heads[1])
+    traits = traits_of(Options(max_batch_size=1, max_sequence_length=9))
+    can = capabilities(info, traits)
+    assert can.attention_mechanisms == {sharing, AttentionType.PAGED}
+    assert (can.max_batch_size, can.max_sequence_length) == (1, 9)
+    assert not can.supports_dynamic_batching and can.supports_speculative_decoding
+    assert not can.supports_tensor_parallelism and not can.supports_pipeline_parallelism
+    assert can.supported_dtypes == {DataType.FLOAT32} and can.supported_devices == {info.device}
+    more = capabilities(info, replace(traits, windows=True, flash=True, paged=False, max_batch_size=2))
+    assert more.attention_mechanisms == {sharing, AttentionType.SLIDING_WINDOW, AttentionType.FLASH}
+    assert more.supports_dynamic_batching
+    assert ExecutorCapabilities.from_json(more.to_json()) == more
+
+
+@contract("2.memory_requirements")
+def test_the_formula_is_the_contract_s():
+    needs = MemoryRequirements(
+        parameter_memory=1000, activation_memory_per_token=7, kv_cache_memory_per_token=11, overhead_memory=13
+    )
+    assert needs.calculate_total_memory(2, 5, 3) == 1000 + 7 * 2 * 5 + 11 * 2 * 5 * 3 + 13
+
+
+@contract("2.memory_requirements")
+@contract("5.sizes follow heads and formats")
+@pytest.mark.parametrize("size", [(1, 1), (6, 1), (3, 37), (6, 40)])
+def test_the_formula_is_an_upper_bound_of_what_is_held(executor, size):
+    batch, length = size
+    needs, plan = executor.memory_requirements, executor.memory_plan
+    assert needs.parameter_memory == plan.weights
+    assert needs.kv_cache_memory_per_token == INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32)
+    (part,) = plan.pool
+    held = plan.weights + plan.activations + plan.tables + batch * part.pages(length) * part.page_bytes
+    assert needs.calculate_total_memory(batch, length, INFO.num_layers) >= held
+
+
+@contract("2.memory_requirements")
+def test_a_plan_adds_up_and_tells_what_fits():
+    full = PoolPart(name="full", num_pages=10, page_size=4, bytes_per_token=3)
+    window = PoolPart(name="window", num_pages=9, page_size=4, bytes_per_token=5, resident_tokens=12)
+    plan = MemoryPlan(weights=100, activations=20, activation_row=2, tables=3, pool=(full, window))
+    assert plan.kv_pool == 10 * 4 * 3 + 9 * 4 * 5 and plan.total == 123 + plan.kv_pool
+    assert plan.fits(3, 12) and not plan.fits(4, 12)
+    assert plan.fits(2, 20) and not plan.fits(3, 20)  # ten pages of the full group; three of the window's nine each
+    assert plan.fits(0, 10**6) and plan.fits(10**6, 0)
+    assert MemoryPlan.from_json(plan.to_json()) == plan
+
+
+@contract("2.kv_capacity")
+def test_the_capacity_is_what_really_fits(executor):
+    assert executor.kv_capacity() == 240
+    assert make_fake(num_pages=3).executor.kv_capacity() == 12
+
+
+# Status and metrics
+
+
+@contract("2.status")
+def test_status_counts_what_was_served(executor):
+    assert executor.status().state is ExecutorState.INITIALIZING and not executor.status().is_ready
+    assert executor.status().last_operation is None
+    handles = [output.kv_cache for output in executor.batch_prefill([PrefillInput(PROMPT), PrefillInput([9])])]
+    executor.batch_decode([DecodeInput([1], handle) for handle in handles])
+    status = executor.status()
+    assert status.state is ExecutorState.READY and status.is_ready and status.current_batch_size == 0
+    assert (status.prefill_operations, status.decode_operations) == (2, 2)
+    assert status.avg_prefill_time_ms > 0 and status.avg_decode_time_ms > 0
+    assert status.last_operation is not None and status.last_operation >= 0
+    assert (status.backend, status.numerics_id) == ("fake", "fake-1")
+    assert ExecutorStatus.from_json(status.to_json()) == status
+    assert json.loads(status.to_json())["last_operation"] == status.last_operation
+
+
+@contract("2.status")
+def test_status_does_not_wait_for_the_step_it_tells_of(executor):
+    inside, go_on = threading.Event(), threading.Event()
+    run = executor.lm.run
+
+    def slow(batch):
+        inside.set()
+        assert go_on.wait(10)
+        return run(batch)
+
+    executor.lm.run = slow
+    thread = threading.Thread(target=executor.batch_prefill, args=([PrefillInput(PROMPT), PrefillInput([9])],))
+    thread.start()
+    assert inside.wait(10)
+    status = executor.status()
+    go_on.set()
+    thread.join()
+    assert (status.state, status.is_ready, status.current_batch_size) == (ExecutorState.BUSY, True, 2)
+
+
+@contract("2.status")
+def test_memory_usage_follows_the_pool(executor):
+    plan, fixed = executor.memory_plan, 4000 + 600 + 80
+    (part,) = plan.pool
+    handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
+    usage = executor.status().memory_usage
+    assert usage.allocated_bytes == plan.total and usage.used_bytes == fixed + 2 * part.page_bytes
+    executor.release_cache(handle.cache_id)
+    after = executor.status().memory_usage
+    assert after.used_bytes == fixed and after.peak_bytes == usage.used_bytes
+    assert after.utilization_percent == pytest.approx(100 * fixed / plan.total)
+    assert ExecutorMemoryUsage.from_json(after.to_json()) == after
+
+
+@contract("2.status")
+def test_only_legal_transitions_happen():
+    for start in ExecutorState:
+        for target in ExecutorState:
+            life = Lifecycle()
+            life.state = start
+            if target in LEGAL[start]:
+                life.move(target)
+                assert life.state is target
+            else:
+                with pytest.raises(InvalidTransition):
+                    life.move(target)
+                assert life.state is start
+    assert LEGAL[ExecutorState.SHUTDOWN] == set()
+    assert ExecutorState.BUSY not in LEGAL[ExecutorState.ERROR]
+
+
+@contract("2.metrics")
+def test_metrics_keep_their_formulas():
+    recorder = StepRecorder()
+    prefill, decode = Span("a", 0, (1,) * 10), Span("b", 5, (1,))
+    recorder.record([prefill], 0.5)
+    for millisecond in range(1, 21):
+        recorder.record([decode, replace(decode, cache_id="c")], millisecond / 1000)
+    recorder.record([prefill, decode], 0.29)
+    metrics = recorder.metrics(max_batch_size=4, memory_efficiency=0.25)
+    assert (metrics.total_operations, metrics.prefill_operations, metrics.decode_operations) == (43, 2, 41)
+    assert metrics.avg_prefill_latency == pytest.approx(395) and metrics.p95_prefill_latency == pytest.approx(500)
+    assert metrics.avg_decode_latency == pytest.approx(10.5) and metrics.p95_decode_latency == pytest.approx(19)
+    assert metrics.throughput_tps == pytest.approx((10 + 40 + 11) / (0.5 + 0.21 + 0.29))
+    assert metrics.batch_utilization == pytest.approx(43 / 22 / 4)
+    assert metrics.memory_efficiency == 0.25
+    assert ExecutorMetrics.from_json(metrics.to_json()) == metrics
+
+
+@contract("2.metrics")
+def test_the_window_forgets_but_the_counters_do_not():
+    recorder = StepRecorder()
+    recorder.record([Span("a", 5, (1,))], 1000.0)
+    for _ in range(1024):
+        recorder.record([Span("a", 5, (1,))], 0.001)
+    metrics = recorder.metrics(max_batch_size=1, memory_efficiency=0.0)
+    assert metrics.decode_operations == 1025 and metrics.avg_decode_latency == pytest.approx(1.0)
+
+
+@contract("2.metrics")
+def test_nothing_served_is_zero_everywhere(executor):
+    metrics = executor.metrics()
+    assert all(value == 0 for value in metrics.to_dict().values())
+    assert percentile([], 95) == 0.0
+    assert [percentile(list(range(1, 101)), p) for p in (1, 50, 95, 100)] == [1, 50, 95, 100]
+
+
+@contract("2.metrics")
+def test_kinds_of_spans(executor):
+    executor.submit(StepBatch((Span("a", 0, (1,), Want.LOGITS),)))
+    executor.submit(StepBatch((Span("a", 1, (1, 2, 3), Want.LOGITS, Rows.ALL, drafts=2),)))
+    executor.submit(StepBatch((Span("a", 4, (1, 2), Want.NONE), Span("b", 7, (1,)))))
+    metrics = executor.metrics()
+    assert (metrics.prefill_operations, metrics.decode_operations) == (2, 1)  # the last span failed
+    assert metrics.memory_efficiency == pytest.approx(6 / 8)
+
+
+@contract("2.cache_metrics_snapshot")
+def test_cache_counters_follow_pages_and_later_ones_are_empty(executor):
+    handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
+    executor.fork(handle)
+    snapshot = executor.cache_metrics_snapshot()
+    assert snapshot == CacheMetricsSnapshot(total_pages=60, used_pages=2, shared_pages=2, sequences=2, stored_tokens=14)
+    assert (snapshot.evicted_pages, snapshot.prefix_query_tokens, snapshot.prefix_hit_tokens) == (0, 0, 0)
+    assert CacheMetricsSnapshot.from_json(snapshot.to_json()) == snapshot
+    adapters = executor.lora_metrics_snapshot()
+    assert adapters == LoraMetricsSnapshot() and LoraMetricsSnapshot.from_json(adapters.to_json()) == adapters
+
+
+# Batch sizes
+
+
+@contract("2.optimal_batch_size")
+@pytest.mark.parametrize(
+    ("seconds", "limit", "best"),
+    [
+        (lambda n: 1.0, 64, 64),  # free company: as many as there may be
+        (lambda n: 1.0, 100, 64),
+        (lambda n: float(n), 64, 1),  # none: alone is as good
+        (lambda n: max(8.0, n), 64, 8),  # a knee
+        (lambda n: 0.0, 1, 1),
+    ],
+)
+def test_the_best_batch_is_at_the_knee(seconds, limit, best):
+    assert fastest_batch_size(seconds, limit) == best
+
+
+@contract("2.optimal_batch_size")
+def test_batch_sizes_are_measured_once_and_bounded_by_the_pool():
+    kit = make_fake(num_pages=3, max_batch_size=6)
+    assert [size for size in range(-1, 9) if kit.executor.supports_batch_size(size)] == [1, 2, 3]
+    best = kit.executor.optimal_batch_size()
+    passes = kit.passes()
+    assert best in (1, 2) and passes > 0
+    assert kit.executor.optimal_batch_size() == best and kit.passes() == passes
+    assert kit.executor.metrics().total_operations == 0
+    assert kit.executor.cache_metrics_snapshot().sequences == 0
+
+
+# Life and death
+
+
+@contract("2.warmup")
+def test_warming_up_happens_once(executor):
+    executor.warmup()
+    assert executor.status().is_ready
+    executor.prefill(PrefillInput(PROMPT))
+    executor.warmup()
+    assert executor.warmed == 1
+
+
+@contract("2.warmup")
+def test_shutdown_is_the_end_and_may_be_called_twice(executor):
+    with executor as same:
+        assert same is executor
+        handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
+    executor.shutdown()
+    assert executor.closed == 1 and executor.status().state is ExecutorState.SHUTDOWN
+    assert executor.cache_metrics_snapshot().sequences == 0
+    assert not executor.status().is_ready
+    for call in (executor.warmup, lambda: executor.prefill(PrefillInput(PROMPT))):
+        with pytest.raises(InvalidTransition):
+            call()
+    executor.release_cache(handle.cache_id)
+
+
+@contract("2.warmup")
+def test_shutdown_waits_for_the_running_step(executor):
+    inside, go_on = threading.Event(), threading.Event()
+    run = executor.lm.run
+    order = []
+
+    def slow(batch):
+        inside.set()
+        assert go_on.wait(10)
+        order.append("step")
+        return run(batch)
+
+    executor.lm.run = slow
+    executor._close = lambda: order.append("close")
+    step = threading.Thread(target=executor.prefill, args=(PrefillInput(PROMPT),))
+    step.start()
+    assert inside.wait(10)
+    end = threading.Thread(target=executor.shutdown)
+    end.start()
+    go_on.set()
+    step.join()
+    end.join()
+    assert order == ["step", "close"]
+
+
+@contract("2.errors")
+@contract("5.nothing half-written is used")
+def test_a_step_that_breaks_stops_the_executor_until_it_is_reset(executor):
+    handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
+    executor.lm.explode = RuntimeError("out of order")
+    with pytest.raises(RuntimeError):
+        executor.decode(DecodeInput([1], handle))
+    executor.lm.explode = None
+    assert executor.status().state is ExecutorState.ERROR and not executor.status().is_ready
+    with pytest.raises(InvalidTransition):
+        executor.decode(DecodeInput([1], handle))
+    executor.reset()
+    assert executor.prefill(PrefillInput(PROMPT)).kv_cache.sequence_length == 7
+
+
+@contract("2.errors")
+def test_a_refused_step_does_not_stop_the_executor(executor):
+    executor.lm.explode = StepError("not this one")
+    with pytest.raises(StepError):
+        executor.prefill(PrefillInput(PROMPT))
+    executor.lm.explode = None
+    assert executor.prefill(PrefillInput(PROMPT)).kv_cache.sequence_length == 7
+
+
+@contract("2.warmup")
+def test_an_executor_that_cannot_warm_up_says_so():
+    class Broken(FakeContractExecutor):
+        def _warm(self) -> None:
+            raise MemoryError
+
+    options = Options()
+    executor = Broken(FakeLM(options), options)
+    with pytest.raises(MemoryError):
+        executor.warmup()
+    assert executor.status().state is ExecutorState.ERROR
+    executor.shutdown()
+
+
+@contract("3.LlmExecutor")
+def test_a_hand_written_model_reports_what_can_be_known():
+    executor = make_llm().executor
+    executor.prefill(PrefillInput(PROMPT))
+    assert executor.kv_capacity() == 240
+    assert AttentionType.PAGED not in executor.capabilities().attention_mechanisms
+    usage = executor.status().memory_usage
+    assert usage.allocated_bytes == executor.memory_plan.total
+    assert usage.used_bytes == executor.memory_plan.weights + 7 * 2 * 2 * 3 * 16 * 4
+    assert executor.cache_metrics_snapshot().stored_tokens == 7
