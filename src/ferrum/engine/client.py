@@ -20,6 +20,7 @@ from ferrum.engine.front import Front, Parts
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Wake, wake_here
+from ferrum.engine.running import Running
 
 
 class AsyncEngine:
@@ -112,24 +113,27 @@ class AsyncEngine:
         return self._stream(request)
 
     async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
+        running = self.open([request])
+        try:
+            async for _, delta in running:
+                yield delta
+        finally:
+            running.abort()
+
+    def open(self, requests: Sequence[Request]) -> Running:
+        """Queue admitted requests (`front.admission`) now, all of them or none, on the running event loop.
+
+        Whoever opens must read to the end or `abort`.
+
+        Raises:
+            EngineDead, QueueFull: nothing was queued.
+            RequestError: one of their ids is live.
+        """
         loop = asyncio.get_running_loop()
         if loop is not self._loop and self.num_live:
             raise RuntimeError("requests of another event loop are live")
         self._loop = loop
-        news = asyncio.Event()
-        stream = self._front.router.open(request, self._front.tokenizer, news.set)
-        try:
-            while True:
-                delta = stream.take()
-                if delta is None:
-                    await news.wait()
-                    news.clear()
-                    continue
-                yield delta
-                if delta.usage is not None:
-                    return
-        finally:
-            self._front.router.abort(stream)
+        return Running(self._front.router, self._front.tokenizer, requests)
 
     def _wake_all(self, wakes: Sequence[Wake]) -> None:
         """Wake the consumers of a step; called on the host's thread."""

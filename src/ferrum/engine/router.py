@@ -64,8 +64,8 @@ class Router:
         """How many requests the engine still knows."""
         return len(self._streams)
 
-    def check_open(self) -> None:
-        """Refuse what could not be opened now.
+    def check_open(self, count: int = 1) -> None:
+        """Refuse so many requests, if they could not be opened now.
 
         Raises:
             EngineDead: the engine has ended.
@@ -73,7 +73,7 @@ class Router:
         """
         if self._ended is not None:
             raise EngineDead(str(self._ended))
-        if len(self._streams) >= self.max_requests:
+        if len(self._streams) + count > self.max_requests:
             raise QueueFull(f"{len(self._streams)} requests are waiting or running, as many as may be")
 
     def open(self, request: Request, tokenizer: Tokenizer | None, wake: Wake) -> RequestStream:
