@@ -1,0 +1,98 @@
+"""The option tree, and the environment that only it reads."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+import ferrum
+from ferrum.core.config import EngineConfig, ModelConfig, Switches, help_of
+from ferrum.core.errors import ConfigError
+
+contract = pytest.mark.contract
+
+
+@contract("4.switches")
+@pytest.mark.parametrize("name", ["FERRUM_DISABLE_GRAPHS", "FERRUM_DISABLE_CUDA_RUNNER"])
+def test_both_names_switch_the_graphs_off(name):
+    assert Switches.from_environment({name: "1"}).disable_graphs
+    assert Switches.from_environment({name: "true"}).disable_graphs
+    assert not Switches.from_environment({name: "0"}).disable_graphs
+
+
+@contract("4.switches")
+def test_the_environment_says_nothing_by_default():
+    assert Switches.from_environment({}) == Switches()
+    assert Switches.from_environment({"FERRUM_LOG_TOKENS": "1", "FERRUM_PAGED_KV": "1"}) == Switches(log_tokens=True)
+
+
+@contract("4.switches")
+@pytest.mark.parametrize("environment", [{"FERRUM_PAGED_KV": "0"}, {"FERRUM_LOG_TOKENS": "maybe"}])
+def test_what_cannot_be_switched_is_refused(environment):
+    with pytest.raises(ConfigError) as caught:
+        Switches.from_environment(environment)
+    assert caught.value.param == next(iter(environment))
+
+
+@contract("4.switches")
+def test_the_environment_is_read_in_one_place():
+    readers = set()
+    for path in Path(ferrum.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
+                readers.add(path.name)
+    assert readers == {"config.py"}
+
+
+def test_the_tree_is_frozen_and_every_option_tells_what_it_does():
+    config = EngineConfig(model=ModelConfig(model="ferrum-tiny"))
+    with pytest.raises(FrozenInstanceError):
+        config.policy = "priority"  # type: ignore[misc]
+    for kind in (EngineConfig, ModelConfig, Switches):
+        for item in fields(kind):
+            assert help_of(kind, item.name).endswith(".")
+
+
+def test_the_tree_goes_through_json():
+    config = EngineConfig(model=ModelConfig(model="m", kv_capacity=640, switches=Switches(log_tokens=True)))
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"),
+        ("dtype", "float8"),
+        ("quantize", "int3"),
+        ("kv_dtype", "int4"),
+        ("kernels", "fast"),
+        ("max_batch_size", 0),
+        ("max_batch_size", True),
+        ("max_sequence_length", -1),
+        ("kv_capacity", 0),
+        ("kv_capacity", 1.5),
+    ],
+)
+def test_values_that_no_model_takes_are_refused_by_field(field, value):
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(model="m", **{field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("policy", "lifo"),
+        ("host", "cloud"),
+        ("max_queue", 0),
+        ("generation_config", "maybe"),
+        ("max_tokens_per_step", 31),
+    ],
+)
+def test_values_that_no_engine_takes_are_refused_by_field(field, value):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model=ModelConfig(model="m"), **{field: value})
+    assert caught.value.param == field

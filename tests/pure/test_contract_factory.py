@@ -1,0 +1,248 @@
+"""Executors by name and by description: registries, the factory, and the refusal of what cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contract_kit import INFO, FakeContractExecutor, make_fake
+from ferrum.core.capabilities import AttentionType
+from ferrum.core.contract import DataType, Device, PrefillInput
+from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, Unsupported
+from ferrum.core.executors import ExecutorRegistry
+from ferrum.core.factory import (
+    ExecutorAttentionConfig,
+    ExecutorConfig,
+    ExecutorMemoryConfig,
+    ExecutorType,
+    ModelExecutorFactory,
+    OptimizationConfig,
+)
+from ferrum.core.registry import Registry
+from ferrum.core.status import ExecutorState
+
+contract = pytest.mark.contract
+
+BASE = ExecutorConfig(model_info=INFO, dtype=DataType.FLOAT32, max_batch_size=6, max_sequence_length=64)
+
+
+def attention(**changes: object) -> ExecutorConfig:
+    return replace(BASE, attention_config=ExecutorAttentionConfig(**changes))
+
+
+def memory(**changes: object) -> ExecutorConfig:
+    return replace(BASE, memory_config=ExecutorMemoryConfig(**changes))
+
+
+def optimization(**changes: object) -> ExecutorConfig:
+    return replace(BASE, optimization_config=OptimizationConfig(**changes))
+
+
+class Loader:
+    """In the place of `load_executor`: remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, object] = {}
+        self.made: list[FakeContractExecutor] = []
+
+    def __call__(self, model: str, **arguments: object) -> FakeContractExecutor:
+        self.asked = {"model": model, **arguments}
+        executor = make_fake().executor
+        assert isinstance(executor, FakeContractExecutor)
+        self.made.append(executor)
+        return executor
+
+
+@pytest.fixture
+def loader() -> Loader:
+    return Loader()
+
+
+@pytest.fixture
+def factory(loader: Loader) -> ModelExecutorFactory:
+    return ModelExecutorFactory(loader)
+
+
+# Registries
+
+
+@contract("2.ExecutorRegistry")
+def test_a_registry_refuses_a_second_thing_of_one_name():
+    registry: Registry[int] = Registry("number")
+    assert registry.register("one")(1) == 1
+    registry.add("two", 2)
+    with pytest.raises(ConfigError, match="number 'one'"):
+        registry.add("one", 3)
+    assert registry.get("one") == 1 and "one" in registry and len(registry) == 2 and list(registry) == ["one", "two"]
+
+
+@contract("2.ExecutorRegistry")
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    registry: Registry[int] = Registry("number")
+    with pytest.raises(Unsupported, match="none yet"):
+        registry.get("one")
+    registry.add("two", 2)
+    registry.add("three", 3)
+    with pytest.raises(Unsupported, match=r"number 'one'.*three, two"):
+        registry.get("one")
+
+
+@contract("2.ExecutorRegistry")
+def test_executors_by_name():
+    registry, executor = ExecutorRegistry(), make_fake().executor
+    registry.register("main", executor)
+    registry.register("draft", make_fake().executor)
+    assert registry.list_names() == ["draft", "main"] and registry.get("main") is executor
+    executor.prefill(PrefillInput([1, 2]))
+    assert registry.get_metrics("main").prefill_operations == 1
+    with pytest.raises(ConfigError):
+        registry.register("main", executor)
+    for call in (registry.get, registry.remove, registry.get_metrics):
+        with pytest.raises(ModelNotFound, match="draft, main"):
+            call("other")
+    with executor.lease("an engine"), pytest.raises(ExecutorInUse):
+        registry.remove("main")
+    assert registry.remove("main") is executor and registry.list_names() == ["draft"]
+
+
+# The factory
+
+
+@contract("2.ModelExecutorFactory")
+def test_the_factory_makes_what_it_says_it_supports(factory, loader):
+    assert factory.supported_types() == [
+        ExecutorType.SEQUENTIAL,
+        ExecutorType.BATCH,
+        ExecutorType.CONTINUOUS_BATCH,
+        ExecutorType.SPECULATIVE,
+    ]
+    for kind in factory.supported_types():
+        size = 1 if kind is ExecutorType.SEQUENTIAL else 6
+        assert factory.create_executor(replace(BASE, executor_type=kind, max_batch_size=size)) is loader.made[-1]
+    assert factory.create_batch_executor(BASE) is loader.made[-1]
+    with pytest.raises(ConfigError) as caught:
+        factory.create_batch_executor(replace(BASE, executor_type=ExecutorType.SEQUENTIAL, max_batch_size=1))
+    assert caught.value.param == "executor_type"
+
+
+@contract("2.ExecutorConfig")
+def test_every_knob_reaches_the_loader(factory, loader):
+    per_token = 2 * 3 * 16 * 2 * 2  # keys and values, KV heads, head_dim, bfloat16, layers
+    factory.create_executor(
+        ExecutorConfig(
+            model_info=INFO,
+            dtype=DataType.BFLOAT16,
+            max_batch_size=3,
+            max_sequence_length=50,
+            attention_config=ExecutorAttentionConfig(block_size=16),
+            memory_config=ExecutorMemoryConfig(memory_pool_size=100 * per_token + 1),
+            optimization_config=OptimizationConfig(optimization_level=0, enable_mixed_precision=True),
+            executor_options={"quantize": None, "kv_dtype": "auto"},
+        )
+    )
+    assert loader.asked == {
+        "model": "fake",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "max_batch_size": 3,
+        "max_sequence_length": 50,
+        "page_size": 16,
+        "kv_capacity": 100,
+        "kernels": "reference",
+        "replay": False,
+        "quantize": None,
+        "kv_dtype": "auto",
+    }
+
+
+@contract("2.ExecutorConfig")
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (replace(BASE, max_batch_size=0), "max_batch_size"),
+        (replace(BASE, max_sequence_length=0), "max_sequence_length"),
+        (replace(BASE, max_sequence_length=101), "max_sequence_length"),
+        (replace(BASE, executor_type=ExecutorType.SEQUENTIAL), "max_batch_size"),
+        (replace(BASE, executor_type=ExecutorType.SPECULATIVE, max_sequence_length=1), "max_sequence_length"),
+        (replace(BASE, dtype=DataType.INT8), "dtype"),
+        (attention(attention_type=AttentionType.MULTI_HEAD), "attention_type"),
+        (attention(enable_flash_attention=False), "enable_flash_attention"),
+        (attention(enable_paged_attention=False), "enable_paged_attention"),
+        (attention(block_size=0), "block_size"),
+        (attention(sliding_window_size=128), "sliding_window_size"),
+        (memory(enable_memory_pooling=False), "enable_memory_pooling"),
+        (memory(enable_kv_cache_sharing=False), "enable_kv_cache_sharing"),
+        (memory(memory_pool_size=5), "memory_pool_size"),
+        (memory(memory_pool_size=10**6, max_memory_usage=10**5), "max_memory_usage"),
+        (optimization(enable_kernel_fusion=False), "enable_kernel_fusion"),
+        (optimization(enable_mixed_precision=True), "enable_mixed_precision"),
+        (optimization(optimization_level=1), "optimization_level"),
+        (optimization(optimization_level=4), "optimization_level"),
+        (
+            replace(optimization(optimization_level=0), executor_options={"kernels": "native"}),
+            "optimization_level",
+        ),
+        (optimization(custom_flags={"fast": "yes"}), "custom_flags"),
+        (replace(BASE, executor_options={"colour": "red"}), "executor_options"),
+        (replace(BASE, executor_options={"quantize": "int3"}), "executor_options"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_field_before_anything_is_loaded(factory, loader, config, field):
+    for call in (factory.validate_config, factory.create_executor):
+        with pytest.raises(ConfigError) as caught:
+            call(config)
+        assert caught.value.param == field
+    assert not loader.made
+
+
+@contract("2.ExecutorConfig")
+def test_all_problems_are_told_at_once(factory):
+    with pytest.raises(ConfigError, match="enable_paged_attention") as caught:
+        factory.validate_config(replace(attention(enable_paged_attention=False), max_batch_size=0))
+    assert caught.value.param == "max_batch_size"
+
+
+@contract("2.ExecutorConfig")
+@pytest.mark.parametrize(
+    ("config", "feature"),
+    [
+        (replace(BASE, executor_type=ExecutorType.TENSOR_PARALLEL), "executor_type=TensorParallel"),
+        (replace(BASE, executor_type=ExecutorType.PIPELINE_PARALLEL), "executor_type=PipelineParallel"),
+        (replace(BASE, device=Device.CUDA), "device=cuda"),
+        (optimization(enable_cuda_graphs=True), "enable_cuda_graphs"),
+    ],
+)
+def test_later_features_are_refused_by_name(factory, config, feature):
+    with pytest.raises(Unsupported) as caught:
+        factory.validate_config(config)
+    assert caught.value.feature == feature and caught.value.reason
+
+
+@contract("2.ExecutorConfig")
+def test_what_only_the_loaded_model_tells_is_checked_then(factory, loader):
+    factory.create_executor(attention(attention_type=AttentionType.PAGED))
+    factory.create_executor(attention(attention_type=AttentionType.GROUPED_QUERY))
+    with pytest.raises(ConfigError) as caught:
+        factory.create_executor(attention(attention_type=AttentionType.SLIDING_WINDOW))
+    assert caught.value.param == "attention_type"
+    assert loader.made[-1].status().state is ExecutorState.SHUTDOWN
+    total = loader.made[-1].memory_plan.total
+    assert factory.create_executor(memory(max_memory_usage=total)).memory_plan.total == total
+    with pytest.raises(CapacityError):
+        factory.create_executor(memory(max_memory_usage=total - 1))
+    assert loader.made[-1].closed == 1
+
+
+@contract("2.serialisation")
+def test_a_description_goes_through_json():
+    config = ExecutorConfig(
+        model_info=INFO,
+        executor_type=ExecutorType.SPECULATIVE,
+        attention_config=ExecutorAttentionConfig(attention_type=AttentionType.PAGED),
+        optimization_config=OptimizationConfig(custom_flags={"a": "b"}),
+        executor_options={"quantize": None, "kernels": "auto"},
+    )
+    assert ExecutorConfig.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError):
+        ModelExecutorFactory(Loader()).validate_config(ExecutorConfig.from_json(config.to_json()))
