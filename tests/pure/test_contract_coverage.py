@@ -1,0 +1,50 @@
+"""Every row of the contract has a test that names it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+SECTIONS = {
+    "1": """KvCacheHandle, PrefillInput, PrefillOutput, DecodeInput, DecodeOutput, UnifiedBatch,
+            SpeculativeDecodeOutput, LogitsPolicy, ModelInfo, DataType""",
+    "2": """info, submit, prefill, batch_prefill, decode, batch_decode, unified_decode, forward_verify, truncate_kv, fork,
+            release_cache, forward, speculative_decode, capabilities, memory_requirements, kv_capacity, status, metrics,
+            cache_metrics_snapshot, optimal_batch_size, warmup, reset, serialisation, errors, lease,
+            BatchModelExecutor, ExecutorRegistry, ModelExecutorFactory, ExecutorConfig""",
+    "3": """config, prefill, decode, decode_batch, unified_forward, forward_verify, truncate_kv, fork, release, reset,
+            kv_capacity, set_lora_adapter, LlmExecutor, errors""",
+    "4": "switches",
+    "5": """speculation is exact, token ids are integers, sizes follow heads and formats,
+            nothing half-written is used""",
+}
+"""The rows that are the executor's, by section."""
+
+ROWS = [f"{section}.{name.strip()}" for section, names in SECTIONS.items() for name in names.split(",")]
+
+
+def marked() -> Iterator[str]:
+    """The rows that a test somewhere is marked with."""
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func).split(".")[-1] == "contract":
+                    assert node.name.startswith("test_"), f"{node.name} never runs"
+                    yield ast.literal_eval(mark.args[0])
+
+
+MARKED = frozenset(marked())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_row_has_a_test_that_names_it(row):
+    assert row in MARKED
+
+
+def test_no_test_names_a_row_that_does_not_exist():
+    assert set(ROWS) >= MARKED
