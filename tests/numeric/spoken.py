@@ -1,0 +1,44 @@
+"""Tiny random models that speak: a checkpoint of `tiny` with a tokenizer of printable ASCII and its usual companions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from itertools import product
+from pathlib import Path
+from tempfile import mkdtemp
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from numeric.tiny import directory_of, find
+from text_samples import BOS, EOS, write
+
+EOS_IDS = (1, 77)
+"""As `generation_config.json` names them: the tokenizer's own end token, and another one."""
+
+TEMPLATE = (
+    "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{{ bos_token }}a:"
+)
+
+
+def letters() -> Tokenizer:
+    """131 tokens, as many as the models have: two special ones, every printable character, and 34 pairs of letters."""
+    characters = ["Ġ" if letter == " " else letter for letter in map(chr, range(32, 127))]
+    pairs = [*product("etaoin", "shrdlu")][:34]
+    pieces = [BOS, EOS, *characters, *map("".join, pairs)]
+    tokenizer = Tokenizer(models.BPE({piece: place for place, piece in enumerate(pieces)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS, EOS])
+    return tokenizer
+
+
+@cache
+def spoken(name: str) -> Path:
+    """A checkpoint directory of that case, with a tokenizer, a chat template and a generation configuration."""
+    directory = Path(mkdtemp(prefix=f"ferrum-spoken-{name}-"))
+    shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
+    write(directory, letters(), chat_template=TEMPLATE)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_IDS}))
+    return directory
