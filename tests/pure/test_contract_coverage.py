@@ -13,9 +13,9 @@ TESTS = Path(__file__).parents[1]
 SECTIONS = {
     "1": """KvCacheHandle, PrefillInput, PrefillOutput, DecodeInput, DecodeOutput, UnifiedBatch,
             SpeculativeDecodeOutput, LogitsPolicy, ModelInfo, DataType""",
-    "2": """info, submit, prefill, batch_prefill, decode, batch_decode, unified_decode, forward_verify, truncate_kv, fork,
-            release_cache, forward, speculative_decode, capabilities, memory_requirements, kv_capacity, status, metrics,
-            cache_metrics_snapshot, optimal_batch_size, warmup, reset, serialisation, errors, lease,
+    "2": """info, submit, prefill, batch_prefill, decode, batch_decode, unified_decode, forward_verify, truncate_kv,
+            fork, release_cache, forward, speculative_decode, capabilities, memory_requirements, kv_capacity, status,
+            metrics, cache_metrics_snapshot, optimal_batch_size, warmup, reset, serialisation, errors, lease,
             BatchModelExecutor, ExecutorRegistry, ModelExecutorFactory, ExecutorConfig""",
     "3": """config, prefill, decode, decode_batch, unified_forward, forward_verify, truncate_kv, fork, release, reset,
             kv_capacity, set_lora_adapter, LlmExecutor, errors""",

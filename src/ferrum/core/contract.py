@@ -95,7 +95,8 @@ class KvCacheHandle(JsonRecord):
         sequence_length: stored tokens that this handle stands for.
         num_layers, num_kv_heads, head_dim, dtype: what a stored token is (KV heads, not query heads).
         device: where the keys and values live.
-        block_table: numbers of the pages that hold them, in order (of the first layer group, where there are several).
+        block_table: numbers of the pages that hold them, in order (of the first layer group, where there are several);
+            -1 for a page that has left a sliding window.
         generation: of the sequence, when the handle was made.
         executor_id: the one executor that knows the sequence.
     """
