@@ -2,17 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
 .PHONY: run test lint soak test-clients clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: $(BIN)/python pyproject.toml
+$(VENV)/.run: $(BIN)/python pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml
+$(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $(VENV)/.run $@
 

@@ -20,6 +20,7 @@ DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "int8", "int4")
 KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
+ISAS: Final = ("auto", "avx512", "avx2", "portable")
 DEVICES: Final = ("cpu", "cuda")
 POLICIES: Final = ("fcfs", "priority")
 HOSTS: Final = ("thread", "process")
@@ -109,6 +110,12 @@ class ModelConfig(JsonRecord):
     )
     kernels: str = field(
         default="auto", metadata=_about("Kernels to compute with; auto: the fastest there are.", KERNELS)
+    )
+    isa: str = field(
+        default="auto", metadata=_about("Instruction tier of the native kernels; auto: this machine's best.", ISAS)
+    )
+    threads: int | None = field(
+        default=None, metadata=_about("Threads of the native kernels; none: as many as processors allowed.", least=1)
     )
     max_batch_size: int = field(default=32, metadata=_about("Most sequences of one step.", least=1))
     max_sequence_length: int | None = field(

@@ -216,6 +216,10 @@ class Kernels(Operations, Protocol):
         """Start a step: keep its tables."""
         ...
 
+    def weight(self, weight: Weight) -> Weight:
+        """Load time: a matrix in the backend's form; the given one may be let go."""
+        ...
+
     def vector(self, values: F32) -> Array:
         """Load time: a norm weight or bias in the backend's form."""
         ...

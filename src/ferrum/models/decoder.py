@@ -80,10 +80,10 @@ def build_decoder(spec: DecoderSpec, source: ParameterSource, kernels: Kernels, 
         if rope is not None
     }
     build = _Builder(spec, source, kernels, tables)
-    embedding = source.matrix(EMBEDDING, (spec.vocab_size, spec.hidden_size))
+    embedding = build.matrix(EMBEDDING, (spec.vocab_size, spec.hidden_size))
     blocks = tuple(build.block(i, layer, *slots[i]) for i, layer in enumerate(spec.layers))
     final_norm = build.norm(FINAL_NORM, spec.hidden_size)
-    head = embedding if spec.tied_head else source.matrix(HEAD, (spec.vocab_size, spec.hidden_size))
+    head = embedding if spec.tied_head else build.matrix(HEAD, (spec.vocab_size, spec.hidden_size))
     return Decoder(spec, embedding, blocks, final_norm, head)
 
 
@@ -111,6 +111,9 @@ class _Builder:
     kernels: Kernels
     ropes: dict[RopeSpec, Array]
 
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self.kernels.weight(self.source.matrix(name, shape))
+
     def vector(self, name: str, size: int) -> Array:
         return self.kernels.vector(self.source.vector(name, size))
 
@@ -119,7 +122,7 @@ class _Builder:
 
     def linear(self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], inputs: int, *, bias: bool) -> Linear:
         parts = list(zip(names, sizes, strict=True))
-        weights = [self.source.matrix(f"{prefix}.{name}.weight", (size, inputs)) for name, size in parts]
+        weights = [self.matrix(f"{prefix}.{name}.weight", (size, inputs)) for name, size in parts]
         biases = [self.vector(f"{prefix}.{name}.bias", size) for name, size in parts] if bias else None
         return Linear(weights, biases)
 
@@ -131,8 +134,8 @@ class _Builder:
             attention=self.attention(f"{prefix}.self_attn", layer.attention, group, slot),
             mlp_norm=self.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
             mlp=GatedMlp(
-                gate=self.source.matrix(f"{prefix}.mlp.gate_proj.weight", (inner, hidden)),
-                up=self.source.matrix(f"{prefix}.mlp.up_proj.weight", (inner, hidden)),
+                gate=self.matrix(f"{prefix}.mlp.gate_proj.weight", (inner, hidden)),
+                up=self.matrix(f"{prefix}.mlp.up_proj.weight", (inner, hidden)),
                 down=self.linear(f"{prefix}.mlp", ("down_proj",), (hidden,), inner, bias=False),
             ),
         )

@@ -19,8 +19,9 @@ from ferrum.core.errors import (
 )
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
-from ferrum.kernels.interpreter import Interpreter, run_eager
+from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.recorder import Extent, record
+from ferrum.runtime.graphs import prepare_replay
 from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.rows import SpanRows
 
@@ -68,7 +69,7 @@ class DecoderLM:
             Extent.SPANS: max_rows,
         }
         self.watch: Callable[[Span, F32], None] | None = None
-        self.replay = Interpreter(record(network), limits) if replay else None
+        self.replay = prepare_replay(record(network), kernels, limits) if replay else None
         self._copies: list[PageCopy] = []
 
     def buffer_bytes(self, extent: Extent) -> int:

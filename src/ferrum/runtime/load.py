@@ -14,13 +14,13 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.memory import MemoryPlan
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
-from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import Decoder, build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import resolve_model
+from ferrum.runtime.kernels import choose_kernels
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
@@ -44,6 +44,8 @@ def load_executor(
     quantize: str | None = None,
     kv_dtype: str = "auto",
     kernels: str = "auto",
+    isa: str = "auto",
+    threads: int | None = None,
     max_batch_size: int = 32,
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
@@ -56,7 +58,8 @@ def load_executor(
 
     Args:
         model: directory or hub id.
-        device, dtype, quantize, kv_dtype, kernels, max_batch_size, max_sequence_length, kv_capacity: see `ModelConfig`.
+        device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length, kv_capacity: see
+            `ModelConfig`.
         page_size: tokens per page of the KV pool.
         max_rows: most tokens of one forward pass; a larger step takes several.
         replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
@@ -77,6 +80,8 @@ def load_executor(
         quantize=quantize,
         kv_dtype=kv_dtype,
         kernels=kernels,
+        isa=isa,
+        threads=threads,
         max_batch_size=max_batch_size,
         max_sequence_length=max_sequence_length,
         kv_capacity=kv_capacity,
@@ -90,7 +95,7 @@ def build_executor(
 ) -> LocalExecutor:
     """The executor that a configuration describes. Arguments and errors as `load_executor`."""
     _refuse(config)
-    kernels = ReferenceKernels()
+    kernels = choose_kernels(config.kernels, config.isa, config.threads)
     checkpoint = Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
@@ -124,8 +129,6 @@ def _refuse(config: ModelConfig) -> None:
         raise Unsupported(f"quantize={config.quantize}", "this release has no quantised kernels")
     if config.kv_dtype == "int8":
         raise Unsupported("kv_dtype=int8", "this release stores keys and values as float32 or bfloat16")
-    if config.kernels not in ("auto", "reference"):
-        raise Unsupported(f"kernels={config.kernels}", "this release has the reference kernels only")
 
 
 def _context(spec: DecoderSpec, asked: int | None) -> int:
@@ -203,5 +206,5 @@ def _traits(
         dtypes=frozenset(map(DataType, FORMATS)),
         windows=any(window is not None for window in windows),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
-        attention_weights=True,
+        attention_weights=lm.kernels.name == "reference",
     )

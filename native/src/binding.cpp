@@ -1,0 +1,226 @@
+// The Python face of the library: runtime, weights, operations. Arrays are borrowed: whoever makes an operation keeps the
+// arrays that it names alive (kernels/cpu does). Sizes are checked where an operation is made, never while it runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "operations.hpp"
+
+namespace nb = nanobind;
+
+namespace ferrum {
+namespace {
+
+template <class T>
+using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using MaybeFloats = std::optional<In<float>>;
+using OperationPointer = std::shared_ptr<Operation>;
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+const float* data_or_null(const MaybeFloats& array) { return array ? array->data() : nullptr; }
+
+Format format_of(const std::string& name) {
+    if (name == "float32") return Format::f32;
+    if (name == "bfloat16") return Format::bf16;
+    require(name == "float16", "an unknown format");
+    return Format::f16;
+}
+
+std::shared_ptr<Weight> pack_weight(Runtime& runtime, const std::string& format, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> matrix) {
+    require(matrix.ndim() == 2, "a weight is a matrix");
+    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(format_of(format)), "elements of another size");
+    struct Call {
+        Runtime& runtime;
+        std::shared_ptr<Weight> weight;
+        const void* from;
+    } call{runtime, std::make_shared<Weight>(format_of(format), matrix.shape(0), matrix.shape(1)), matrix.data()};
+    const nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(runtime.running);
+    runtime.team.run(
+        [](void* context, int thread) {
+            const Call& c = *static_cast<Call*>(context);
+            const int64_t panels = c.weight->panels(), size = c.runtime.team.size();
+            c.weight->pack(c.from, panels * thread / size, panels * (thread + 1) / size);
+        },
+        &call);
+    return call.weight;
+}
+
+void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
+    require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "one row per id");
+    for (size_t i = 0; i < ids.size(); ++i) {
+        require(ids.data()[i] >= 0 && ids.data()[i] < weight.outputs(), "an id beyond the matrix");
+        weight.row(ids.data()[i], out.data() + static_cast<int64_t>(i) * weight.inputs());
+    }
+}
+
+using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
+    for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {
+        require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads beyond 512 elements");
+        runtime.pool.add({format_of(format), pages, size, layers, heads, key_dim, value_dim});
+    }
+}
+
+void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
+
+void begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
+           const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
+           const MaybeFloats& embeddings) {
+    require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "pages of another number of groups");
+    require(token_ids.size() == positions.size() && span_rows.size() > 0, "tables that contradict each other");
+    Step& step = runtime.step;
+    assign(step.token_ids, token_ids);
+    assign(step.positions, positions);
+    assign(step.span_rows, span_rows);
+    assign(step.logit_rows, logit_rows);
+    assign(step.hidden_rows, hidden_rows);
+    step.row_span.resize(step.token_ids.size());
+    for (int64_t span = 0; span < step.spans(); ++span)
+        std::fill(step.row_span.begin() + step.span_rows[static_cast<size_t>(span)],
+                  step.row_span.begin() + step.span_rows[static_cast<size_t>(span) + 1], static_cast<int32_t>(span));
+    step.pages.resize(pages.size());
+    step.strides.resize(pages.size());
+    for (size_t group = 0; group < pages.size(); ++group) {
+        assign(step.pages[group], pages[group]);
+        step.strides[group] = static_cast<int64_t>(pages[group].shape(1));
+    }
+    step.has_embeddings = embeddings.has_value();
+    if (embeddings) step.embeddings.assign(embeddings->data(), embeddings->data() + embeddings->size());
+}
+
+OperationPointer embed(std::shared_ptr<Weight> table, const Out<float>& out, int64_t extent) {
+    return std::make_shared<Embed>(std::move(table), Rows{out.data(), extent});
+}
+
+OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<float>& weight, float eps,
+                      const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent) {
+    require(delta.has_value() == total.has_value(), "a delta needs a total and the reverse");
+    float* sums = total ? total->data() : nullptr;
+    const auto columns = static_cast<int64_t>(weight.size());
+    return std::make_shared<Norm>(NormArgs{x.data(), data_or_null(delta), weight.data(), eps, columns, sums, out.data()}, extent);
+}
+
+using ProductTuple = std::tuple<std::shared_ptr<Weight>, std::shared_ptr<Weight>, MaybeFloats, Out<float>>;
+
+OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector<ProductTuple>& products, int64_t extent,
+                        int64_t most_rows) {
+    std::vector<Product> all;
+    for (const auto& [weight, up, bias, y] : products) {
+        require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights of one input");
+        require(up == nullptr || (up->format() == weight->format() && up->outputs() == weight->outputs() &&
+                                  up->inputs() == weight->inputs()),
+                "gate and up of one shape and format");
+        require(!bias || static_cast<int64_t>(bias->size()) == weight->outputs(), "a bias per output");
+        all.push_back({weight, up, data_or_null(bias), y.data()});
+    }
+    return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), most_rows);
+}
+
+using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // group, layer, heads, KV heads, head size
+
+void check_shape(const Runtime& runtime, const Shape& shape) {
+    const auto& [group, layer, heads, kv_heads, dim] = shape;
+    require(group >= 0 && group < runtime.pool.size(), "a layer group that was not allocated");
+    const GroupStore& s = runtime.pool.group(group);
+    require(layer >= 0 && layer < s.num_layers && kv_heads == s.num_kv_heads && dim == s.key_dim, "not as allocated");
+    require(dim == s.value_dim, "keys and values of one width");
+    require(kv_heads > 0 && heads % kv_heads == 0, "query heads are a multiple of KV heads");
+}
+
+OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
+                            const Shape& shape, const MaybeFloats& cosines, const MaybeFloats& sines, const MaybeFloats& q_norm,
+                            const MaybeFloats& k_norm, float eps, int64_t extent) {
+    check_shape(runtime, shape);
+    const auto& [group, layer, heads, kv_heads, dim] = shape;
+    RopeArgs args{};
+    args.q = q.data();
+    args.k = k.data();
+    args.v = v.data();
+    args.q_out = out.data();
+    args.num_heads = heads;
+    args.num_kv_heads = kv_heads;
+    args.head_dim = dim;
+    args.pairs = cosines ? static_cast<int64_t>(cosines->shape(1)) : 0;
+    require(2 * args.pairs <= dim, "more rotated elements than a head has");
+    args.cosines = data_or_null(cosines);
+    args.sines = data_or_null(sines);
+    args.q_norm = data_or_null(q_norm);
+    args.k_norm = data_or_null(k_norm);
+    args.eps = eps;
+    args.layer = layer;
+    return std::make_shared<RopeStore>(args, group, extent);
+}
+
+OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float>& out, const Shape& shape, float scale,
+                           int64_t window) {
+    check_shape(runtime, shape);
+    const auto& [group, layer, heads, kv_heads, dim] = shape;
+    AttentionArgs args{};
+    args.q = q.data();
+    args.out = out.data();
+    args.num_heads = heads;
+    args.num_kv_heads = kv_heads;
+    args.head_dim = dim;
+    args.scale = scale;
+    args.window = window;
+    args.layer = layer;
+    return std::make_shared<Attention>(runtime, args, group);
+}
+
+std::vector<std::string> tier_names() {
+    std::vector<std::string> names;
+    for (const KernelTable* table : available_tiers()) names.emplace_back(table->name);
+    return names;
+}
+
+}  // namespace
+}  // namespace ferrum
+
+NB_MODULE(_native, module) {
+    using namespace ferrum;
+    module.doc() = "ferrum's CPU kernels";
+    module.def("tiers", &tier_names);
+    nb::class_<Weight>(module, "Weight")
+        .def_prop_ro("outputs", &Weight::outputs)
+        .def_prop_ro("inputs", &Weight::inputs)
+        .def_prop_ro("nbytes", &Weight::nbytes)
+        .def("rows", &read_rows);
+    nb::class_<Operation>(module, "Operation");
+    nb::class_<Runtime>(module, "Runtime")
+        .def(nb::init<const std::string&, int>())
+        .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
+        .def_prop_ro("threads", [](const Runtime& r) { return r.team.size(); })
+        .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
+        .def("pack", &pack_weight)
+        .def("allocate", &allocate)
+        .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
+        .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),
+             nb::arg("logit_rows"), nb::arg("hidden_rows"), nb::arg("embeddings").none())
+        .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
+    module.def("embed", &embed);
+    module.def("norm", &norm, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+    module.def("linear", &linear);
+    module.def("rope_store", &rope_store, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
+               nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
+    module.def("attention", &attention);
+    module.def("gather", [](const In<float>& x, const Out<float>& out, int64_t columns, int64_t extent) -> OperationPointer {
+        return std::make_shared<Gather>(x.data(), Rows{out.data(), extent}, columns);
+    });
+    module.def("finite", [](const In<float>& x, const Out<bool>& out, int64_t columns) -> OperationPointer {
+        return std::make_shared<Finite>(x.data(), columns, out.data());
+    });
+}

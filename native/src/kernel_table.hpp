@@ -1,0 +1,112 @@
+// What an instruction tier offers: plain structures in, plain loops over a range of work. Every tier compiles the same
+// sources (native/tier) and exports one table; everything that decides who does what lives above it (native/src).
+//
+// Letters: R rows, K inputs and N outputs of a product. A panel is 32 outputs with all their inputs, contiguous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ferrum {
+
+enum class Format { f32, bf16, f16 };
+
+constexpr int64_t kPanel = 32;  // outputs of a panel: every format's step is then a whole number of cache lines
+constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
+constexpr int64_t kMaxHead = 512;
+
+// A product y = x w^T + bias of rows already packed by the same tier; with `up`, y = silu(x w^T) * (x up^T).
+struct ProductArgs {
+    Format format;
+    const std::byte* x;
+    int64_t rows, depth;
+    const std::byte* weight;
+    const std::byte* up;
+    const float* bias;
+    int64_t outputs;
+    float* y;
+};
+
+// y = RMSNorm(x + delta) * weight; the sum goes to `total`. Without a delta, of x alone.
+struct NormArgs {
+    const float* x;
+    const float* delta;
+    const float* weight;
+    float eps;
+    int64_t columns;
+    float* total;
+    float* y;
+};
+
+// Keys and values of a layer group. Per (layer, page, head) lie blocks of `block` tokens:
+//   keys   [dim / pair][block][pair]      values [block / pair][padded dim][pair]
+// with pair = 2 elements in one word of bf16 and 1 of f32: both are panels of a product whose lanes are tokens
+// (scores) or dimensions (output).
+struct GroupStore {
+    std::byte* keys;
+    std::byte* values;
+    Format format;
+    int64_t num_layers, num_pages, page_size, num_kv_heads;
+    int64_t key_dim, value_dim;        // of the model
+    int64_t key_padded, value_padded;  // of the store
+    int64_t block, blocks_per_page;
+    int64_t key_bytes, value_bytes;  // of one block
+};
+
+// Where the rows of a step stand; see StepTables in kernels/interface.py.
+struct RowTables {
+    const int32_t* positions;
+    const int32_t* span_rows;
+    const int32_t* row_span;  // [R] the span of each row
+    const int32_t* pages;     // [S, pages_stride] of the layer's group
+    int64_t pages_stride;
+};
+
+struct RopeArgs {
+    const float* q;
+    const float* k;
+    const float* v;
+    float* q_out;
+    int64_t num_heads, num_kv_heads, head_dim, pairs;
+    const float* cosines;  // [positions, pairs], or null
+    const float* sines;
+    const float* q_norm;  // [head_dim], or null
+    const float* k_norm;
+    float eps;
+    const GroupStore* store;
+    int64_t layer;
+    RowTables tables;
+};
+
+struct AttentionArgs {
+    const float* q;
+    float* out;
+    int64_t num_heads, num_kv_heads, head_dim;
+    float scale;     // of q . k, times log2 e
+    int64_t window;  // 0 sees all
+    const GroupStore* store;
+    int64_t layer;
+    RowTables tables;
+};
+
+// One piece of attention: rows `begin` to `end` of a span's queries of one KV head, counted [position][head of the share].
+struct AttentionItem {
+    int64_t span, kv_head, begin, end;
+};
+
+constexpr int64_t kItemRows = 96;  // query rows of an item: their state stays in the second-level cache
+
+struct KernelTable {
+    const char* name;
+    int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
+    int64_t (*row_tiles)(Format, int64_t rows);
+    void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
+    void (*product)(const ProductArgs&, int64_t panel_begin, int64_t panel_end);
+    void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
+    void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: rows x (heads + kv heads)
+    int64_t (*attention_scratch)(int64_t key_dim, int64_t value_dim);           // bytes a thread needs
+    void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
+    bool (*finite)(const float* x, int64_t count);
+};
+
+}  // namespace ferrum

@@ -1,0 +1,157 @@
+#include "operations.hpp"
+
+#include <cstring>
+
+namespace ferrum {
+
+namespace {
+
+struct Share {
+    int64_t begin, end;
+};
+
+// Thread's contiguous part of `count` pieces of work: a thread streams through memory, it does not hop.
+Share share(const Runtime& runtime, int64_t count, int thread) {
+    const int64_t size = runtime.team.size();
+    return {count * thread / size, count * (thread + 1) / size};
+}
+
+void copy_row(const float* from, float* to, int64_t columns) {
+    std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
+}
+
+}  // namespace
+
+void Embed::run(Runtime& runtime, int thread) {
+    const Step& step = runtime.step;
+    const int64_t columns = table_->inputs();
+    const auto [begin, end] = share(runtime, step.count(out_.extent), thread);
+    for (int64_t row = begin; row < end; ++row) {
+        float* to = out_.data + row * columns;
+        if (step.has_embeddings)
+            copy_row(step.embeddings.data() + row * columns, to, columns);
+        else
+            table_->row(step.token_ids[static_cast<size_t>(row)], to);
+    }
+}
+
+void Norm::run(Runtime& runtime, int thread) {
+    const auto [begin, end] = share(runtime, runtime.step.count(extent_), thread);
+    if (begin < end) runtime.kernels.norm(args_, begin, end);
+}
+
+Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t most_rows)
+    : x_(x), products_(std::move(products)) {
+    for (const Product& p : products_)
+        runtime.reserve(runtime.kernels.packed_bytes(p.weight->format(), most_rows, p.weight->inputs()), 0);
+}
+
+void Linear::run(Runtime& runtime, int thread) {
+    const int64_t rows = runtime.step.count(x_.extent);
+    if (rows == 0) return;
+    // Nearly always all weights are of one format, and there is one turn.
+    for (const Format format : {Format::f32, Format::bf16, Format::f16}) {
+        bool used = false;
+        for (const Product& p : products_) used = used || p.weight->format() == format;
+        if (!used) continue;
+        pack(runtime, format, rows, thread);
+        runtime.team.barrier();
+        multiply(runtime, format, rows, thread);
+        runtime.team.barrier();  // the packed rows are free again
+    }
+}
+
+void Linear::pack(Runtime& runtime, Format format, int64_t rows, int thread) const {
+    const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(format, rows), thread);
+    const int64_t depth = products_.front().weight->inputs();
+    if (begin < end) runtime.kernels.pack(format, x_.data, rows, depth, begin, end, runtime.shared());
+}
+
+// The panels of all weights count as one list, of which each thread takes a contiguous part.
+void Linear::multiply(Runtime& runtime, Format format, int64_t rows, int thread) const {
+    int64_t panels = 0;
+    for (const Product& p : products_) panels += p.weight->format() == format ? p.weight->panels() : 0;
+    const auto [begin, end] = share(runtime, panels, thread);
+    int64_t first = 0;
+    for (const Product& p : products_) {
+        if (p.weight->format() != format) continue;
+        const int64_t from = begin > first ? begin - first : 0, last = p.weight->panels();
+        const int64_t to = end - first < last ? end - first : last;
+        first += last;
+        if (from >= to) continue;
+        const Weight& w = *p.weight;
+        const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
+        const ProductArgs args{format, runtime.shared(), rows, w.inputs(), w.data(), up, p.bias, w.outputs(), p.y};
+        runtime.kernels.product(args, from, to);
+    }
+}
+
+void RopeStore::run(Runtime& runtime, int thread) {
+    RopeArgs args = args_;
+    args.store = &runtime.pool.group(group_);
+    args.tables = runtime.step.rows_of(group_);
+    const int64_t items = runtime.step.count(extent_) * (args.num_heads + args.num_kv_heads);
+    const auto [begin, end] = share(runtime, items, thread);
+    if (begin < end) runtime.kernels.rope_store(args, begin, end);
+}
+
+Attention::Attention(Runtime& runtime, const AttentionArgs& args, int64_t group) : args_(args), group_(group) {
+    const GroupStore& s = runtime.pool.group(group);
+    runtime.reserve(0, runtime.kernels.attention_scratch(s.key_padded, s.value_padded));
+}
+
+// Items are handed out by a counter, the spans in order, within a KV head the last queries (the longest) first.
+void Attention::run(Runtime& runtime, int thread) {
+    AttentionArgs args = args_;
+    args.store = &runtime.pool.group(group_);
+    args.tables = runtime.step.rows_of(group_);
+    const int64_t heads = args.num_kv_heads, share = args.num_heads / heads;
+    int64_t item = next_.fetch_add(1, std::memory_order_relaxed), first = 0;
+    for (int64_t span = 0; span < runtime.step.spans(); ++span) {
+        const int64_t queries = (args.tables.span_rows[span + 1] - args.tables.span_rows[span]) * share;
+        const int64_t blocks = (queries + kItemRows - 1) / kItemRows;
+        for (; item < first + heads * blocks; item = next_.fetch_add(1, std::memory_order_relaxed)) {
+            const int64_t head = (item - first) / blocks, block = blocks - 1 - (item - first) % blocks;
+            const int64_t begin = block * kItemRows, end = begin + kItemRows < queries ? begin + kItemRows : queries;
+            runtime.kernels.attention(args, {span, head, begin, end}, runtime.own(thread));
+        }
+        first += heads * blocks;
+    }
+}
+
+void Gather::run(Runtime& runtime, int thread) {
+    const Step& step = runtime.step;
+    const std::vector<int32_t>& rows = out_.extent == kLogits ? step.logit_rows : step.hidden_rows;
+    const auto [begin, end] = share(runtime, static_cast<int64_t>(rows.size()), thread);
+    for (int64_t i = begin; i < end; ++i)
+        copy_row(x_ + rows[static_cast<size_t>(i)] * columns_, out_.data + i * columns_, columns_);
+}
+
+void Finite::run(Runtime& runtime, int thread) {
+    const Step& step = runtime.step;
+    const auto [begin, end] = share(runtime, step.spans(), thread);
+    for (int64_t span = begin; span < end; ++span) {
+        const int64_t from = step.span_rows[static_cast<size_t>(span)], to = step.span_rows[static_cast<size_t>(span) + 1];
+        out_[span] = runtime.kernels.finite(x_ + from * columns_, (to - from) * columns_);
+    }
+}
+
+void run_all(Runtime& runtime, const std::vector<std::shared_ptr<Operation>>& operations) {
+    struct Call {
+        Runtime& runtime;
+        const std::vector<std::shared_ptr<Operation>>& operations;
+    } call{runtime, operations};
+    const std::lock_guard<std::mutex> lock(runtime.running);
+    for (const auto& operation : operations) operation->prepare();
+    runtime.team.run(
+        [](void* context, int thread) {
+            const Call& c = *static_cast<Call*>(context);
+            for (const auto& operation : c.operations) {
+                operation->run(c.runtime, thread);
+                c.runtime.team.barrier();
+            }
+        },
+        &call);
+}
+
+}  // namespace ferrum

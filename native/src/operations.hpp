@@ -1,0 +1,119 @@
+// The operations of a network over fixed memory. `run` is called by every thread of the team at once; the caller puts a
+// barrier after it. Rows are looked up per step, pointers never change: a list of operations is a recorded program.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "runtime.hpp"
+#include "weight.hpp"
+
+namespace ferrum {
+
+class Operation {
+public:
+    virtual ~Operation() = default;
+    // Before a step, by one thread.
+    virtual void prepare() {}
+    virtual void run(Runtime& runtime, int thread) = 0;
+};
+
+using WeightPointer = std::shared_ptr<const Weight>;
+
+// A matrix of the program: where it lies and how many rows it has.
+struct Rows {
+    float* data;
+    int64_t extent;
+};
+
+// Rows of a packed table, or the step's own embeddings.
+class Embed final : public Operation {
+public:
+    Embed(WeightPointer table, Rows out) : table_(std::move(table)), out_(out) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    WeightPointer table_;
+    Rows out_;
+};
+
+class Norm final : public Operation {
+public:
+    Norm(const NormArgs& args, int64_t extent) : args_(args), extent_(extent) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    NormArgs args_;
+    int64_t extent_;
+};
+
+// One weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T).
+struct Product {
+    WeightPointer weight, up;
+    const float* bias;
+    float* y;
+};
+
+class Linear final : public Operation {
+public:
+    Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t most_rows);
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    void pack(Runtime& runtime, Format format, int64_t rows, int thread) const;
+    void multiply(Runtime& runtime, Format format, int64_t rows, int thread) const;
+
+    Rows x_;
+    std::vector<Product> products_;
+};
+
+class RopeStore final : public Operation {
+public:
+    RopeStore(const RopeArgs& args, int64_t group, int64_t extent) : args_(args), group_(group), extent_(extent) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    RopeArgs args_;
+    int64_t group_, extent_;
+};
+
+class Attention final : public Operation {
+public:
+    Attention(Runtime& runtime, const AttentionArgs& args, int64_t group);
+    void prepare() override { next_.store(0, std::memory_order_relaxed); }
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    AttentionArgs args_;
+    int64_t group_;
+    std::atomic<int64_t> next_{0};
+};
+
+// Copies of the step's logit rows or hidden rows.
+class Gather final : public Operation {
+public:
+    Gather(const float* x, Rows out, int64_t columns) : x_(x), out_(out), columns_(columns) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    const float* x_;
+    Rows out_;
+    int64_t columns_;
+};
+
+class Finite final : public Operation {
+public:
+    Finite(const float* x, int64_t columns, bool* out) : x_(x), columns_(columns), out_(out) {}
+    void run(Runtime& runtime, int thread) override;
+
+private:
+    const float* x_;
+    int64_t columns_;
+    bool* out_;
+};
+
+// Runs the operations in order, one team call for all of them.
+void run_all(Runtime& runtime, const std::vector<std::shared_ptr<Operation>>& operations);
+
+}  // namespace ferrum

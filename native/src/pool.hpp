@@ -1,0 +1,31 @@
+// The KV pool: one store per layer group. Its layout is written down at GroupStore in kernel_table.hpp.
+#pragma once
+
+#include <vector>
+
+#include "buffer.hpp"
+#include "kernel_table.hpp"
+
+namespace ferrum {
+
+// A layer group as the model describes it; see PoolGroup in kernels/interface.py.
+struct GroupShape {
+    Format format;
+    int64_t num_pages, page_size, num_layers, num_kv_heads, key_dim, value_dim;
+};
+
+class Pool {
+public:
+    void add(const GroupShape& shape);
+    const GroupStore& group(int64_t index) const { return stores_.at(static_cast<size_t>(index)); }
+    int64_t size() const { return static_cast<int64_t>(stores_.size()); }
+    int64_t nbytes() const;
+    // Copies a page's keys and values in every layer of the group, raw bytes.
+    void copy_page(int64_t group, int64_t source, int64_t target);
+
+private:
+    std::vector<GroupStore> stores_;
+    std::vector<Buffer> memory_;
+};
+
+}  // namespace ferrum

@@ -1,0 +1,43 @@
+// What operations run on: a tier's kernels, a team, the pool, the step's tables and scratch memory.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "buffer.hpp"
+#include "pool.hpp"
+#include "step.hpp"
+#include "team.hpp"
+#include "tiers.hpp"
+
+namespace ferrum {
+
+class Runtime {
+public:
+    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads) {}
+
+    // Scratch for one operation at a time: packed rows that all threads share, and room for each thread. Grows when
+    // operations are made, never while they run.
+    void reserve(int64_t shared, int64_t per_thread) {
+        if (shared > shared_.size()) shared_ = Buffer(shared);
+        if (per_thread > thread_bytes_) {
+            thread_bytes_ = (per_thread + 4095) / 4096 * 4096 + 64;
+            own_ = Buffer(thread_bytes_ * team.size());
+        }
+    }
+    std::byte* shared() const { return shared_.data(); }
+    std::byte* own(int thread) const { return own_.data() + thread * thread_bytes_; }
+
+    const KernelTable& kernels;
+    Team team;
+    Pool pool;
+    Step step;
+    std::mutex running;
+
+private:
+    Buffer shared_, own_;
+    int64_t thread_bytes_ = 0;
+};
+
+}  // namespace ferrum

@@ -1,0 +1,39 @@
+// What changes from step to step, in buffers that stay where they are; see StepTables in kernels/interface.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernel_table.hpp"
+
+namespace ferrum {
+
+// Row counts that are known per step only; values from 0 up are constants.
+enum Extent : int64_t { kRows = -1, kLogits = -2, kHidden = -3, kSpans = -4 };
+
+struct Step {
+    std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
+    std::vector<std::vector<int32_t>> pages;  // per group [S, stride]
+    std::vector<int64_t> strides;
+    std::vector<float> embeddings;
+    bool has_embeddings = false;
+
+    int64_t spans() const { return static_cast<int64_t>(span_rows.size()) - 1; }
+
+    int64_t count(int64_t extent) const {
+        switch (extent) {
+            case kRows: return static_cast<int64_t>(token_ids.size());
+            case kLogits: return static_cast<int64_t>(logit_rows.size());
+            case kHidden: return static_cast<int64_t>(hidden_rows.size());
+            case kSpans: return spans();
+            default: return extent;
+        }
+    }
+
+    RowTables rows_of(int64_t group) const {
+        const auto index = static_cast<size_t>(group);
+        return {positions.data(), span_rows.data(), row_span.data(), pages.at(index).data(), strides.at(index)};
+    }
+};
+
+}  // namespace ferrum

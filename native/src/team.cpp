@@ -1,0 +1,81 @@
+#include "team.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ferrum {
+
+namespace {
+
+constexpr int kStepPauses = 2000;   // about 30 us: within a step
+constexpr int kIdlePauses = 10000;  // between steps: as long as sampling a few tokens takes
+
+void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void Signal::raise() {
+    // Both sides are sequentially consistent: either the waiter sees the new value, or this sees the sleeper.
+    value_.fetch_add(1);
+    if (sleepers_.load() == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    changed_.notify_all();
+}
+
+void Signal::wait(uint64_t seen, int pauses) {
+    for (int i = 0; i < pauses; ++i) {
+        if (read() != seen) return;
+        pause();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1);
+    changed_.wait(lock, [&] { return value_.load() != seen; });
+    sleepers_.fetch_sub(1);
+}
+
+Team::Team(int threads) : size_(threads < 1 ? 1 : threads) {
+    for (int thread = 1; thread < size_; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
+}
+
+Team::~Team() {
+    stopping_ = true;
+    started_.raise();
+    for (std::thread& worker : workers_) worker.join();
+}
+
+void Team::run(Work work, void* context) {
+    work_ = work;
+    context_ = context;
+    started_.raise();
+    work(context, 0);
+    barrier();
+}
+
+void Team::barrier() {
+    if (size_ == 1) return;
+    const uint64_t seen = passed_.read();
+    if (arrived_.fetch_add(1) + 1 == size_) {
+        arrived_.store(0);
+        passed_.raise();
+    } else {
+        passed_.wait(seen, kStepPauses);
+    }
+}
+
+void Team::serve(int thread) {
+    for (uint64_t seen = 0;; ++seen) {
+        started_.wait(seen, kIdlePauses);
+        if (stopping_) return;
+        work_(context_, thread);
+        barrier();
+    }
+}
+
+}  // namespace ferrum

@@ -1,0 +1,66 @@
+// Elementary functions on vectors: the reference's polynomials (kernels/reference/math.py), fused where the tier fuses.
+#pragma once
+
+#include "simd.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+// The nearest integer of |x| < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
+inline vf nearest(vf x) {
+    const vf magic = spread(12582912.0f);
+    return (x + magic) - magic;
+}
+
+// 2^n of whole n in [-127, 127]; -127 gives 0.
+inline vf power_of_two(vf n) {
+    const vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
+    return (vf)bits;
+}
+
+// sum of c[i] r^(7-i) by Horner's rule.
+inline vf polynomial(vf r, const float (&c)[8]) {
+    vf total = spread(c[0]);
+#pragma GCC unroll 7
+    for (int i = 1; i < 8; ++i) total = multiply_add(total, r, spread(c[i]));
+    return total;
+}
+
+constexpr float kExp2[8] = {1.5252733804e-05f, 1.5403530393e-04f, 1.3333558146e-03f, 9.6181291076e-03f,
+                            5.5504108665e-02f, 2.4022650696e-01f, 6.9314718056e-01f, 1.0f};
+constexpr float kExp[8] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+
+// 2^x; 0 below 2^-127, 2^127.4 above. NaN stays NaN.
+inline vf exp2(vf x) {
+    const vf bounded = larger(-larger(-x, spread(-127.4f)), spread(-127.0f));
+    const vf n = nearest(bounded);
+    const vf value = polynomial(bounded - n, kExp2) * power_of_two(n);
+    return x == x ? value : x;
+}
+
+// e^x, with the same limits; ln 2 in two parts keeps the argument's low bits (Cody and Waite).
+inline vf exp(vf x) {
+    const vf bounded = larger(-larger(-x, spread(-88.3f)), spread(-88.0f));
+    const vf n = nearest(bounded * spread(1.4426950408889634f));
+    const vf r = multiply_add(n, spread(-1.4286068203094172e-06f), multiply_add(n, spread(-0.693145751953125f), bounded));
+    const vf value = polynomial(r, kExp) * power_of_two(n);
+    return x == x ? value : x;
+}
+
+inline vf silu(vf x) { return x / (spread(1.0f) + exp(-x)); }
+
+// To the nearest bfloat16, ties to even; a NaN stays one.
+inline vh round_bf16(vf x) {
+    const vu bits = (vu)x;
+    const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const vu quiet = (bits >> 16) | 0x40u;
+    return __builtin_convertvector(x == x ? rounded : quiet, vh);
+}
+
+inline uint16_t round_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+}  // namespace ferrum::FERRUM_TIER

@@ -1,0 +1,131 @@
+// How one step of a product goes, per format, and the one inner loop that all products share: the panels of a weight, the
+// keys of a page, its values.
+//
+// An output is one f32 accumulator that takes its terms in ascending k. Nothing else touches it, so its bits depend on
+// neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k.
+#pragma once
+
+#include "math.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+// f32: a word is one k.
+struct F32 {
+    static constexpr int kDepth = 1;
+    static constexpr int64_t kPanelStep = kPanel * 4;  // bytes of a panel's step
+    static constexpr int64_t kItem = 4;
+    using X = float;
+    using W = vf;
+
+    static W weight(const std::byte* step, int vector) { return load<vf>(step + vector * 4 * kLanes); }
+    static vf spread_x(const X* x) { return spread(*x); }
+    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
+    static void pack(vf x, X* out) { store(out, x); }
+    static W first_only(W w) { return w; }
+};
+
+// bf16: a word is the pair (k, k + 1).
+struct Bf16 {
+    static constexpr int kDepth = 2;
+    static constexpr int64_t kPanelStep = kPanel * 4;
+    static constexpr int64_t kItem = 2;
+    using W = vi;
+
+    static W weight(const std::byte* step, int vector) { return load<vi>(step + vector * 4 * kLanes); }
+    static W first_only(W w) { return w & 0xffff; }
+
+#if defined(__AVX512BF16__)
+    using X = uint32_t;
+    static vi spread_x(const X* x) { return spread(static_cast<int32_t>(*x)); }
+    static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
+    static void pack(vf x, X* out) { store(out, round_bf16(x)); }
+#else
+    // Without bf16 arithmetic a pair is two f32 terms, each exact before it is added.
+    struct X {
+        float first, second;
+    };
+    struct Spread {
+        vf first, second;
+    };
+    static Spread spread_x(const X* x) { return {spread(x->first), spread(x->second)}; }
+    static vf step(vf total, W w, Spread x) {
+        total = multiply_add((vf)(w << 16), x.first, total);
+        return multiply_add((vf)(w & static_cast<int32_t>(0xffff0000)), x.second, total);
+    }
+    static void pack(vf x, X* out) {
+        const vu bits = __builtin_convertvector(round_bf16(x), vu) << 16;
+        store(out, (vf)bits);
+    }
+#endif
+};
+
+// f16: a panel's step is 32 outputs of one k in halves; products are of f32, inputs as they are (they may pass 65504).
+struct F16 {
+    static constexpr int kDepth = 1;
+    static constexpr int64_t kPanelStep = kPanel * 2;
+    static constexpr int64_t kItem = 2;
+    using X = float;
+    using W = vf;
+
+    static W weight(const std::byte* step, int vector) {
+        const std::byte* from = step + vector * 2 * kLanes;
+#if defined(__AVX512BF16__)
+        return _mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__AVX2__)
+        return _mm256_cvtph_ps(load<__m128i>(from));
+#else
+        return widen(__builtin_convertvector(load<vh>(from), vu));
+#endif
+    }
+    static vf spread_x(const X* x) { return spread(*x); }
+    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
+    static void pack(vf x, X* out) { store(out, x); }
+    static W first_only(W w) { return w; }
+
+    // Half to float by moving the exponent: 2^112 is the ratio of the biases; infinities and NaN are put back.
+    static vf widen(vu half) {
+        const vf scaled = (vf)((half & 0x7fffu) << 13) * spread(5.192296858534828e33f);
+        const vu special = (((half & 0x7fffu) << 13) | 0x7f800000u);
+        const vu magnitude = (half & 0x7c00u) == 0x7c00u ? special : (vu)scaled;
+        return (vf)(magnitude | ((half & 0x8000u) << 16));
+    }
+};
+
+// Adds `steps` steps to MR x NV accumulators. Step s of the weight lies at w + s * stride; row r's word of it at
+// x[s * XS + r * XR]. With PREFETCH lines per step, the memory at `ahead` is fetched at the same pace.
+template <class P, int MR, int NV, int XS, int XR, int PREFETCH>
+inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
+                       const std::byte* ahead) {
+    for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 4
+        for (int line = 0; line < PREFETCH; ++line) prefetch(ahead + line * 64);
+        typename P::W weight[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
+#pragma GCC unroll 12
+        for (int r = 0; r < MR; ++r) {
+            const auto value = P::spread_x(x + r * XR);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
+        }
+        w += stride;
+        x += XS;
+        ahead += PREFETCH * 64;
+    }
+}
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls work with the policy of a format.
+template <class Work>
+inline auto with_policy(Format format, Work work) {
+    switch (format) {
+        case Format::bf16: return work(Bf16{});
+        case Format::f16: return work(F16{});
+        default: return work(F32{});
+    }
+}
+
+}  // namespace ferrum::FERRUM_TIER

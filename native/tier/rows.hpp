@@ -1,0 +1,54 @@
+// Where a token's key and value lie in the pool, and how they get there.
+#pragma once
+
+#include "products.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+// One token's place: its block's keys and values, and its number within the block.
+struct Slot {
+    std::byte* keys;
+    std::byte* values;
+    int64_t token;
+};
+
+inline Slot slot_of(const GroupStore& s, int64_t layer, int64_t page, int64_t head, int64_t offset) {
+    const int64_t first = ((layer * s.num_pages + page) * s.num_kv_heads + head) * s.blocks_per_page;
+    const int64_t block = first + offset / s.block;
+    return {s.keys + block * s.key_bytes, s.values + block * s.value_bytes, offset % s.block};
+}
+
+// Element d of a token's key within its block, in elements; `tokens` is the block's length.
+template <class P>
+inline int64_t key_index(int64_t tokens, int64_t token, int64_t d) {
+    return (d / P::kDepth * tokens + token) * P::kDepth + d % P::kDepth;
+}
+
+template <class P>
+inline int64_t value_index(int64_t padded, int64_t token, int64_t d) {
+    return (token / P::kDepth * padded + d) * P::kDepth + token % P::kDepth;
+}
+
+inline void put(float x, float* to) { *to = x; }
+inline void put(float x, uint16_t* to) { *to = round_bf16(x); }
+
+template <class P>
+struct StoredType {
+    using type = float;
+};
+template <>
+struct StoredType<Bf16> {
+    using type = uint16_t;
+};
+template <class P>
+using Stored = typename StoredType<P>::type;
+
+template <class P>
+inline void write_token(const GroupStore& s, const Slot& slot, const float* key, const float* value) {
+    auto* keys = reinterpret_cast<Stored<P>*>(slot.keys);
+    auto* values = reinterpret_cast<Stored<P>*>(slot.values);
+    for (int64_t d = 0; d < s.key_dim; ++d) put(key[d], keys + key_index<P>(s.block, slot.token, d));
+    for (int64_t d = 0; d < s.value_dim; ++d) put(value[d], values + value_index<P>(s.value_padded, slot.token, d));
+}
+
+}  // namespace ferrum::FERRUM_TIER

@@ -1,0 +1,118 @@
+// One vector type per instruction tier, over the compiler's own vector extensions; intrinsics only where those lack the
+// operation. FERRUM_TIER names the tier's namespace: the same sources are compiled once per tier, so nothing in them may
+// have a name that another tier shares (the linker would keep one of the two).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "kernel_table.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+#if defined(__AVX512BF16__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+using vf = float __attribute__((vector_size(4 * kLanes)));
+using vi = int32_t __attribute__((vector_size(4 * kLanes)));
+using vu = uint32_t __attribute__((vector_size(4 * kLanes)));
+using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
+
+// Register tiles: rows by vectors of a product, and of attention's two. They fill the register file without spilling.
+constexpr int kProductRows = kLanes == 16 ? 12 : 3;
+constexpr int kProductVectors = kLanes == 16 ? 2 : 4;
+constexpr int kAttentionRows = kLanes == 16 ? 6 : 3;
+constexpr int kAttentionVectors = 4;
+constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
+constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;
+
+template <class V, class T>
+inline V load(const T* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V, class T>
+inline void store(T* to, V v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+// The first `count` lanes, the others 0.
+inline vf load_part(const float* from, int64_t count) {
+    if (count >= kLanes) return load<vf>(from);
+    vf v{};
+    std::memcpy(&v, from, static_cast<size_t>(count) * sizeof(float));
+    return v;
+}
+
+inline void store_part(float* to, vf v, int64_t count) {
+    if (count >= kLanes) return store(to, v);
+    std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
+}
+
+inline vf spread(float x) { return x - vf{}; }
+inline vi spread(int32_t x) { return x + vi{}; }
+inline vu spread(uint32_t x) { return x + vu{}; }
+
+inline vi lane_index() {
+    vi v;
+    for (int lane = 0; lane < kLanes; ++lane) v[lane] = lane;
+    return v;
+}
+
+// a * b + c: fused where the tier has it. The portable tier rounds twice, as the numpy reference does.
+inline vf multiply_add(vf a, vf b, vf c) {
+#if defined(__AVX512BF16__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger of each pair; b where a is NaN.
+inline vf larger(vf a, vf b) {
+#if defined(__AVX512BF16__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// Lanes are folded in halves, upper onto lower: one order for every caller.
+inline float sum_lanes(vf v) {
+    float x[kLanes];
+    store(x, v);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) x[i] += x[i + half];
+    return x[0];
+}
+
+inline float max_lanes(vf v) {
+#if defined(__AVX512BF16__)
+    return _mm512_reduce_max_ps(v);
+#else
+    float best = v[0];
+    for (int lane = 1; lane < kLanes; ++lane) best = v[lane] > best ? v[lane] : best;
+    return best;
+#endif
+}
+
+inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 3); }
+
+}  // namespace ferrum::FERRUM_TIER

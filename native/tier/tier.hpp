@@ -1,0 +1,20 @@
+// The functions of a tier, gathered by table.cpp; see kernel_table.hpp for what they do.
+#pragma once
+
+#include "simd.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+int64_t packed_bytes(Format format, int64_t rows, int64_t depth);
+int64_t row_tiles(Format format, int64_t rows);
+void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
+void product(const ProductArgs& a, int64_t panel_begin, int64_t panel_end);
+void norm(const NormArgs& a, int64_t row_begin, int64_t row_end);
+void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end);
+int64_t attention_scratch(int64_t key_dim, int64_t value_dim);
+void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch);
+bool finite(const float* x, int64_t count);
+
+extern const KernelTable kTable;
+
+}  // namespace ferrum::FERRUM_TIER

@@ -1,0 +1,176 @@
+"""The native CPU backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ferrum.cache.pages import PageCopy
+from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
+from ferrum.kernels.cpu.lowering import Lowering, placed
+from ferrum.kernels.cpu.weights import PackedWeight, pack
+from ferrum.kernels.interface import F32, Array, AttentionShape, PoolGroup, StepTables, Weight
+from ferrum.kernels.reference import ReferenceKernels
+
+
+class NativeKernels:
+    """`Kernels` of the native library. See `kernels/interface.py` for every operation's contract.
+
+    Args:
+        isa: instruction tier: "auto" (the best that this machine has), "avx512", "avx2" or "portable".
+        threads: size of the team; None takes the processors that this process may use.
+
+    Raises:
+        Unsupported: the library is missing.
+        ConfigError: the machine has no such tier.
+
+    Weights that operations are given must come from `weight`.
+
+    Attributes:
+        table_bytes: see `Kernels`.
+        captured: never filled: softmax weights are never whole here.
+        lowering: makes the library's operations.
+    """
+
+    name = "native"
+
+    def __init__(self, isa: str = "auto", threads: int | None = None) -> None:
+        library = load()
+        tier = chosen_tier(isa)
+        self.numerics_id = f"native-{tier}-1"
+        self.captured: list[list[Array]] | None = None
+        self.lowering = Lowering(library, library.Runtime(tier, threads or available_threads()))
+        self.table_bytes = 0
+        self._host = ReferenceKernels()  # makes load-time tables, which are the same arrays here
+        self._groups: dict[str, int] = {}
+        self._tables: StepTables | None = None
+
+    @property
+    def threads(self) -> int:
+        """Size of the team."""
+        return int(self.lowering.runtime.threads)
+
+    @property
+    def tier(self) -> str:
+        """The instruction tier."""
+        return str(self.lowering.runtime.tier)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool, heads padded to whole vectors."""
+        return int(self.lowering.runtime.pool_bytes)
+
+    def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
+        """See `Kernels.allocate`."""
+        self._groups = {group.name: index for index, group in enumerate(groups)}
+        self.lowering.runtime.allocate(
+            [(g.format, g.num_pages, g.page_size, g.num_layers, g.num_kv_heads, g.key_dim, g.value_dim) for g in groups]
+        )
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """See `Kernels.copy_pages`."""
+        for copy in copies:
+            self.lowering.runtime.copy_page(self._groups[copy.group], copy.source, copy.target)
+
+    def begin(self, tables: StepTables) -> None:
+        """See `Kernels.begin`. The library copies the tables."""
+        self._tables = tables
+        self.lowering.runtime.begin(
+            tables.token_ids,
+            tables.positions,
+            tables.span_rows,
+            list(tables.pages),
+            tables.logit_rows,
+            tables.hidden_rows,
+            tables.embeddings,
+        )
+
+    @property
+    def tables(self) -> StepTables:
+        """The current step's tables."""
+        assert self._tables is not None, "begin() comes first"
+        return self._tables
+
+    def weight(self, weight: Weight) -> PackedWeight:
+        """See `Kernels.weight`: packed into panels, the original let go."""
+        return pack(self.lowering.library, self.lowering.runtime, weight)
+
+    def vector(self, values: F32) -> F32:
+        """See `Kernels.vector`."""
+        made = self._host.vector(values)
+        self.table_bytes = self._host.table_bytes
+        return made
+
+    def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> tuple[F32, F32]:
+        """See `Kernels.rope_table`."""
+        made = self._host.rope_table(frequencies, scaling, length)
+        self.table_bytes = self._host.table_bytes
+        return made
+
+    def embed(self, table: Weight) -> F32:
+        """See `Operations.embed`."""
+        return self._run("embed", (table,), (len(self.tables.token_ids), table.shape[1]))[0]
+
+    def norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """See `Operations.norm`."""
+        return self._run("norm", (placed(x), weight, eps), x.shape)[0]
+
+    def add_norm(self, residual: F32, delta: F32, weight: F32, eps: float) -> tuple[F32, F32]:
+        """See `Operations.add_norm`."""
+        arguments = (placed(residual), placed(delta), weight, eps)
+        total, normed = self._run("add_norm", arguments, residual.shape, residual.shape)
+        return total, normed
+
+    def linear(self, x: F32, weights: tuple[Weight, ...], biases: tuple[F32 | None, ...]) -> tuple[F32, ...]:
+        """See `Operations.linear`."""
+        return self._run("linear", (placed(x), weights, biases), *((len(x), weight.shape[0]) for weight in weights))
+
+    def gated_linear(self, x: F32, gate: Weight, up: Weight) -> F32:
+        """See `Operations.gated_linear`."""
+        return self._run("gated_linear", (placed(x), gate, up), (len(x), gate.shape[0]))[0]
+
+    def rope_store(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        shape: AttentionShape,
+        rope: tuple[F32, F32] | None,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
+        eps: float,
+    ) -> F32:
+        """See `Operations.rope_store`."""
+        arguments = (placed(q), placed(k), placed(v), shape, rope, q_norm, k_norm, eps)
+        return self._run("rope_store", arguments, q.shape)[0]
+
+    def attention(self, q: F32, shape: AttentionShape) -> F32:
+        """See `Operations.attention`."""
+        return self._run("attention", (placed(q), shape), q.shape)[0]
+
+    def gather(self, x: F32) -> F32:
+        """See `Operations.gather`."""
+        return self._run("gather", (placed(x),), (len(self.tables.logit_rows), x.shape[1]))[0]
+
+    def head(self, x: F32, weight: Weight) -> F32:
+        """See `Operations.head`."""
+        return self._run("head", (placed(x), weight), (len(x), weight.shape[0]))[0]
+
+    def gather_hidden(self, x: F32) -> F32:
+        """See `Operations.gather_hidden`."""
+        return self._run("gather_hidden", (placed(x),), (len(self.tables.hidden_rows), x.shape[1]))[0]
+
+    def finite(self, x: F32) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """See `Operations.finite`."""
+        out = np.zeros((len(self.tables.span_rows) - 1, 1), np.bool_)
+        self.lowering.runtime.run([self.lowering.operation("finite", (placed(x),), (placed(out),))])
+        return out
+
+    def _run(self, name: str, arguments: tuple[Any, ...], *shapes: tuple[int, ...]) -> tuple[F32, ...]:
+        """Run one operation into new arrays of the given shapes."""
+        outs = tuple(np.empty(shape, np.float32) for shape in shapes)
+        operation = self.lowering.operation(name, arguments, tuple(map(placed, outs)))
+        self.lowering.runtime.run([operation])
+        return outs

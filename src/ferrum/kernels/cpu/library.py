@@ -1,0 +1,66 @@
+"""Finding the native library, and how many threads it may use."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from ferrum.core.errors import ConfigError, Unsupported
+
+
+def load() -> Any:
+    """The compiled module.
+
+    Raises:
+        Unsupported: it was not built (no compiler at installation time), or does not load here.
+    """
+    try:
+        return importlib.import_module("ferrum.kernels.cpu._native")
+    except ImportError as error:
+        raise Unsupported("native CPU kernels", f"the library was not built or does not load: {error}") from error
+
+
+def tiers() -> tuple[str, ...]:
+    """Instruction tiers that this machine runs, best first. Raises Unsupported as `load`."""
+    return tuple(load().tiers())
+
+
+def chosen_tier(name: str) -> str:
+    """The tier of that name, or the best for "auto".
+
+    Raises:
+        ConfigError: this machine does not have it.
+        Unsupported: as `load`.
+    """
+    known = tiers()
+    if name == "auto":
+        return known[0]
+    if name not in known:
+        raise ConfigError(f"instruction tier {name!r}: this machine has {', '.join(known)}", param="isa")
+    return name
+
+
+def available_threads() -> int:
+    """Processors that this process may use: its affinity mask, cut by the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(Path("/sys/fs/cgroup"))
+    return max(1, count if quota is None else min(count, int(quota + 0.5)))
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Processors that a control group's quota amounts to, in either version's files; None without a quota.
+
+    Args:
+        root: where the control group is mounted.
+    """
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text()
+        return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,98 @@
+"""Replay of a recorded program: natively where the kernels can, else by the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.lowering import EXTENTS, Place
+from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
+from ferrum.kernels.interpreter import Interpreter, row_counts
+from ferrum.kernels.recorder import Extent, Op, Program, Value
+
+_ALIGNMENT: Final = 64
+"""Bytes of a cache line: buffers begin on one."""
+
+
+class Replay(Protocol):
+    """A program ready to run a step."""
+
+    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Run one step. The arrays returned are views that the next step overwrites."""
+        ...
+
+    def nbytes(self, extent: Extent) -> int:
+        """Bytes of the buffers of that extent."""
+        ...
+
+
+def prepare_replay(program: Program, kernels: Kernels, limits: Mapping[Extent, int]) -> Replay:
+    """The fastest replay of the program on these kernels.
+
+    Args:
+        program: what to run.
+        kernels: what will run it; their pool is allocated.
+        limits: most rows of each extent.
+    """
+    if isinstance(kernels, NativeKernels):
+        return NativeProgram(program, kernels, limits)
+    return Interpreter(program, limits)
+
+
+class NativeProgram:
+    """A program lowered to the native library's operations over one arena: a step is one call, without the GIL.
+
+    Arguments as `prepare_replay`.
+    """
+
+    def __init__(self, program: Program, kernels: NativeKernels, limits: Mapping[Extent, int]) -> None:
+        self._program = program  # its weights and vectors are only borrowed by the operations
+        self._limits = dict(limits)
+        self._kernels = kernels
+        self._sizes = [self._buffer_bytes(extent, columns) for extent, columns in program.buffers]
+        starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes)])
+        arena = np.zeros(int(starts[-1]) + _ALIGNMENT, np.uint8)
+        offset = -arena.ctypes.data % _ALIGNMENT
+        self._buffers = [
+            arena[offset + start : offset + start + size]
+            for start, size in zip(map(int, starts), self._sizes, strict=False)
+        ]
+        self._operations = [self._lower(op) for op in program.ops]
+
+    def nbytes(self, extent: Extent) -> int:
+        """Bytes of the buffers of that extent."""
+        pairs = zip(self._program.buffers, self._sizes, strict=True)
+        return sum(size for (kind, _), size in pairs if kind is extent)
+
+    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Run one step. The arrays returned are views that the next step overwrites."""
+        assert kernels is self._kernels, "a program is lowered for the kernels that run it"
+        counts = row_counts(tables)
+        for extent, count in counts.items():
+            assert count <= self._limits[extent], f"{count} {extent.value}, planned for {self._limits[extent]}"
+        kernels.begin(tables)
+        self._kernels.lowering.runtime.run(self._operations)
+        output = self._program.output
+        return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+
+    def _buffer_bytes(self, extent: Extent, columns: int) -> int:
+        return self._limits[extent] * columns * (1 if extent is Extent.SPANS else 4)
+
+    def _memory(self, value: Value) -> NDArray[Any]:
+        buffer = self._buffers[self._program.placement[value]]
+        return buffer.view(np.bool_ if value.extent is Extent.SPANS else np.float32)
+
+    def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
+        rows = counts[value.extent]
+        return self._memory(value)[: rows * value.columns].reshape(rows, value.columns)
+
+    def _place(self, value: Value) -> Place:
+        return Place(self._memory(value), EXTENTS[value.extent], value.columns, self._limits[value.extent])
+
+    def _lower(self, op: Op) -> Any:
+        arguments = tuple(self._place(a) if isinstance(a, Value) else a for a in op.arguments)
+        return self._kernels.lowering.operation(op.name, arguments, [self._place(value) for value in op.results])

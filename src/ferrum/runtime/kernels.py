@@ -1,0 +1,43 @@
+"""Which kernels serve: the native library where it was built, else the reference, and then it is said once why."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from ferrum.core.errors import Unsupported
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.interface import Kernels
+from ferrum.kernels.reference import ReferenceKernels
+
+_logger = logging.getLogger(__name__)
+
+
+def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) -> Kernels:
+    """The kernels of that name.
+
+    Args:
+        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process.
+        isa, threads: see `NativeKernels`.
+
+    Raises:
+        Unsupported: kernels that this installation does not have.
+        ConfigError: an instruction tier that this machine does not have.
+    """
+    if kernels == "reference":
+        return ReferenceKernels()
+    if kernels not in ("auto", "native"):
+        raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
+    try:
+        return NativeKernels(isa, threads)
+    except Unsupported as error:
+        if kernels == "native":
+            raise
+        _tell(error.reason)
+        return ReferenceKernels()
+
+
+@cache
+def _tell(reason: str) -> None:
+    """Warn, the first time."""
+    _logger.warning("the slow reference kernels serve: %s", reason)

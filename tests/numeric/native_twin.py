@@ -1,0 +1,106 @@
+"""Native kernels beside the reference, on the same step: what the conformance tests compare."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferrum.cache.pages import PageCopy
+from ferrum.core.errors import Unsupported
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.library import tiers
+from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
+from ferrum.kernels.reference import ReferenceKernels
+
+
+def machine_tiers() -> tuple[str, ...]:
+    """Every tier that this machine runs; none only where no compiler could have built the library."""
+    try:
+        return tiers()
+    except Unsupported:
+        if shutil.which(os.environ.get("CXX", "c++")) is not None:
+            raise
+        return ()
+
+
+def require_native() -> None:
+    if not machine_tiers():
+        pytest.skip("there is no compiler, and so no native library")
+
+
+TIERS = machine_tiers()
+TEAMS = [(tier, threads) for tier in TIERS for threads in (1, 2)]
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def tables_of(
+    rng: np.random.Generator,
+    spans: list[tuple[int, int]],
+    groups: tuple[PoolGroup, ...],
+    logit_rows: tuple[int, ...] = (),
+    hidden_rows: tuple[int, ...] = (),
+    vocabulary: int = 1,
+) -> StepTables:
+    """Tables of spans (start, count), every sequence on pages of its own in random order."""
+    rows = sum(count for _, count in spans)
+    bounds = np.cumsum([0, *(count for _, count in spans)]).astype(np.int32)
+    pages = []
+    for group in groups:
+        needed = [-(-(start + count) // group.page_size) for start, count in spans]
+        free = iter(np.random.default_rng(7).permutation(group.num_pages))
+        table = np.full((len(spans), max(needed)), -1, np.int32)
+        for span, count in enumerate(needed):
+            table[span, :count] = [next(free) for _ in range(count)]
+        pages.append(table)
+    return StepTables(
+        token_ids=rng.integers(0, vocabulary, rows).astype(np.int32),
+        positions=np.concatenate([np.arange(a, a + n) for a, n in spans]).astype(np.int32),
+        span_rows=bounds,
+        pages=tuple(pages),
+        logit_rows=np.array(logit_rows, np.int32),
+        hidden_rows=np.array(hidden_rows, np.int32),
+    )
+
+
+class Twin:
+    """One native team and the reference, with equal pools."""
+
+    def __init__(self, tier: str, threads: int, *groups: PoolGroup) -> None:
+        self.native = NativeKernels(tier, threads)
+        self.reference = ReferenceKernels()
+        for kernels in (self.native, self.reference):
+            kernels.allocate(groups)
+
+    def begin(self, tables: StepTables) -> None:
+        for kernels in (self.native, self.reference):
+            kernels.begin(tables)
+
+    def copy(self, *copies: PageCopy) -> None:
+        for kernels in (self.native, self.reference):
+            kernels.copy_pages(copies)
+
+    def both(self, name: str, *arguments: Any) -> tuple[Any, Any]:
+        """(native, reference) results of one operation, weights packed for the native one."""
+        packed = tuple(self._packed(argument) for argument in arguments)
+        return getattr(self.native, name)(*packed), getattr(self.reference, name)(*arguments)
+
+    def _packed(self, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(map(self._packed, argument))
+        return self.native.weight(argument) if hasattr(argument, "matmul") else argument
+
+
+def group_of(dim: int, kv_heads: int, format: str, page_size: int = 64, pages: int = 40, layers: int = 1) -> PoolGroup:
+    return PoolGroup("group", pages, page_size, layers, kv_heads, dim, dim, format)
+
+
+def shape_of(group: PoolGroup, share: int, window: int | None = None, layer: int = 0) -> AttentionShape:
+    dim, heads = group.key_dim, group.num_kv_heads
+    return AttentionShape(0, layer, heads * share, heads, dim, dim**-0.5, window)

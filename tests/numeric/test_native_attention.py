@@ -1,0 +1,195 @@
+"""Native rotation, cache writes and attention against the reference, and a row's bits under any cut of its sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ferrum.cache.pages import PageCopy
+from ferrum.kernels.interface import AttentionShape, PoolGroup
+from numeric.native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_of
+
+FORMATS = ("float32", "bfloat16")
+
+
+def fill(rng: np.random.Generator, twin: Twin, spans: list[tuple[int, int]], group: PoolGroup, shape: AttentionShape):
+    """Store random keys and values for whole sequences (no norm, no rotation: both stores hold the same bits)."""
+    lengths = [(0, start + count) for start, count in spans]
+    rows = sum(count for _, count in lengths)
+    q = normal(rng, rows, shape.num_heads * group.key_dim)
+    k = normal(rng, rows, group.num_kv_heads * group.key_dim)
+    v = normal(rng, rows, group.num_kv_heads * group.value_dim)
+    twin.begin(tables_of(rng, lengths, (group,)))
+    ours, theirs = twin.both("rope_store", q, k, v, shape, None, None, None, 1e-6)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def compare(seed: int, team: tuple[str, int], spans: list[tuple[int, int]], group: PoolGroup, shape: AttentionShape):
+    rng, twin = np.random.default_rng(seed), Twin(*team, group)
+    fill(rng, twin, spans, group, shape)
+    twin.begin(tables_of(rng, spans, (group,)))
+    q = normal(rng, sum(count for _, count in spans), shape.num_heads * group.key_dim)
+    ours, theirs = twin.both("attention", q, shape)
+    # A bfloat16 weight on the edge of rounding may fall the other way, by 2^-8 of itself; |v| stays below 5.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 if group.format == "float32" else 5 * 2.0**-8)
+    assert np.abs(ours - theirs).mean() < (1e-6 if group.format == "float32" else 1e-4)
+
+
+SPANS = [(0, 1), (63, 1), (0, 65), (64, 1), (100, 30), (129, 2)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dim", [16, 24, 48, 64, 80, 128])
+@pytest.mark.parametrize("team", TEAMS)
+def test_head_sizes(team, dim, format):
+    group = group_of(dim, 2, format)
+    compare(dim, team, SPANS, group, shape_of(group, share=2))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("share", [1, 2, 3, 7])
+@pytest.mark.parametrize("team", TEAMS)
+def test_query_heads_share_kv_heads(team, share, format):
+    group = group_of(32, 3, format)
+    compare(share, team, SPANS, group, shape_of(group, share))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("window", [1, 9, 63, 64, 65, 100])
+@pytest.mark.parametrize("team", TEAMS)
+def test_windows(team, window, format):
+    group = group_of(16, 1, format)
+    compare(window, team, SPANS, group, shape_of(group, 2, window))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("page_size", [1, 5, 16, 32, 64, 128])
+@pytest.mark.parametrize("team", TEAMS)
+def test_page_sizes(team, page_size, format):
+    group = group_of(32, 2, format, page_size, pages=8 + 600 // page_size)
+    compare(page_size, team, SPANS, group, shape_of(group, 2))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_layers_lie_apart(team):
+    group = group_of(48, 2, "bfloat16", layers=3)
+    rng, twin = np.random.default_rng(0), Twin(*team, group)
+    for layer in range(3):
+        fill(rng, twin, SPANS, group, shape_of(group, 2, layer=layer))
+    twin.begin(tables_of(rng, SPANS, (group,)))
+    for layer in range(3):
+        q = normal(rng, sum(count for _, count in SPANS), 4 * 48)
+        theirs = twin.reference.attention(q, shape_of(group, 2, layer=layer))
+        ours = twin.native.attention(q, shape_of(group, 2, layer=layer))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5 * 2.0**-8)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_rotation_and_head_norms_agree_with_the_reference(team, format):
+    for dim, share, rotated in ((16, 1, 16), (64, 2, 64), (80, 7, 40), (128, 2, 128)):
+        group = group_of(dim, 2, format)
+        rng, twin, shape = np.random.default_rng(dim), Twin(*team, group), shape_of(group, share)
+        rope = twin.reference.rope_table(tuple(10.0 ** -np.arange(rotated // 2)), 1.25, 200)
+        norms = normal(rng, dim), normal(rng, dim)
+        twin.begin(tables_of(rng, SPANS, (group,)))
+        rows = sum(count for _, count in SPANS)
+        q, k, v = normal(rng, rows, 2 * share * dim), normal(rng, rows, 2 * dim), normal(rng, rows, 2 * dim)
+        ours, theirs = twin.both("rope_store", q, k, v, shape, rope, *norms, 1e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        ours, theirs = twin.both("attention", theirs, shape)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-3 if format == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_lone_key_gives_its_value_back_rounded_to_the_store(tier, format):
+    group = group_of(32, 2, format)
+    rng, twin, shape = np.random.default_rng(3), Twin(tier, 2, group), shape_of(group, 2)
+    twin.begin(tables_of(rng, [(0, 1)], (group,)))
+    q, k, v = normal(rng, 1, 128), normal(rng, 1, 64), normal(rng, 1, 64)
+    v[0, :2] = 3e38, 2.0**-126
+    np.testing.assert_array_equal(*twin.both("rope_store", q, k, v, shape, None, None, None, 1e-6))
+    np.testing.assert_array_equal(*twin.both("attention", q, shape))
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_row_has_the_same_bits_under_any_cut_page_size_and_team(tier, format, window):
+    rng = np.random.default_rng(11)
+    length, dim, share = 300, 48, 3
+    q = normal(rng, length, 2 * share * dim)
+    k, v = normal(rng, length, 2 * dim), normal(rng, length, 2 * dim)
+    expected = None
+    for threads, page_size, cut in ((1, 64, 300), (2, 64, 1), (2, 64, 37), (1, 16, 64), (2, 128, 100), (2, 7, 299)):
+        group = group_of(dim, 2, format, page_size, pages=1 + 400 // page_size)
+        twin, shape, rows = Twin(tier, threads, group), shape_of(group, share, window), []
+        for start in range(0, length, cut):
+            here = slice(start, min(start + cut, length))
+            twin.native.begin(tables_of(rng, [(start, here.stop - start)], (group,)))
+            turned = twin.native.rope_store(q[here], k[here], v[here], shape, None, None, None, 1e-6)
+            rows.append(twin.native.attention(turned, shape))
+        if expected is None:
+            expected = np.concatenate(rows)
+        np.testing.assert_array_equal(np.concatenate(rows), expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_a_page_held_before_does_not_matter(tier, format):
+    """A failed sequence may leave NaN in a page; the next owner writes some tokens of it and sees only those."""
+    group = group_of(32, 1, format, pages=2)
+    rng, shape = np.random.default_rng(5), shape_of(group, 2)
+    q, k, v = normal(rng, 70, 64), normal(rng, 70, 32), normal(rng, 70, 32)
+    results = []
+    for stale in (0.0, np.nan, np.inf):
+        twin = Twin(tier, 1, group)
+        twin.native.begin(tables_of(rng, [(0, 128)], (group,)))
+        bad = np.full((128, 32), stale, np.float32)
+        twin.native.rope_store(np.zeros((128, 64), np.float32), bad, bad, shape, None, None, None, 1e-6)
+        rows = []
+        for start, stop in ((0, 33), (33, 34), (34, 70)):
+            twin.native.begin(tables_of(rng, [(start, stop - start)], (group,)))
+            turned = twin.native.rope_store(q[start:stop], k[start:stop], v[start:stop], shape, None, None, None, 1e-6)
+            rows.append(twin.native.attention(turned, shape))
+        results.append(np.concatenate(rows))
+    assert np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[1], results[0])
+    np.testing.assert_array_equal(results[2], results[0])
+
+
+@pytest.mark.parametrize("page_size", [5, 64])
+@pytest.mark.parametrize("format", FORMATS)
+def test_pages_are_copied_whole_and_raw(format, page_size):
+    for tier in TIERS:
+        group = group_of(16, 2, format, page_size, pages=30, layers=2)
+        rng, twin = np.random.default_rng(8), Twin(tier, 1, group)
+        shapes = [shape_of(group, 2, layer=layer) for layer in range(2)]
+        for shape in shapes:
+            fill(rng, twin, [(0, 40)], group, shape)
+        tables = tables_of(rng, [(39, 1)], (group,))
+        q = normal(rng, 1, 64)
+        twin.begin(tables)
+        before = [twin.native.attention(q, shape) for shape in shapes]
+        source = int(tables.pages[0][0, 0])
+        target = next(page for page in range(30) if page not in tables.pages[0])
+        twin.copy(PageCopy("group", source, target))
+        tables.pages[0][0, 0] = target
+        twin.begin(tables)
+        for shape, expected in zip(shapes, before, strict=True):
+            np.testing.assert_array_equal(twin.native.attention(q, shape), expected)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_page_that_left_the_window_is_not_read(tier):
+    group = group_of(16, 1, "bfloat16")
+    rng, twin, shape = np.random.default_rng(9), Twin(tier, 2, group), shape_of(group, 2, window=10)
+    fill(rng, twin, [(0, 200)], group, shape)
+    tables = tables_of(rng, [(199, 1)], (group,))
+    q = normal(rng, 1, 32)
+    twin.native.begin(tables)
+    expected = twin.native.attention(q, shape)
+    tables.pages[0][0, :2] = -1
+    twin.native.begin(tables)
+    np.testing.assert_array_equal(twin.native.attention(q, shape), expected)

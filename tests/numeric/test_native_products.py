@@ -1,0 +1,123 @@
+"""Native products against the reference, and one row's bits in any company."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.quant.dense import DenseWeight
+from numeric.native_twin import TEAMS, TIERS, Twin, normal
+
+DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
+ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
+
+
+def dense(rng, outputs, inputs, dtype) -> DenseWeight:
+    return DenseWeight((normal(rng, outputs, inputs) / np.sqrt(inputs)).astype(dtype))
+
+
+def bound(x: np.ndarray, weight: DenseWeight) -> np.ndarray:
+    """What two orders of summation of K terms may differ by: K ulp of the sum of magnitudes (Higham 2002, section 4.2).
+
+    bfloat16 pairs are summed in hardware, subnormal terms flushed: within the same bound. Inputs round alike.
+    """
+    magnitudes = np.abs(x).astype(np.float64) @ np.abs(weight.dequantize()).astype(np.float64).T
+    return magnitudes * weight.shape[1] * 2.0**-23 + 1e-30
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("team", TEAMS)
+def test_products_agree_with_the_reference(team, dtype):
+    rng, twin = np.random.default_rng(1), Twin(*team)
+    for outputs, inputs in SHAPES:
+        weight = dense(rng, outputs, inputs, dtype)
+        bias = normal(rng, outputs)
+        for rows in ROWS:
+            x = normal(rng, rows, inputs)
+            (ours, plain), (theirs, _) = twin.both("linear", x, (weight, weight), (bias, None))
+            assert (np.abs(ours - theirs) <= bound(x, weight) + np.abs(theirs) * 2.0**-23).all()
+            np.testing.assert_array_equal(twin.native.head(x, twin.native.weight(weight)), plain)
+            np.testing.assert_array_equal(plain + bias, ours)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("team", TEAMS)
+def test_gated_products_agree_with_the_reference(team, dtype):
+    rng, twin = np.random.default_rng(2), Twin(*team)
+    gate, up = dense(rng, 75, 64, dtype), dense(rng, 75, 64, dtype)
+    for rows in ROWS:
+        ours, theirs = twin.both("gated_linear", normal(rng, rows, 64), gate, up)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_products_of_several_formats_over_one_input():
+    for team in TEAMS:
+        rng, twin = np.random.default_rng(3), Twin(*team)
+        weights = tuple(dense(rng, outputs, 40, dtype) for outputs, dtype in zip((33, 64, 5), DTYPES, strict=True))
+        ours, theirs = twin.both("linear", normal(rng, 14, 40), weights, (None, None, None))
+        for y, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
+    rng = np.random.default_rng(4)
+    weight = dense(rng, 130, 203, dtype)
+    x = normal(rng, 600, 203)
+    one, two = (NativeKernels(tier, threads) for threads in (1, 2))
+    whole = one.weight(weight).matmul(x)
+    packed = two.weight(weight)
+    for rows in (*range(1, 40), 191, 193, 385):
+        begin = int(rng.integers(0, 600 - rows))
+        np.testing.assert_array_equal(packed.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_packing_loses_nothing(tier, dtype):
+    rng = np.random.default_rng(5)
+    kernels = NativeKernels(tier, 2)
+    for shape in SHAPES:
+        weight = dense(rng, *shape, dtype)
+        packed = kernels.weight(weight)
+        np.testing.assert_array_equal(packed.dequantize(), weight.dequantize())
+        ids = rng.integers(0, shape[0], 9).astype(np.int32)
+        np.testing.assert_array_equal(packed.rows(ids), weight.rows(ids))
+        assert packed.shape == weight.shape and packed.format == weight.format
+        assert kernels.weight(packed) is packed
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_special_halves_are_widened_exactly(tier):
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = DenseWeight(halves[np.isfinite(halves)].reshape(-1, 1))
+    packed = NativeKernels(tier, 1).weight(finite)
+    np.testing.assert_array_equal(packed.matmul(np.ones((1, 1), np.float32))[0], finite.dequantize()[:, 0])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_nan_and_infinity_reach_the_output_of_their_row_alone(tier):
+    rng = np.random.default_rng(6)
+    for dtype in DTYPES:
+        packed = NativeKernels(tier, 2).weight(dense(rng, 40, 64, dtype))
+        x = normal(rng, 14, 64)
+        clean = packed.matmul(x)
+        x[3, 7], x[9, 63] = np.nan, np.inf
+        soiled = packed.matmul(x)
+        assert not np.isfinite(soiled[[3, 9]]).any()
+        kept = [row for row in range(14) if row not in (3, 9)]
+        np.testing.assert_array_equal(soiled[kept], clean[kept])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_silu_is_within_two_units_in_the_last_place_over_the_whole_range(tier):
+    x = np.linspace(-80, 120, 40001).astype(np.float32)
+    kernels = NativeKernels(tier, 1)
+    identity = kernels.weight(DenseWeight(np.ones((1, 1), np.float32)))
+    ours = kernels.gated_linear(x[:, None], identity, identity)[:, 0]
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(ours, exact * exact / (1 + np.exp(-exact)), rtol=4 * 2.0**-23, atol=0)

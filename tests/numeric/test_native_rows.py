@@ -1,0 +1,67 @@
+"""Native row operations against the reference: norms, embeddings, gathers, finite flags."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ferrum.quant.dense import DenseWeight
+from numeric.native_twin import TEAMS, Twin, normal, tables_of
+
+COLUMNS = (1, 5, 16, 33, 64, 192, 1000)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_norms_agree_with_the_reference(team):
+    rng, twin = np.random.default_rng(1), Twin(*team)
+    for columns in COLUMNS:
+        weight = normal(rng, columns)
+        for rows in (1, 2, 3, 17):
+            x, delta = normal(rng, rows, columns), normal(rng, rows, columns)
+            ours, theirs = twin.both("norm", x, weight, 1e-6)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+            (total, normed), (expected_total, expected) = twin.both("add_norm", x, delta, weight, 1e-6)
+            np.testing.assert_array_equal(total, expected_total)
+            np.testing.assert_allclose(normed, expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(normed, twin.native.norm(total, weight, 1e-6))
+            np.testing.assert_array_equal(normed[:1], twin.native.norm(total[:1], weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("team", TEAMS)
+def test_embedding_reads_rows_of_the_packed_table(team, dtype):
+    rng, twin = np.random.default_rng(2), Twin(*team)
+    table = DenseWeight(normal(rng, 101, 37).astype(dtype))
+    for spans in ([(0, 1)], [(0, 3), (5, 30), (0, 1)]):
+        tables = tables_of(rng, spans, (), vocabulary=101)
+        twin.begin(tables)
+        np.testing.assert_array_equal(*twin.both("embed", table))
+        given = normal(rng, len(tables.token_ids), 37)
+        twin.begin(replace(tables, embeddings=given))
+        np.testing.assert_array_equal(twin.native.embed(twin.native.weight(table)), given)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_gathers_and_flags_agree_with_the_reference(team):
+    rng, twin = np.random.default_rng(3), Twin(*team)
+    for columns in COLUMNS:
+        x = normal(rng, 13, columns)
+        twin.begin(tables_of(rng, [(0, 4), (9, 1), (0, 8)], (), logit_rows=(3, 4, 12), hidden_rows=(0, 12)))
+        np.testing.assert_array_equal(*twin.both("gather", x))
+        np.testing.assert_array_equal(*twin.both("gather_hidden", x))
+        for row, value in ((0, np.nan), (4, np.inf), (12, -np.inf), (7, 3.4e38)):
+            soiled = x.copy()
+            soiled[row, columns // 2] = value
+            np.testing.assert_array_equal(*twin.both("finite", soiled))
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_a_step_without_wishes_gathers_nothing(team):
+    rng, twin = np.random.default_rng(4), Twin(*team)
+    twin.begin(tables_of(rng, [(0, 2)], ()))
+    assert twin.native.gather(normal(rng, 2, 8)).shape == (0, 8)
+    weight = twin.native.weight(DenseWeight(normal(rng, 40, 8)))
+    assert twin.native.head(np.empty((0, 8), np.float32), weight).shape == (0, 40)

@@ -1,0 +1,129 @@
+"""Native kernels under a whole model: any cut of token lists into spans gives the same bits, replayed or eager."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
+from ferrum.kernels.recorder import Extent
+from ferrum.runtime.load import load_executor
+from numeric.native_twin import TEAMS, TIERS
+from numeric.tiny import directory_of, find, tokens_of
+
+MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
+LENGTH = 150
+
+
+def executor_of(name: str, **options):
+    return load_executor(directory_of(find(name)), kernels="native", kv_capacity=4096, **options)
+
+
+@cache
+def alone(name: str, dtype: str, tier: str) -> np.ndarray:
+    """Logits of a token list in one span, by one thread, in an executor of its own."""
+    with executor_of(name, dtype=dtype, isa=tier, threads=1) as executor:
+        span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
+        logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
+        return logits
+
+
+def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) -> None:
+    """Five copies of one token list, in spans of random sizes, now and then forked or cut back."""
+    tokens, pages = tokens_of(find(name), LENGTH), executor.lm.pages
+    lengths = {f"s{index}": 0 for index in range(5)}
+    while min(lengths.values()) < LENGTH:
+        spans = []
+        for cache_id, start in lengths.items():
+            size = min(int(rng.choice([0, 1, 1, 2, 7, 40])), LENGTH - start)
+            if size:
+                spans.append(Span(cache_id, start, tuple(tokens[start : start + size]), Want.LOGITS, Rows.ALL))
+        for span, result in zip(spans, executor.submit(StepBatch(tuple(spans))).result().results, strict=True):
+            assert not isinstance(result, Exception), result
+            np.testing.assert_array_equal(result.logits, expected[span.start : span.end])
+            lengths[span.cache_id] = span.end
+        victim = f"s{rng.integers(5)}"
+        cut = lengths[victim] - int(rng.integers(0, 9))
+        if rng.random() < 0.2 and cut > 0 and pages.can_truncate(victim, cut):
+            pages.truncate(victim, cut)
+            lengths[victim] = cut
+        if rng.random() < 0.1 and lengths[victim]:
+            pages.fork(victim, f"s{len(lengths)}")
+            lengths[f"s{len(lengths)}"] = lengths[victim]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_any_cut_in_any_company_gives_the_same_logits(team, name, dtype):
+    tier, threads = team
+    expected = alone(name, dtype, tier)
+    for page_size, max_rows, seed in ((64, 64, 0), (16, 33, 1)):
+        options = {"dtype": dtype, "isa": tier, "threads": threads, "page_size": page_size, "max_rows": max_rows}
+        with executor_of(name, **options) as executor:
+            play(executor, name, expected, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, dtype):
+    replayed, eager = (executor_of(name, dtype=dtype, isa=tier, threads=2, replay=replay) for replay in (True, False))
+    assert replayed.lm.replay is not None and eager.lm.replay is None
+    for count in (1, 2, 3, 13, 70):
+        span = Span(f"s{count}", 0, tuple(tokens_of(find(name), count, count)), Want.LOGITS, Rows.ALL, Hidden.ALL)
+        ours, theirs = (each.submit(StepBatch((span,))).result().results[0] for each in (replayed, eager))
+        np.testing.assert_array_equal(ours.logits, theirs.logits)
+        np.testing.assert_array_equal(ours.hidden, theirs.hidden)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_float32_logits_are_those_of_the_reference(tier, name):
+    with load_executor(directory_of(find(name)), kernels="reference", dtype="float32") as reference:
+        span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
+        expected = reference.submit(StepBatch((span,))).result().results[0].logits
+    np.testing.assert_allclose(alone(name, "float32", tier), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_bfloat16_logits_differ_from_the_reference_less_than_rounding_does(tier, name):
+    """Roundings that fall the other way: a part of those that make up the reference's own distance to float32."""
+    span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
+    logits = {}
+    for dtype, kv_dtype in (("bfloat16", "bfloat16"), ("float32", "float32")):
+        with load_executor(directory_of(find(name)), kernels="reference", dtype=dtype, kv_dtype=kv_dtype) as reference:
+            logits[dtype] = reference.submit(StepBatch((span,))).result().results[0].logits
+    rounding = np.sqrt(np.mean((logits["bfloat16"] - logits["float32"]) ** 2))
+    ours = alone(name, "bfloat16", tier) - logits["bfloat16"]
+    assert np.sqrt(np.mean(ours**2)) < 0.5 * rounding
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_tied_head_is_held_once(tier):
+    with executor_of("mistral-full", isa=tier) as executor:
+        decoder = executor.lm.network
+        assert decoder.head is decoder.embedding
+        rows, columns = decoder.embedding.shape
+        assert decoder.embedding.nbytes == -(-rows // 32) * 32 * columns * 4
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_planned_buffers_are_counted(tier):
+    with executor_of("qwen2", isa=tier, max_rows=32) as executor:
+        planned = executor.lm.replay
+        assert planned is not None
+        sizes = {extent: planned.nbytes(extent) for extent in Extent}
+        assert sizes[Extent.SPANS] == 32
+        assert sizes[Extent.LOGITS] > sizes[Extent.ROWS] / 32 > 0
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_status_names_the_kernels_and_the_tier(tier):
+    with executor_of("qwen2", isa=tier) as executor:
+        status = executor.status()
+        assert status.numerics_id == f"native-{tier}-1"
+        assert status.backend == "native"
