@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ferrum.runtime.load import load_executor
+from tiny import directory_of, find, tokens_of
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
 from ferrum.kernels.interface import Operations
-from numeric.tiny import directory_of, find, tokens_of
+from ferrum.runtime.load import load_executor
 
 OPERATIONS = {name for name in vars(Operations) if not name.startswith("_")}
 POISON = 5  # the token that only the guilty sequence holds
@@ -77,7 +77,8 @@ def spans_of(start: int) -> tuple[Span, ...]:
     guilty = [*innocent[0][:15], POISON, *innocent[0][16:]]
     parts = {"a": innocent[0], "guilty": guilty, "b": innocent[1]}
     chunk = slice(0, 10) if start == 0 else slice(10, 30)
-    return tuple(Span(name, start, tuple(tokens[chunk]), Want.LOGITS, Rows.ALL, Hidden.ALL) for name, tokens in parts.items())
+    wish = (Want.LOGITS, Rows.ALL, Hidden.ALL)
+    return tuple(Span(name, start, tuple(tokens[chunk]), *wish) for name, tokens in parts.items())
 
 
 def sites(executor: Any) -> int:

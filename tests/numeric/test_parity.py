@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ferrum.runtime.load import load_executor
+from tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.families import FAMILIES, load_families
-from numeric.tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
+from ferrum.runtime.load import load_executor
 
 TOLERANCE = 1e-4
 

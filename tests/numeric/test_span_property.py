@@ -6,14 +6,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from ferrum.runtime.load import load_executor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
+from tiny import directory_of, find, tokens_of
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
-from numeric.tiny import directory_of, find, tokens_of
+from ferrum.runtime.load import load_executor
 
 MODELS = ("qwen3-windows", "llama3", "mistral")
 LENGTH = 90

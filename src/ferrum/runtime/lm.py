@@ -17,6 +17,7 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
+from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
@@ -26,15 +27,14 @@ from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.rows import SpanRows
 
 
-class DecoderLM:
+class DecoderLM(StepwiseLLM):
     """Runs steps as transactions: lengths advance and tokens are told at the end, or for a failed span not at all.
 
     Args:
         network: the decoder.
         kernels: with their pool allocated for `pages`.
         pages: the page table.
-        vocab_size: token ids are below it.
-        max_sequence_length: most tokens of a sequence.
+        config: sizes of the model, and the most tokens of a sequence.
         max_rows: most tokens of one forward pass; a larger step takes several, with the same bits.
         max_logit_rows: most rows of logits of one pass.
         replay: run the recorded program; False walks the network each time.
@@ -49,17 +49,15 @@ class DecoderLM:
         kernels: Kernels,
         pages: PageTable,
         *,
-        vocab_size: int,
-        max_sequence_length: int,
+        config: LlmRuntimeConfig,
         max_rows: int,
         max_logit_rows: int,
         replay: bool = True,
     ) -> None:
         self.network = network
         self.kernels = kernels
-        self.pages = pages
-        self.vocab_size = vocab_size
-        self.max_sequence_length = max_sequence_length
+        self.pages: PageTable = pages
+        self._config = config
         self.max_rows = max_rows
         self.max_logit_rows = min(max_logit_rows, max_rows)
         limits = {
@@ -71,6 +69,11 @@ class DecoderLM:
         self.watch: Callable[[Span, F32], None] | None = None
         self.replay = prepare_replay(record(network), kernels, limits) if replay else None
         self._copies: list[PageCopy] = []
+
+    @property
+    def config(self) -> LlmRuntimeConfig:
+        """See `DecoderOnlyLLM`."""
+        return self._config
 
     def buffer_bytes(self, extent: Extent) -> int:
         """Bytes of the planned buffers of that extent; an eager network plans none."""
@@ -129,8 +132,8 @@ class DecoderLM:
             check_tokens(
                 span.tokens,
                 span.start,
-                vocab_size=self.vocab_size,
-                max_sequence_length=self.max_sequence_length,
+                vocab_size=self._config.vocab_size,
+                max_sequence_length=self._config.max_seq_len,
             )
         except RequestError as error:
             return error

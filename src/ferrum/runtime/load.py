@@ -11,6 +11,7 @@ from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
@@ -160,11 +161,22 @@ def _language_model(
         decoder,
         kernels,
         pages,
-        vocab_size=decoder.spec.vocab_size,
-        max_sequence_length=limits.max_sequence_length,
+        config=_runtime_config(decoder.spec, limits.max_sequence_length),
         max_rows=limits.max_rows,
         max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
         replay=replay,
+    )
+
+
+def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
+    attention = spec.layers[0].attention
+    return LlmRuntimeConfig(
+        hidden_size=spec.hidden_size,
+        num_layers=len(spec.layers),
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        vocab_size=spec.vocab_size,
+        max_seq_len=context,
     )
 
 
