@@ -1,4 +1,4 @@
-"""Tiny random models that speak: a checkpoint of `tiny` with a tokenizer of printable ASCII and its usual companions."""
+"""Tiny random models that speak: checkpoints of `tiny` with a tokenizer of printable ASCII and what belongs to it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 
+from tiny import directory_of, find
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from numeric.tiny import directory_of, find
 from text_samples import BOS, EOS, write
 
 EOS_IDS = (1, 77)
 """As `generation_config.json` names them: the tokenizer's own end token, and another one."""
 
 TEMPLATE = (
-    "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{{ bos_token }}a:"
+    "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"
 )
 
 

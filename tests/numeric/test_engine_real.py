@@ -1,0 +1,225 @@
+"""The front doors on tiny random models: figures as `transformers` has them, and bits that do not depend on company."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from ferrum import LLM, SamplingParams
+from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
+from ferrum.scheduler.scheduler import Scheduler
+from numeric.spoken import EOS_IDS, spoken
+from numeric.tiny import Case, directory_of, find, reference_logits
+
+NAME = "qwen3-windows"
+PROMPTS = ["the rain", "s", "mainly in the plain, said the old man to the sea and ", "the rain in Spain stays"]
+DRAWN: dict[str, Any] = {"temperature": 0.8, "seed": 11, "max_tokens": 40, "logprobs": 2, "ignore_eos": True}
+
+
+def open_llm(**options: Any) -> LLM:
+    return LLM(str(spoken(NAME)), kernels="reference", **{"kv_capacity": 4096} | options)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with open_llm() as model:
+        yield model
+
+
+def run(llm: LLM, prompts: Any, **params: Any) -> list[RequestOutput]:
+    return llm.generate(prompts, SamplingParams.from_dict(params), use_tqdm=False)
+
+
+def essence(outputs: list[RequestOutput]) -> list[object]:
+    return [(o.prompt_token_ids, o.prompt_logprobs, o.outputs, o.metrics.usage) for o in outputs]
+
+
+def log_softmax(tokens: list[int]) -> np.ndarray:
+    """[S, V] of the independent twin."""
+    logits = reference_logits(find(NAME), tokens).astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def agrees(named: Logprobs, token: int, expected: np.ndarray, top: int) -> None:
+    """The token's figures and those of the `top` most likely, against one row of the twin."""
+    order = np.argsort(-expected, kind="stable")
+    assert next(iter(named)) == token
+    assert set(named) == {token, *order[:top].tolist()}
+    for each, found in named.items():
+        assert found.logprob == pytest.approx(expected[each], abs=1e-4)
+        assert found.rank == 1 + int((expected > expected[each]).sum())
+
+
+# Figures
+
+
+@pytest.mark.contract("0.LLM")
+def test_scores_are_the_log_softmax_of_transformers(llm: LLM) -> None:
+    scores = llm.score(PROMPTS, use_tqdm=False)
+    for prompt, found in zip(PROMPTS, scores, strict=True):
+        tokens = llm.front.tokenizer.encode(prompt)
+        assert len(found) == len(tokens) and found[0] is None
+        expected = log_softmax(tokens)
+        for position, (token, each) in enumerate(zip(tokens[1:], found[1:], strict=True)):
+            assert isinstance(each, Logprob) and each.decoded_token == llm.front.tokenizer.token_text(token)
+            agrees({token: each}, token, expected[position], 0)
+
+
+@pytest.mark.contract("0.SamplingParams")
+@pytest.mark.parametrize("steps", [512, 7])
+def test_log_probabilities_are_of_the_raw_logits_whatever_the_rules(steps: int) -> None:
+    rules = {"temperature": 1.3, "repetition_penalty": 1.5, "logit_bias": {50: 5.0}, "min_tokens": 20, "top_k": 60}
+    with open_llm(max_tokens_per_step=steps, max_batch_size=4) as model:
+        (output,) = run(model, PROMPTS[2], **rules, seed=3, logprobs=4, prompt_logprobs=3, max_tokens=20)
+    (choice,) = output.outputs
+    prompt = output.prompt_token_ids
+    expected = log_softmax(prompt + choice.token_ids)
+    assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == len(prompt)
+    for position, token in enumerate(prompt[1:]):
+        agrees(output.prompt_logprobs[position + 1], token, expected[position], 3)
+    for position, token in enumerate(choice.token_ids):
+        agrees(choice.logprobs[position], token, expected[len(prompt) - 1 + position], 4)
+    chosen = [named[token].logprob for named, token in zip(choice.logprobs, choice.token_ids, strict=True)]
+    assert choice.cumulative_logprob == pytest.approx(sum(chosen))
+
+
+@pytest.mark.contract("0.LLM")
+def test_a_long_prompts_log_probabilities_never_hold_a_row_for_each_token() -> None:
+    vocabulary = 20_000
+    shape = {"vocab_size": vocabulary, "head_dim": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    directory = str(directory_of(Case("wide", "Qwen3Config", shape)))
+    with LLM(directory, kernels="reference", kv_capacity=512, max_tokens_per_step=16, max_batch_size=4) as model:
+        short, long = (_peak_of_scoring(model, length) for length in (40, 240))
+    row = 4 * vocabulary
+    assert short > 16 * row, "the rows of one step are there"
+    assert long - short < 200 * row / 20, "and the other steps' are not"
+
+
+def _peak_of_scoring(model: LLM, length: int) -> int:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=2)
+    model.generate([5, 6, 7], params, use_tqdm=False)
+    tracemalloc.start()
+    (output,) = model.generate([list(range(length))], params, use_tqdm=False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(output.prompt_logprobs) == length
+    return peak
+
+
+# Choices, seeds and ends
+
+
+@pytest.mark.contract("0.SamplingParams")
+@pytest.mark.contract("5.parameters are applied")
+def test_choices_differ_and_each_is_reproducible(llm: LLM) -> None:
+    (first,), (again,) = (run(llm, PROMPTS[0], **DRAWN, n=4) for _ in range(2))
+    assert essence([first]) == essence([again])
+    assert [choice.index for choice in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(choice.token_ids) for choice in first.outputs}) == 4
+    (fewer,) = run(llm, PROMPTS[0], **DRAWN, n=2)
+    assert fewer.outputs == first.outputs[:2], "a choice does not depend on how many others there are"
+    (other,) = run(llm, PROMPTS[0], **DRAWN | {"seed": 12}, n=4)
+    assert not {tuple(c.token_ids) for c in other.outputs} & {tuple(c.token_ids) for c in first.outputs}
+
+
+@pytest.mark.contract("0.SamplingParams")
+def test_without_a_seed_each_request_gets_another_one_and_tells_it(llm: LLM) -> None:
+    outputs = run(llm, [PROMPTS[0]] * 3, **DRAWN | {"seed": None})
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
+    (again,) = run(llm, PROMPTS[0], **DRAWN | {"seed": outputs[1].metrics.seed})
+    assert again.outputs == outputs[1].outputs
+
+
+@pytest.mark.contract("0.LLM")
+@pytest.mark.contract("5.stop strings are found as tokens come")
+@pytest.mark.parametrize("cut", [(0, 1), (5, 8), (11, 17)])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_cuts_text_ids_log_probabilities_and_usage(llm: LLM, cut: tuple[int, int], include: bool) -> None:
+    (whole,) = run(llm, PROMPTS[3], **DRAWN)
+    (full,) = whole.outputs
+    stop = full.text[slice(*cut)]
+    (output,) = run(llm, PROMPTS[3], **DRAWN, stop=["never said", stop], include_stop_str_in_output=include)
+    (choice,) = output.outputs
+    before = full.text.index(stop)
+    assert choice.text == full.text[: before + len(stop) * include]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    kept = len(choice.token_ids)
+    assert choice.token_ids == full.token_ids[:kept] and choice.logprobs == full.logprobs[:kept]
+    decode = llm.front.tokenizer.decode
+    assert stop in decode(full.token_ids[:kept]) and stop not in decode(full.token_ids[: kept - 1])
+    assert output.metrics.usage.completion_tokens == kept
+
+
+@pytest.mark.contract("5.ends come from generation_config.json")
+def test_the_ends_are_those_of_the_generation_configuration(llm: LLM) -> None:
+    forced = {"temperature": 0.0, "max_tokens": 6, "min_tokens": 2, "logit_bias": {EOS_IDS[1]: 100.0}}
+    (output,) = run(llm, PROMPTS[0], **forced)
+    (choice,) = output.outputs
+    assert len(choice.token_ids) == 3 and choice.token_ids[-1] == EOS_IDS[1]
+    assert EOS_IDS[1] not in choice.token_ids[:2], "min_tokens forbids it"
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
+    (endless,) = run(llm, PROMPTS[0], **forced | {"min_tokens": 0}, ignore_eos=True)
+    assert endless.outputs[0].token_ids == [EOS_IDS[1]] * 6 and endless.outputs[0].finish_reason == "length"
+    (named,) = run(llm, PROMPTS[0], **forced, ignore_eos=True, stop_token_ids=[EOS_IDS[1]])
+    assert named.outputs[0].stop_reason == EOS_IDS[1]
+
+
+@pytest.mark.contract("0.LLM")
+def test_chat_renders_as_transformers_does_and_generates_from_it(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is rain?"}]
+    theirs = PreTrainedTokenizerFast.from_pretrained(spoken(NAME))
+    tokens = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    params = SamplingParams.from_dict(DRAWN)
+    (answer,) = llm.chat(messages, params, use_tqdm=False)
+    assert answer.prompt_token_ids == tokens
+    assert answer.outputs == llm.generate([tokens], params, use_tqdm=False)[0].outputs
+
+
+# Company
+
+
+COMPANY: dict[str, dict[str, Any]] = {
+    "small steps": {"max_tokens_per_step": 5, "max_batch_size": 4},
+    "one at a time": {"max_batch_size": 1},
+    "a pool that preempts": {"kv_capacity": 64 * 3},
+    "priorities": {"policy": "priority", "max_batch_size": 3, "max_tokens_per_step": 16},
+    "a process of its own": {"host": "process", "max_batch_size": 2},
+}
+
+
+@pytest.mark.contract("0.LLM")
+@pytest.mark.parametrize("options", COMPANY.values(), ids=COMPANY)
+def test_sampled_results_do_not_depend_on_how_they_are_served(
+    llm: LLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = DRAWN | {"n": 2, "prompt_logprobs": 1, "frequency_penalty": 0.4, "top_p": 0.95}
+    alone = [essence(run(llm, prompt, **params))[0] for prompt in PROMPTS]
+    preempted: list[str] = []
+    preempt = Scheduler._preempt
+
+    def counted(scheduler: Scheduler, victim: Any, step: Any) -> None:
+        preempted.append(victim.cache_id)
+        preempt(scheduler, victim, step)
+
+    monkeypatch.setattr(Scheduler, "_preempt", counted)
+    with open_llm(**options) as model:
+        assert essence(run(model, PROMPTS, **params)) == alone
+    assert ("kv_capacity" in options) == bool(preempted)
+
+
+@pytest.mark.contract("0.LLM")
+def test_streamed_deltas_add_up_to_the_whole(llm: LLM) -> None:
+    params = SamplingParams.from_dict(DRAWN | {"stop": ["zz"]})
+    (output,) = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    (choice,) = output.outputs
+    deltas = list(llm.stream(PROMPTS[1], params))
+    assert "".join(delta.text for delta in deltas) == choice.text
+    assert [token for delta in deltas for token in delta.token_ids] == choice.token_ids
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == choice.finish_reason and deltas[-1].usage == output.metrics.usage
