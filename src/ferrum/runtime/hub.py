@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -109,7 +108,8 @@ def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
 
 
 def _built_in() -> Path:
-    return Path(str(files("ferrum"))) / "assets" / BUILT_IN
+    # Not by importlib.resources: an editable install has several roots, and the data lies beside the source.
+    return Path(__file__).parents[1] / "assets" / BUILT_IN
 
 
 def _is_model(directory: Path) -> bool:
