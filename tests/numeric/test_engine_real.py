@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from spoken import EOS_IDS, spoken
+from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
 
 from ferrum import LLM, SamplingParams
 from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
 from ferrum.scheduler.scheduler import Scheduler
-from numeric.spoken import EOS_IDS, spoken
-from numeric.tiny import Case, directory_of, find, reference_logits
 
 NAME = "qwen3-windows"
 PROMPTS = ["the rain", "s", "mainly in the plain, said the old man to the sea and ", "the rain in Spain stays"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from spoken import spoken
 
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.step import PendingStep, StepBatch
@@ -26,7 +27,6 @@ from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
-from numeric.spoken import spoken
 
 DIRECTORY = "qwen3-windows"
 PROMPTS = ["the rain in Spain", "stays", "mainly in the plain, said no one at all"]

@@ -12,6 +12,7 @@ from functools import cache
 from random import Random
 
 import pytest
+from alone import Alone, alone
 from tiny import directory_of, find
 
 from ferrum.core.errors import KvExhausted
@@ -22,7 +23,6 @@ from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.load import load_executor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from numeric.alone import Alone, alone
 
 MODEL = "qwen3-windows"  # one layer sees everything, the others nine tokens
 VOCABULARY = 131
