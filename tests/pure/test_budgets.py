@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 ROOMS = (
     "core", "cache", "scheduler", "text", "kernels", "quant", "nn", "models",
-    "sampling", "speculative", "runtime", "engine", "server", "cli",
+    "sampling", "speculative", "runtime", "engine", "bench", "server", "cli",
 )  # fmt: skip
 WITHOUT_ARRAYS = {"core", "cache", "scheduler", "text"}
 OPAQUE_ARRAYS = {"nn", "models"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
@@ -18,6 +18,36 @@ MAX_INDEX_BYTES: Final = 32 << 20
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class TensorStore(Protocol):
+    """What a model's tensors are read from.
+
+    Attributes:
+        directory: where it lies, for messages.
+        config: the values of its `config.json`.
+        tensors: what it holds, by name.
+        nbytes: bytes of all tensors.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102 - documented above
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor, for messages."""
+        ...
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor of that name, of a dtype in `quant.dense.FORMATS`; it may be a read-only view of a mapped file."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Give back what memory the tensor's pages take; it may be read again."""
+        ...
 
 
 class Checkpoint:

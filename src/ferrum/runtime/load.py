@@ -19,7 +19,7 @@ from ferrum.models.decoder import Decoder, build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
-from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels
 from ferrum.runtime.lm import DecoderLM
@@ -92,12 +92,20 @@ def load_executor(
 
 
 def build_executor(
-    config: ModelConfig, *, page_size: int = PAGE_SIZE, max_rows: int = MAX_ROWS, progress: Progress | None = None
+    config: ModelConfig,
+    *,
+    page_size: int = PAGE_SIZE,
+    max_rows: int = MAX_ROWS,
+    progress: Progress | None = None,
+    checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
-    """The executor that a configuration describes. Arguments and errors as `load_executor`."""
+    """The executor that a configuration describes. Arguments and errors as `load_executor`.
+
+    With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
+    """
     _refuse(config)
     kernels = choose_kernels(config.kernels, config.isa, config.threads)
-    checkpoint = Checkpoint(resolve_model(config.model))
+    checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
     parameters = Parameters(checkpoint, config.dtype, progress)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
-from ferrum.runtime.checkpoint import Checkpoint, listed
+from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes in all, after each parameter."""
@@ -35,7 +35,7 @@ class Parameters:
         Unsupported: the checkpoint's weights are quantised.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str = "auto", progress: Progress | None = None) -> None:
+    def __init__(self, checkpoint: TensorStore, dtype: str = "auto", progress: Progress | None = None) -> None:
         if dtype != "auto" and dtype not in FORMATS:
             raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
         quantization = checkpoint.config.get("quantization_config")

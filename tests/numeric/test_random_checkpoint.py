@@ -1,0 +1,64 @@
+"""Random weights of real shapes: a loader's worth of tensors without a file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ferrum.bench.shapes import SHAPES, shape_config
+from ferrum.core.config import ModelConfig
+from ferrum.core.contract import PrefillInput
+from ferrum.core.errors import ConfigError
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint
+
+# Parameters without the embedding, as their model cards state them, in billions.
+STATED = {"qwen3-0.6b": 0.44, "qwen3-1.7b": 1.4, "qwen3-4b": 3.6, "qwen3-8b": 6.95}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_shapes_have_the_sizes_that_their_model_cards_state(name):
+    checkpoint = RandomCheckpoint(name, shape_config(name))
+    tables = [info.nbytes for tensor, info in checkpoint.tensors.items() if "embed" in tensor or "lm_head" in tensor]
+    assert (checkpoint.nbytes - sum(tables)) / 2 / 1e9 == pytest.approx(STATED[name], abs=0.05)
+
+
+def test_an_unknown_shape_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"qwen3-8b") as told:
+        shape_config("qwen3-9b")
+    assert told.value.param == "shape"
+
+
+def test_matrices_are_normal_norms_are_one_and_no_two_rows_are_equal():
+    checkpoint = RandomCheckpoint("tiny", SHAPES["tiny"])
+    matrix = checkpoint.read("model.embed_tokens.weight").astype(np.float64)
+    assert matrix.std() == pytest.approx(DEVIATION, rel=0.02)
+    assert abs(matrix.mean()) < DEVIATION / 20
+    assert len(np.unique(matrix, axis=0)) == len(matrix)
+    assert (checkpoint.read("model.norm.weight") == 1).all()
+
+
+def test_a_matrix_longer_than_the_pool_repeats_it_without_repeating_a_row(monkeypatch):
+    monkeypatch.setattr("ferrum.runtime.random_checkpoint._POOL", 97)
+    matrix = RandomCheckpoint("tiny", SHAPES["tiny"]).read("model.layers.1.mlp.up_proj.weight")
+    assert matrix.size > 97
+    assert len(np.unique(matrix.astype(np.float32), axis=0)) == len(matrix)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "attention_bias": True}])
+def test_every_tensor_that_a_decoder_asks_for_is_there_and_no_other(changes):
+    """The loader itself refuses missing, misshapen and unexpected tensors."""
+    store = RandomCheckpoint("tiny", {**SHAPES["tiny"], **changes})
+    config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
+    with build_executor(config, checkpoint=store) as executor:
+        assert executor.info.num_parameters == store.nbytes // 2
+
+
+def test_two_loads_give_the_same_bits():
+    def logits() -> np.ndarray:
+        config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
+        store = RandomCheckpoint("tiny", SHAPES["tiny"])
+        with build_executor(config, checkpoint=store) as executor:
+            return executor.prefill(PrefillInput([3, 1, 4])).last_token_logits()
+
+    assert np.array_equal(logits(), logits())
