@@ -1,0 +1,1 @@
+"""What everybody shares: steps, requests, the executor and its contract, errors. No numerics."""

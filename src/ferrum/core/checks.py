@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrum.core.errors import ContextOverflow, InvalidToken
+from ferrum.core.errors import (
+    ContextOverflow,
+    FerrumError,
+    InvalidToken,
+    RequestError,
+    UnknownSequence,
+    Unsupported,
+)
+from ferrum.core.step import Rows, Span, Want
 
 
 def check_tokens(
@@ -29,3 +37,26 @@ def check_tokens(
     if start + len(tokens) > max_sequence_length:
         length = start + len(tokens)
         raise ContextOverflow(f"{length} tokens are more than the context of {max_sequence_length}", param=param)
+
+
+def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence_length: int) -> FerrumError | None:
+    """Why a span cannot run on a sequence of `stored` tokens (None: an unknown one), or None where it can."""
+    if stored is None and span.start:
+        return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
+    if span.start != (stored or 0):
+        return RequestError(f"{span.start} tokens claimed, {stored} stored", param="start")
+    if not span.tokens:
+        return RequestError("must hold at least one token", param="tokens")
+    if span.adapter is not None:
+        return Unsupported("adapters", "no adapter can be loaded yet")
+    if span.want is Want.TOKEN and span.sampling is None:
+        return RequestError("is required to sample a token", param="sampling")
+    if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
+        return RequestError("need rows ALL and a token before them", param="drafts")
+    if span.score is not None and len(span.score.targets) > len(span.tokens):
+        return RequestError("more targets than tokens", param="score")
+    try:
+        check_tokens(span.tokens, span.start, vocab_size=vocab_size, max_sequence_length=max_sequence_length)
+    except RequestError as error:
+        return error
+    return None

@@ -59,7 +59,7 @@ class Sampling:
         prompt_length: how many tokens of `history` are prompt (presence and frequency penalties skip them).
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
         bad_words: token sequences that may not be completed.
-        masks: a grammar's verdict per sampled row: one bit per vocabulary id, least significant bit first, set = allowed.
+        masks: a grammar's verdict per sampled row: a bit per vocabulary id, least significant bit first, set = allowed.
     """
 
     params: SamplingParams
@@ -153,7 +153,7 @@ class SpanResult:
 
     Attributes:
         length: stored length of the sequence after the step: `span.end`, less the rejected drafts.
-        tokens: what was sampled: with drafts the accepted ones and the token after them, else one; empty without a wish.
+        tokens: what was sampled: the accepted drafts and the token after them; empty without a wish.
         logprobs: one per sampled token, where the parameters ask for them.
         accepted: how many drafts were accepted.
         logits: float32 [rows, V] with `Want.LOGITS`.

@@ -195,13 +195,15 @@ class Kernels(Operations, Protocol):
         name: "reference", "native", ...
         numerics_id: kernel set, instruction tier and version: equal ids give equal bits.
         table_bytes: bytes of the vectors and rope tables made so far.
-        captured: where a list, and the backend can, each attention appends its softmax weights, one array
-            [heads, rows, tokens] per span.
+        captures: whether attention can keep its softmax weights.
+        captured: where a list, and the backend can, each attention appends them: one array [heads, rows, tokens] per
+            span.
     """
 
     name: str
     numerics_id: str
     table_bytes: int
+    captures: bool
     captured: list[list[Array]] | None
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:

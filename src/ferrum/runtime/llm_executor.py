@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import check_tokens
+from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
 from ferrum.core.errors import FerrumError, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
 from ferrum.core.memory import MemoryPlan, PoolPart
 from ferrum.core.sequences import StoreGroup
-from ferrum.core.step import Array, Hidden, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.core.step import Array, Hidden, Span, SpanResult, StepBatch, StepOutput
 from ferrum.runtime.rows import SpanRows
 
 MAX_BATCH_SIZE: Final = 32
@@ -62,24 +62,11 @@ class LlmExecutor(ModelExecutor):
 
     def _refusal(self, span: Span) -> FerrumError | None:
         """Why a span cannot run, or None."""
-        if span.start and span.cache_id not in self._sequences:
-            return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
-        if span.start != self._model.length(span.cache_id):
-            return RequestError(f"{span.start} tokens claimed, others stored", param="start")
-        if not span.tokens:
-            return RequestError("must hold at least one token", param="tokens")
         if span.hidden is not Hidden.NONE or span.attention_weights:
             return Unsupported("hidden states and attention weights", "this model returns logits only")
-        if span.adapter is not None:
-            return Unsupported("adapters", "no adapter can be loaded yet")
-        if span.want is Want.TOKEN and span.sampling is None:
-            return RequestError("is required to sample a token", param="sampling")
+        stored = self._model.length(span.cache_id) if span.cache_id in self._sequences else None
         config = self._model.config
-        try:
-            check_tokens(span.tokens, span.start, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
-        except RequestError as error:
-            return error
-        return None
+        return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
     def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
         if not spans:

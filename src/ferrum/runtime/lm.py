@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ferrum.cache.pages import PageCopy, PageTable
-from ferrum.core.checks import check_tokens
+from ferrum.core.checks import refuse_span
 from ferrum.core.errors import (
     FerrumError,
     KvExhausted,
     NonFiniteLogits,
     RequestError,
     StepError,
-    UnknownSequence,
     Unsupported,
 )
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.recorder import Extent, record
@@ -120,24 +119,11 @@ class DecoderLM(StepwiseLLM):
         return error
 
     def _refusal(self, span: Span) -> FerrumError | None:
-        known = span.cache_id in self.pages
-        if not known and span.start:
-            return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
-        if known and span.start != self.pages.length(span.cache_id):
-            stored = self.pages.length(span.cache_id)
-            return RequestError(f"{span.start} tokens claimed, {stored} stored", param="start")
-        if not span.tokens:
-            return RequestError("must hold at least one token", param="tokens")
-        try:
-            check_tokens(
-                span.tokens,
-                span.start,
-                vocab_size=self._config.vocab_size,
-                max_sequence_length=self._config.max_seq_len,
-            )
-        except RequestError as error:
-            return error
-        return _contradiction(span)
+        if span.attention_weights and not self.kernels.captures:
+            return Unsupported("attention_weights", f"the {self.kernels.name} kernels do not keep them")
+        stored = self.pages.length(span.cache_id) if span.cache_id in self.pages else None
+        config = self._config
+        return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
     def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
         """Results of admitted spans. When a pass raises, each span is tried alone: the bits are the same."""
@@ -198,19 +184,6 @@ class DecoderLM(StepwiseLLM):
                 used += len(piece.tokens)
                 logits += len(piece.logit_rows)
         yield pieces
-
-
-def _contradiction(span: Span) -> FerrumError | None:
-    """What cannot be asked of any span."""
-    if span.adapter is not None:
-        return Unsupported("adapters", "no adapter can be loaded yet")
-    if span.want is Want.TOKEN and span.sampling is None:
-        return RequestError("is required to sample a token", param="sampling")
-    if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
-        return RequestError("need rows ALL and a token before them", param="drafts")
-    if span.score is not None and len(span.score.targets) > len(span.tokens):
-        return RequestError("more targets than tokens", param="score")
-    return None
 
 
 def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:

@@ -226,5 +226,5 @@ def _traits(
         dtypes=frozenset(map(DataType, FORMATS)),
         windows=any(window is not None for window in windows),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
-        attention_weights=lm.kernels.name == "reference",
+        attention_weights=lm.kernels.captures,
     )

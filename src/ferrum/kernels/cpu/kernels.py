@@ -35,6 +35,7 @@ class NativeKernels:
     """
 
     name = "native"
+    captures = False
 
     def __init__(self, isa: str = "auto", threads: int | None = None) -> None:
         library = load()

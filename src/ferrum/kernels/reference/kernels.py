@@ -34,6 +34,7 @@ class ReferenceKernels:
 
     name = "reference"
     numerics_id = "reference-numpy-1"
+    captures = True
 
     def __init__(self) -> None:
         self.captured: list[list[Any]] | None = None
