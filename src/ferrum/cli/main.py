@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import chat, doctor, models, plan, run
+from ferrum.cli import chat, doctor, models, plan, run, serve
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("plan")(plan.plan)
 app.command("list")(models.list_models)
 app.command("pull")(models.pull)

@@ -15,6 +15,7 @@ import typer
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
+from ferrum.server.config import ServerConfig
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -46,6 +47,11 @@ def model_fields() -> list[Field[Any]]:
 def engine_fields() -> list[Field[Any]]:
     """The fields that say how a model is loaded and served."""
     return [*model_fields(), *(field for field in fields(EngineConfig) if field.name != "model")]
+
+
+def server_fields() -> list[Field[Any]]:
+    """The fields that say how requests come in over HTTP."""
+    return list(fields(ServerConfig))
 
 
 def chosen(option_fields: Iterable[Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:

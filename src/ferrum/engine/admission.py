@@ -124,11 +124,7 @@ class Admission:
             tokens = token_ids(prompt)
         if not tokens:
             raise RequestError("must not be empty", param="prompt")
-        for position, token in enumerate(tokens):
-            if not 0 <= token < self._vocab_size:
-                raise InvalidToken(
-                    f"token id {token} at position {position} is not in [0, {self._vocab_size})", param="prompt"
-                )
+        self.check_tokens(tokens, param="prompt")
         needed = len(tokens) + (0 if params.max_tokens == 0 else 1)
         if needed > self._max_sequence_length:
             raise ContextOverflow(
@@ -136,6 +132,14 @@ class Admission:
                 param="prompt",
             )
         return tokens
+
+    def check_tokens(self, tokens: Iterable[int], *, param: str) -> None:
+        """Refuse ids that the model does not have. Raises InvalidToken, with the position."""
+        for position, token in enumerate(tokens):
+            if not 0 <= token < self._vocab_size:
+                raise InvalidToken(
+                    f"token id {token} at position {position} is not in [0, {self._vocab_size})", param=param
+                )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer

@@ -101,6 +101,7 @@ def build(model: str, **options: Any) -> Parts:
         chat_template=load_chat_template(directory),
         special_tokens=read_tokenizer_config(directory).special_tokens,
         max_requests=config.max_queue,
+        config=config,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.admission import Admission
@@ -30,6 +31,7 @@ class Parts:
         chat_template: None where the model has none.
         special_tokens: variables for a template that the caller brings.
         max_requests: how many requests may be waiting and running.
+        config: the options that all this was made from; None where it was not made from options.
     """
 
     host: Host
@@ -38,12 +40,15 @@ class Parts:
     chat_template: ChatTemplate | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     max_requests: int = DEFAULT_MAX_REQUESTS
+    config: EngineConfig | None = None
 
 
 class Front:
     """A started engine and all that belongs to its model on the client's side. Safe to use from any thread.
 
     Attributes:
+        config: the options, where there were any.
+        tokenizer: None where token ids alone are served.
         recommended: the checkpoint's sampling by parameter name, unless switched off; `default_params` are made of it.
 
     Args:
@@ -55,6 +60,7 @@ class Front:
     """
 
     def __init__(self, parts: Parts, wake_all: Callable[[Sequence[Wake]], None] = wake_here) -> None:
+        self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.recommended = parts.generation.sampling
         self.default_params = SamplingParams.from_dict(self.recommended)

@@ -1,0 +1,39 @@
+"""`ferrum serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
+from ferrum.core.config import EngineConfig, help_of
+from ferrum.core.errors import Unsupported
+
+ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
+"""Options of the engine under their own names; `--host` is the server's address here."""
+
+
+@with_options(server_fields(), "Server")
+@with_options(ENGINE_FIELDS, "Model and engine")
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default="the built-in model")
+    ] = None,
+    engine_host: Annotated[str | None, typer.Option(help=help_of(EngineConfig, "host"), show_default=False)] = None,
+    **options: Any,
+) -> None:
+    """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
+    try:
+        from ferrum.server.run import serve as run
+    except ImportError as error:
+        raise Unsupported("serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
+    from ferrum.engine.client import AsyncEngine
+    from ferrum.runtime.hub import BUILT_IN
+    from ferrum.server.config import ServerConfig
+
+    config = ServerConfig(**chosen(server_fields(), options))
+    of_engine = chosen(ENGINE_FIELDS, options)
+    if engine_host is not None:
+        of_engine["host"] = engine_host
+    run(lambda: AsyncEngine(model or BUILT_IN, **of_engine), config)

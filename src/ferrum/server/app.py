@@ -1,0 +1,57 @@
+"""The application: routes, guard and the engine's life, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from ferrum.core.errors import FerrumError
+from ferrum.engine.client import AsyncEngine
+from ferrum.server.config import ServerConfig
+from ferrum.server.errors import error_response
+from ferrum.server.guard import Guard
+from ferrum.server.keys import read_keys
+from ferrum.server.routes import make_router
+from ferrum.server.service import Service
+
+
+def create_app(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> FastAPI:
+    """An application that serves one engine, built while the server answers its probes.
+
+    Args:
+        make_engine: builds the engine; it is closed with the application.
+        config: the server's options.
+
+    Raises:
+        ConfigError: the file of API keys cannot be used.
+    """
+    service = Service(config)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncGenerator[None, None]:
+        loading = asyncio.create_task(service.load(make_engine))
+        yield
+        await loading
+        await service.close()
+
+    app = FastAPI(
+        title="ferrum", version=version("ferrum"), lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.service = service
+    app.include_router(make_router(service))
+    for kind in (FerrumError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, error_response)
+    if config.allow_origin is not None:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[config.allow_origin], allow_methods=["*"], allow_headers=["*"]
+        )
+    keys = None if config.api_key_file is None else read_keys(config.api_key_file)
+    app.add_middleware(Guard, service=service, keys=keys)
+    return app

@@ -1,0 +1,242 @@
+"""Chat completions: from a body to a job, from the job's deltas to chunks, and from the chunks to one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.front import Front
+from ferrum.engine.outputs import Delta, Logprobs
+from ferrum.server import writers
+from ferrum.server.conversation import conversation, render
+from ferrum.server.errors import invalid, unsupported
+from ferrum.server.prepare import Caller, admit, check_common, renamed, sampling_params
+from ferrum.server.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatReply,
+    Finish,
+    Reply,
+    TokenLogprob,
+    TopLogprob,
+)
+from ferrum.server.requests import ChatRequest
+from ferrum.server.writers import Head, Namer, Tally
+
+MAX_TOP_LOGPROBS = 20
+
+
+def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head: Head, name: str) -> ChatJob:
+    """All that a chat needs, checked.
+
+    Raises:
+        RequestError, ApiError: a field that cannot be served.
+    """
+    check_common(body, front)
+    _check(body)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if limit is not None and limit < 1:
+        raise invalid(limit_name, f"must be at least 1, not {limit}")
+    text = render(front, body)
+    given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    if limit is not None:
+        given["max_tokens"] = limit
+    try:
+        params = sampling_params(body, {"max_tokens": None, **front.recommended}, given)
+        special = bool(body.add_special_tokens)
+        [request] = admit(front, context, body, [text], params, caller, name=name, add_special_tokens=special)
+    except RequestError as error:
+        names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
+        raise renamed(error, names) from None
+    prefix = ""
+    if body.echo:
+        prefix = _continued(body)
+    return ChatJob(head, body, request, Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids)), prefix)
+
+
+def _check(body: ChatRequest) -> None:
+    """Rules of chats alone."""
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise invalid("top_logprobs", "only with logprobs = true")
+        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {body.top_logprobs}")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise unsupported("modalities", "text only")
+    if body.include_reasoning is False:
+        raise unsupported("include_reasoning", "reasoning is not told apart from text")
+
+
+def _continued(body: ChatRequest) -> str:
+    """The text of the assistant's message that the reply goes on with."""
+    last = conversation(body.messages)[-1]
+    if last["role"] != "assistant" or "content" not in last:
+        raise invalid("echo", "the last message is not the assistant's")
+    return str(last["content"])
+
+
+class ChatJob:
+    """One chat. See `Job`.
+
+    Args:
+        head: of every chunk.
+        body: as the client sent it.
+        request: for the engine.
+        namer: names the tokens of log-probabilities.
+        prefix: what every answer begins with.
+    """
+
+    def __init__(self, head: Head, body: ChatRequest, request: Request, namer: Namer, prefix: str) -> None:
+        self.id = head.id
+        self.requests = (request,)
+        self.tally = Tally(self.requests)
+        self._head = head
+        self._namer = namer
+        self._prefix = prefix
+        self._params: SamplingParams = request.params
+        self._ids = bool(body.return_token_ids)
+        options = body.stream_options
+        self._usage_each = bool(options and options.continuous_usage_stats)
+        self._usage_last = bool(options and options.include_usage)
+        self._begun: set[int] = set()
+
+    def push(self, place: int, delta: Delta) -> Iterator[ChatChunk]:
+        """A first chunk with the role, the text, and the end: each on its own. See `Job`."""
+        assert place == 0  # there is one prompt
+        finish = writers.finish_of(delta)
+        self.tally.count(delta)
+        if delta.index not in self._begun:
+            yield self._begin(delta)
+        if delta.token_ids or delta.text:
+            logprobs = None
+            if delta.logprobs is not None:
+                logprobs = ChatLogprobs(content=[self._token(each) for each in delta.logprobs], refusal=None)
+            ids: dict[str, Any] = {"token_ids": list(delta.token_ids)} if self._ids else {}
+            if delta.text or logprobs is not None or ids:
+                content = ChatDelta(content=delta.text or "")
+                yield self._chunk(
+                    ChatChunkChoice(index=delta.index, delta=content, logprobs=logprobs, finish_reason=None, **ids)
+                )
+        if finish is not None:
+            yield self._chunk(
+                ChatChunkChoice(
+                    index=delta.index,
+                    delta=ChatDelta(),
+                    logprobs=None,
+                    finish_reason=finish,
+                    stop_reason=delta.stop_reason,
+                )
+            )
+
+    def _begin(self, delta: Delta) -> ChatChunk:
+        first = not self._begun
+        self._begun.add(delta.index)
+        extra: dict[str, Any] = {}
+        if first and delta.prompt_logprobs is not None:
+            count = self._params.prompt_logprobs or 0
+            extra["prompt_logprobs"] = writers.prompt_logprobs(delta.prompt_logprobs, count)
+        if first and self._ids:
+            extra["prompt_token_ids"] = list(self.requests[0].prompt)
+        opening = ChatDelta(role="assistant", content=self._prefix)
+        return self._chunk(
+            ChatChunkChoice(index=delta.index, delta=opening, logprobs=None, finish_reason=None), **extra
+        )
+
+    def end(self) -> Iterator[ChatChunk]:
+        """The usage, where asked for. See `Job`."""
+        if self._usage_last:
+            yield ChatChunk(**self._head.fields(), object="chat.completion.chunk", choices=[], usage=self.tally.usage())
+
+    def _chunk(self, choice: ChatChunkChoice, **extra: Any) -> ChatChunk:
+        if self._usage_each:
+            extra["usage"] = self.tally.usage()
+        elif self._usage_last:
+            extra["usage"] = None
+        return ChatChunk(**self._head.fields(), object="chat.completion.chunk", choices=[choice], **extra)
+
+    def _token(self, position: Logprobs) -> TokenLogprob:
+        token, entry = next(iter(position.items()))
+        count = self._params.logprobs or 0
+        return TokenLogprob(
+            token=self._namer.text(token, entry),
+            logprob=writers.finite(entry.logprob),
+            bytes=self._namer.bytes(token),
+            top_logprobs=[
+                TopLogprob(
+                    token=self._namer.text(other, each),
+                    logprob=writers.finite(each.logprob),
+                    bytes=self._namer.bytes(other),
+                )
+                for other, each in writers.top(position, count)
+            ],
+        )
+
+    def fold(self, chunks: Sequence[Reply]) -> ChatReply:
+        """See `Job`."""
+        whole = _Whole()
+        for chunk in chunks:
+            assert isinstance(chunk, ChatChunk)
+            whole.push(chunk)
+        choices = [choice.reply(index, ids=self._ids) for index, choice in sorted(whole.choices.items())]
+        return ChatReply(
+            **self._head.fields(),
+            **whole.extra,
+            object="chat.completion",
+            choices=choices,
+            usage=self.tally.usage(),
+        )
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer so far."""
+
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+    stop_reason: int | str | None = None
+
+    def reply(self, index: int, *, ids: bool) -> ChatChoice:
+        assert self.finish is not None
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(role="assistant", content="".join(self.text), refusal=None),
+            logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs, refusal=None),
+            finish_reason=self.finish,
+            stop_reason=self.stop_reason,
+            **({"token_ids": self.ids} if ids else {}),
+        )
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A fold over chunks."""
+
+    choices: dict[int, _Choice] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def push(self, chunk: ChatChunk) -> None:
+        for name in ("prompt_logprobs", "prompt_token_ids"):
+            if name in chunk.model_fields_set:
+                self.extra[name] = getattr(chunk, name)
+        for part in chunk.choices:
+            choice = self.choices.setdefault(part.index, _Choice())
+            choice.text.append(part.delta.content or "")
+            choice.ids += part.token_ids or ()
+            if part.logprobs is not None:
+                choice.logprobs = [*(choice.logprobs or ()), *part.logprobs.content]
+            if part.finish_reason is not None:
+                choice.finish = part.finish_reason
+                choice.stop_reason = part.stop_reason

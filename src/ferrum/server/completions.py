@@ -1,0 +1,281 @@
+"""Completions: from a body to a job, from the job's deltas to chunks, and from the chunks to one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ferrum.core.errors import RequestError
+from ferrum.core.types import Request
+from ferrum.engine.front import Front
+from ferrum.engine.outputs import Delta, Logprob, Logprobs
+from ferrum.server import writers
+from ferrum.server.errors import invalid, unsupported
+from ferrum.server.prepare import Caller, admit, check_common, renamed, sampling_params, wider
+from ferrum.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
+from ferrum.server.requests import CompletionRequest
+from ferrum.server.writers import Head, Namer, Tally
+from ferrum.text.detokenizer import Detokenizer
+
+DEFAULT_MAX_TOKENS: Final = 16
+MAX_LOGPROBS: Final = 5
+MAX_BEST_OF: Final = 20
+MAX_PROMPTS: Final = 256
+
+
+def completion_job(
+    front: Front, context: int, body: CompletionRequest, caller: Caller, head: Head, name: str
+) -> CompletionJob:
+    """All that completions need, checked.
+
+    Raises:
+        RequestError, ApiError: a field that cannot be served.
+    """
+    check_common(body, front)
+    prompts = _prompts(body)
+    n, generated = _choices(body)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
+        raise invalid("logprobs", f"must be 0 to {MAX_LOGPROBS}, not {body.logprobs}")
+    echoed = body.logprobs if body.echo else None
+    given = {
+        "n": generated,
+        "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        "logprobs": body.logprobs if generated == n else wider(body.logprobs, 0),
+        "prompt_logprobs": wider(body.prompt_logprobs, echoed),
+    }
+    special = body.add_special_tokens is not False
+    try:
+        params = sampling_params(body, front.recommended, given)
+        requests = admit(front, context, body, prompts, params, caller, name=name, add_special_tokens=special)
+    except RequestError as error:
+        raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
+    texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+    return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
+
+
+def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
+    """One prompt or several, each a text or a list of ids."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid("prompt", "must not be empty")
+    if isinstance(given[0], int):
+        return [given]
+    if len(given) > MAX_PROMPTS:
+        raise invalid("prompt", f"has {len(given)} prompts, more than {MAX_PROMPTS}")
+    return given
+
+
+def _choices(body: CompletionRequest) -> tuple[int, int]:
+    """How many choices to return, and to generate."""
+    n = 1 if body.n is None else body.n
+    if body.best_of is None:
+        return n, n
+    if not 0 <= body.best_of <= MAX_BEST_OF:
+        raise invalid("best_of", f"must be 0 to {MAX_BEST_OF}, not {body.best_of}")
+    if body.best_of < n:
+        raise invalid("best_of", f"{body.best_of} is less than n = {n}")
+    if body.best_of > n and body.stream:
+        raise invalid("best_of", "not more than n with stream = true")
+    return n, body.best_of
+
+
+def _text(front: Front, body: CompletionRequest, prompt: str | list[int], request: Request) -> str:
+    """The text of a prompt: as it was given, or that of its ids."""
+    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+        return prompt
+    if front.tokenizer is None:
+        return ""
+    return front.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One completion while it is written.
+
+    Attributes:
+        offsets: counts the characters of its tokens, where log-probabilities are asked for.
+        length: characters so far.
+        total, tokens: sum of its log-probabilities, and of how many.
+    """
+
+    offsets: Detokenizer | None
+    length: int = 0
+    begun: bool = False
+    total: float = 0.0
+    tokens: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Log-probability per token; that of an empty completion is as good as can be."""
+        return self.total / self.tokens if self.tokens else 0.0
+
+
+class CompletionJob:
+    """Completions of one prompt or several. See `Job`.
+
+    Args:
+        head: of every chunk.
+        body: as the client sent it.
+        requests: for the engine, one per prompt.
+        n: choices to return per prompt; the likeliest of those that the requests generate.
+        front: names the tokens of log-probabilities.
+        texts: what every choice begins with, per prompt.
+    """
+
+    def __init__(
+        self, head: Head, body: CompletionRequest, requests: Sequence[Request], n: int, front: Front, texts: list[str]
+    ) -> None:
+        self.id = head.id
+        self.requests = tuple(requests)
+        self.tally = Tally(self.requests)
+        self._head = head
+        self._body = body
+        self._n = n
+        self._generated = requests[0].params.n
+        self._namer = Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids))
+        self._tokenizer = front.tokenizer
+        self._texts = texts
+        options = body.stream_options
+        self._usage_each = bool(options and options.continuous_usage_stats)
+        self._usage_last = bool(options and options.include_usage)
+        self._choices: dict[int, _Choice] = {}
+
+    def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
+        """One chunk, if there is anything to tell. See `Job`."""
+        finish = writers.finish_of(delta)
+        self.tally.count(delta)
+        index = place * self._generated + delta.index
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = self._begin(place)
+        if delta.logprobs is not None:
+            choice.total += sum(next(iter(each.values())).logprob for each in delta.logprobs)
+            choice.tokens += len(delta.logprobs)
+        text = delta.text or ""
+        extra: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            extra["token_ids"] = list(delta.token_ids)
+        if finish is not None:
+            extra["stop_reason"] = delta.stop_reason
+        logprobs = self._logprobs(choice, place, delta)
+        if not choice.begun:
+            choice.begun = True
+            text = self._texts[place] + text
+            extra |= self._prompt_fields(place, delta)
+        if text or finish is not None or logprobs is not None or (extra and delta.token_ids):
+            yield self._chunk(
+                CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish, **extra)
+            )
+
+    def _begin(self, place: int) -> _Choice:
+        offsets = None
+        if self._body.logprobs is not None and self._tokenizer is not None:
+            skip = self.requests[place].params.skip_special_tokens
+            offsets = Detokenizer(self._tokenizer, skip_special_tokens=skip)
+        return _Choice(offsets)
+
+    def _prompt_fields(self, place: int, delta: Delta) -> dict[str, Any]:
+        """What the first chunk of a choice tells of its prompt."""
+        fields: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = writers.prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = list(self.requests[place].prompt)
+        return fields
+
+    def _logprobs(self, choice: _Choice, place: int, delta: Delta) -> CompletionLogprobs | None:
+        """The log-probabilities of a delta's tokens, after those of an echoed prompt in a choice's first delta."""
+        if self._body.logprobs is None:
+            return None
+        tokens: list[tuple[int, Logprobs | None]] = []
+        if self._body.echo and not choice.begun and delta.prompt_logprobs is not None:
+            tokens += zip(self.requests[place].prompt, delta.prompt_logprobs, strict=True)
+        tokens += [(next(iter(each)), each) for each in delta.logprobs or ()]
+        if not tokens:
+            return None
+        written = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+        for token, position in tokens:
+            self._write(written, choice, token, position)
+        return written
+
+    def _write(self, to: CompletionLogprobs, choice: _Choice, token: int, position: Logprobs | None) -> None:
+        to.text_offset.append(choice.length)
+        if choice.offsets is not None:
+            choice.length += len(choice.offsets.push([token]).text)
+        if position is None:
+            text = None if self._tokenizer is None else self._tokenizer.token_text(token)
+            to.tokens.append(self._namer.text(token, Logprob(0.0, 1, text)))
+            to.token_logprobs.append(None)
+            to.top_logprobs.append(None)
+            return
+        entry = position[token]
+        to.tokens.append(self._namer.text(token, entry))
+        to.token_logprobs.append(writers.finite(entry.logprob))
+        named = {self._namer.text(token, entry): writers.finite(entry.logprob)}
+        for other, each in writers.top(position, self._body.logprobs or 0):
+            named.setdefault(self._namer.text(other, each), writers.finite(each.logprob))
+        to.top_logprobs.append(named)
+
+    def _chunk(self, choice: CompletionChoice) -> CompletionReply:
+        extra: dict[str, Any] = {}
+        if self._usage_each:
+            extra["usage"] = self.tally.usage()
+        elif self._usage_last:
+            extra["usage"] = None
+        return CompletionReply(**self._head.fields(), object="text_completion", choices=[choice], **extra)
+
+    def end(self) -> Iterator[CompletionReply]:
+        """The usage, where asked for. See `Job`."""
+        if self._usage_last:
+            yield CompletionReply(**self._head.fields(), object="text_completion", choices=[], usage=self.tally.usage())
+
+    def fold(self, chunks: Sequence[Reply]) -> CompletionReply:
+        """See `Job`."""
+        parts: dict[int, list[CompletionChoice]] = {index: [] for index in self._choices}
+        for chunk in chunks:
+            assert isinstance(chunk, CompletionReply)
+            for part in chunk.choices:
+                parts[part.index].append(part)
+        choices = [_joined(parts[index], place) for place, index in enumerate(self._best())]
+        return CompletionReply(
+            **self._head.fields(), object="text_completion", choices=choices, usage=self.tally.usage()
+        )
+
+    def _best(self) -> list[int]:
+        """The choices to return: of every prompt's the likeliest per token, ties to the first."""
+        best: list[int] = []
+        for place in range(len(self.requests)):
+            made = range(place * self._generated, (place + 1) * self._generated)
+            best += made if self._generated == self._n else self._likeliest(made)
+        return best
+
+    def _likeliest(self, made: Sequence[int]) -> list[int]:
+        return sorted(made, key=lambda index: -self._choices[index].mean)[: self._n]
+
+
+def _joined(parts: Sequence[CompletionChoice], index: int) -> CompletionChoice:
+    """The parts of one choice as one; an optional field is there if any part has it."""
+    given: dict[str, Any] = {}
+    for name in ("stop_reason", "prompt_logprobs", "prompt_token_ids"):
+        for part in parts:
+            if name in part.model_fields_set:
+                given[name] = getattr(part, name)
+    if any("token_ids" in part.model_fields_set for part in parts):
+        given["token_ids"] = [token for part in parts for token in part.token_ids or ()]
+    scored = [part.logprobs for part in parts if part.logprobs is not None]
+    logprobs = None
+    if scored:
+        logprobs = CompletionLogprobs(
+            text_offset=[each for part in scored for each in part.text_offset],
+            token_logprobs=[each for part in scored for each in part.token_logprobs],
+            tokens=[each for part in scored for each in part.tokens],
+            top_logprobs=[each for part in scored for each in part.top_logprobs],
+        )
+    text = "".join(part.text for part in parts)
+    finish = parts[-1].finish_reason
+    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish, **given)

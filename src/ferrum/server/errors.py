@@ -1,0 +1,143 @@
+"""Errors as clients see them: one JSON shape, a status, and never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferrum.core.errors import CapacityError, EngineDead, FerrumError, QueueFull, RequestError, Unsupported
+from ferrum.server.replies import ErrorBody, ErrorReply
+
+INVALID: Final = "invalid_request_error"
+UNAVAILABLE: Final = "unavailable_error"
+
+TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
+"""The type of an error by its status, where it is not the one of its hundred."""
+
+
+class ApiError(HTTPException):
+    """An error with all that its reply needs. An HTTPException, for the framework lets those pass everywhere.
+
+    Args:
+        status: of HTTP.
+        message: for a person.
+        code: a stable name, for programs.
+        param: the field at fault.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.message = message
+        self.code = code
+        self.param = param
+
+    def body(self) -> bytes:
+        """The JSON of the reply."""
+        hundred = INVALID if self.status_code < 500 else UNAVAILABLE if self.status_code == 503 else "internal_error"
+        kind = TYPES.get(self.status_code, hundred)
+        error = ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
+        return ErrorReply(error=error).json_bytes()
+
+
+class CancelledError(FerrumError):
+    """The request was ended by a DELETE, by the end of its client, or by a shutdown."""
+
+
+class DeadlineError(FerrumError):
+    """The request took longer than the server allows."""
+
+
+def unsupported(param: str, reason: str) -> ApiError:
+    """A known field that cannot be honoured."""
+    return ApiError(400, f"{param}: {reason}", code="unsupported_parameter", param=param)
+
+
+def invalid(param: str, reason: str) -> RequestError:
+    """A field with a value that makes no sense."""
+    return RequestError(reason, param=param)
+
+
+def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -> ApiError:
+    """Any error as its reply. What is not ours to explain is an internal error, found in the log by its request id."""
+    wait = {"retry-after": str(retry_after)}
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(error.status, str(error), code=error.code, param=error.param)
+        case Unsupported():
+            return ApiError(400, str(error), code="unsupported_parameter", param=error.feature)
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full", headers=wait)
+        case CapacityError():
+            return ApiError(503, str(error), code="no_capacity", headers=wait)
+        case EngineDead():
+            return ApiError(503, "the engine has ended", code="engine_dead")
+        case CancelledError():
+            return ApiError(499, str(error), code="request_cancelled")
+        case DeadlineError():
+            # Another try would take as long: the official clients read this header.
+            return ApiError(408, str(error), code="deadline_exceeded", headers={"x-should-retry": "false"})
+    return ApiError(500, f"internal error; request id {request_id}", code="internal_error")
+
+
+def from_framework(error: StarletteHTTPException) -> ApiError:
+    """The framework's own refusals: no such route, no such method."""
+    if isinstance(error, ApiError):
+        return error
+    phrase = HTTPStatus(error.status_code).phrase
+    return ApiError(
+        error.status_code, f"{phrase}: {error.detail}", code=phrase.lower().replace(" ", "_"), headers=error.headers
+    )
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first fault that the types of a body's fields find."""
+    first = error.errors()[0]
+    if first["loc"][0] != "body":
+        return ApiError(400, first["msg"], code="invalid_value", param=str(first["loc"][-1]))
+    if not isinstance(error.body, dict):
+        return ApiError(400, "the body must be a JSON object", code="invalid_value")
+    param = field_path(first["loc"][1:], error.body, missing=first["type"] == "missing")
+    return ApiError(400, f"{param}: {first['msg']}", code="invalid_value", param=param)
+
+
+def field_path(loc: Sequence[int | str], body: Any, *, missing: bool = False) -> str:
+    """`messages[0].role` for a place in a body; names that are no place in it (of a union's members) are left out."""
+    path = ""
+    for step in loc:
+        if isinstance(step, int) and isinstance(body, list) and step < len(body):
+            path, body = f"{path}[{step}]", body[step]
+        elif isinstance(step, str) and isinstance(body, dict) and (step in body or missing):
+            path, body = f"{path}.{step}" if path else step, body.get(step)
+    return path
+
+
+async def error_response(request: Request, error: Exception) -> Response:
+    """The framework's hook for every kind of error that is expected."""
+    if isinstance(error, RequestValidationError):
+        return response_of(from_validation(error))
+    if isinstance(error, StarletteHTTPException):
+        return response_of(from_framework(error))
+    state = request.scope["state"]
+    return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
+
+
+def response_of(error: ApiError) -> Response:
+    """An error as a response."""
+    return Response(error.body(), error.status_code, dict(error.headers or {}), media_type="application/json")

@@ -1,0 +1,139 @@
+"""What every request passes through first: its id, its key, the limits of its body, and one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ferrum.server.errors import ApiError, as_api_error, response_of
+from ferrum.server.keys import ApiKeys
+from ferrum.server.service import Service
+
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
+"""What probes and collectors read; no key is asked for."""
+
+LOG: Final = logging.getLogger("ferrum.server.requests")
+
+_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+class Guard:
+    """The outermost part of the application.
+
+    It gives the scope's state `request_id`, `tenant`, `service` and `log`: what the request's log line is to tell.
+
+    Args:
+        app: what it guards.
+        service: the server's state.
+        keys: who may come in; None: everybody.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, keys: ApiKeys | None) -> None:
+        self._app = app
+        self._service = service
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        log: dict[str, Any] = {"method": scope["method"], "path": scope["path"]}
+        state = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
+        scope["state"] = {**scope.get("state", {}), **state}
+        sender = _Sender(send, request_id)
+        began = time.monotonic()
+        try:
+            self._admit(scope, headers)
+            body = _Body(receive, self._service.config.max_body_bytes, self._service.config.body_seconds)
+            await self._app(scope, body, sender)
+        except Exception as error:  # noqa: BLE001 - a client gets no traceback, whatever happens
+            await self._answer(error, scope, receive, sender)
+        finally:
+            log = {"status": sender.status, **log, "seconds": round(time.monotonic() - began, 6)}
+            LOG.info("request", extra={"fields": {"request_id": request_id, "tenant": scope["state"]["tenant"], **log}})
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request by its head.
+
+        Raises:
+            ApiError: 401 or 413.
+        """
+        if self._keys is not None and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            scope["state"]["tenant"] = self._authenticate(self._keys, headers)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._service.config.max_body_bytes:
+            raise too_large(self._service.config.max_body_bytes)
+
+    def _authenticate(self, keys: ApiKeys, headers: Headers) -> str:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
+        tenant = keys.tenant(key.strip())
+        if tenant is None:
+            raise ApiError(401, "no valid API key", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return tenant
+
+    async def _answer(self, error: Exception, scope: Scope, receive: Receive, sender: _Sender) -> None:
+        """Tell the client of an error that nobody else did; too late for it, the connection is cut."""
+        told = as_api_error(error, scope["state"]["request_id"], self._service.retry_after())
+        if told.status_code >= 500:
+            logging.getLogger(__name__).error("request %s failed", scope["state"]["request_id"], exc_info=error)
+        if sender.status is not None:
+            raise error
+        await response_of(told)(scope, receive, sender)
+
+
+class _Sender:
+    """Sends, names the request in the head, and remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+        await self._send(message)
+
+
+class _Body:
+    """Receives, as long as the body is neither too large nor too slow."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._left = limit
+        self._until = time.monotonic() + seconds
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, "the body took too long", code="body_timeout") from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise too_large(self._limit)
+        self._complete = not message.get("more_body", False)
+        return message
+
+
+def too_large(limit: int) -> ApiError:
+    """A body over the limit."""
+    return ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")

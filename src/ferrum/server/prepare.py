@@ -1,0 +1,184 @@
+"""From a body to requests that the engine can take as they are: every fault of a request is found here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from ferrum.core.errors import ContextOverflow, RequestError
+from ferrum.core.params import ALL_TOKENS, SamplingParams
+from ferrum.core.types import Request
+from ferrum.engine.front import Front
+from ferrum.server.errors import ApiError, invalid, unsupported
+from ferrum.server.requests import Body, GenerationBody
+
+_SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
+
+
+def survey(body: Body, *, strict: bool) -> list[str]:
+    """The names of fields that have no effect: unknown ones, and known ones without meaning here.
+
+    Raises:
+        ApiError: a known field that is refused, or with `strict` an unknown one.
+    """
+    ignored: list[str] = []
+    _survey(body, (), ignored, strict)
+    return ignored
+
+
+def _survey(body: Body, place: tuple[str | int, ...], ignored: list[str], strict: bool) -> None:
+    extra = body.model_extra or {}
+    for name in sorted(body.model_fields_set):
+        value = extra[name] if name in extra else getattr(body, name)
+        if value is None and name not in extra:
+            continue
+        if name in body.REFUSED:
+            if value is None:
+                continue
+            raise unsupported(_spell(place, name), body.REFUSED[name])
+        if name in body.NO_OPS:
+            ignored.append(_spell(place, name))
+        elif name in extra and not body.PASSES_ON:
+            if strict:
+                raise ApiError(400, f"unknown field {name!r}", code="unknown_parameter", param=_spell(place, name))
+            ignored.append(_spell(place, name))
+        for step, inner in _bodies(value):
+            _survey(inner, (*place, name, *step), ignored, strict)
+
+
+def _bodies(value: Any) -> list[tuple[tuple[int, ...], Body]]:
+    """The bodies within a field's value."""
+    if isinstance(value, Body):
+        return [((), value)]
+    if isinstance(value, list) and value and isinstance(value[0], Body):
+        return [((index,), each) for index, each in enumerate(value)]
+    return []
+
+
+def _spell(place: tuple[str | int, ...], name: str) -> str:
+    path = ""
+    for step in (*place, name):
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how the server names and bounds it."""
+
+    tenant: str
+    trace_id: str
+    deadline: float | None
+
+
+def check_common(body: GenerationBody, front: Front) -> None:
+    """Rules that both generating routes share.
+
+    Raises:
+        RequestError, ApiError: the first field that breaks one.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "only with stream = true")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "not with stream = true")
+    if body.cache_salt == "":
+        raise invalid("cache_salt", "must not be empty")
+    if body.request_id == "":
+        raise invalid("request_id", "must not be empty")
+    if (
+        body.truncate_prompt_tokens is not None
+        and body.truncate_prompt_tokens < 1
+        and body.truncate_prompt_tokens != -1
+    ):
+        raise invalid("truncate_prompt_tokens", f"must be at least 1, or -1, not {body.truncate_prompt_tokens}")
+    prioritised = front.config is not None and front.config.policy == "priority"
+    if body.priority and not prioritised:
+        raise unsupported("priority", "the server does not run with --policy priority")
+
+
+def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """Parameters: the body's over the defaults, and `given` over both.
+
+    Raises:
+        RequestError: a value that makes no sense.
+    """
+    of_body = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    return SamplingParams(**{**defaults, **of_body, **given})
+
+
+def wider(first: int | None, second: int | None) -> int | None:
+    """A wish for as many top tokens as both wishes together."""
+    wishes = [each for each in (first, second) if each is not None]
+    return ALL_TOKENS if ALL_TOKENS in wishes else max(wishes, default=None)
+
+
+def admit(
+    front: Front,
+    context: int,
+    body: GenerationBody,
+    prompts: Sequence[str | list[int]],
+    params: SamplingParams,
+    caller: Caller,
+    *,
+    name: str,
+    add_special_tokens: bool,
+) -> list[Request]:
+    """One request per prompt.
+
+    Args:
+        context: most tokens of prompt and output together.
+        name: of the first request; the others get a number.
+
+    Raises:
+        RequestError: what cannot be served; `param` names the field and, of several prompts, the prompt.
+    """
+    requests: list[Request] = []
+    for place, prompt in enumerate(prompts):
+        try:
+            request = front.admission.admit(
+                _truncated(front, context, body, prompt, params, add_special_tokens),
+                params,
+                request_id=f"{name}-{place}" if len(prompts) > 1 else name,
+                priority=body.priority or 0,
+                deadline=caller.deadline,
+                tenant=caller.tenant,
+                salt=body.cache_salt or "",
+                trace_id=caller.trace_id,
+                add_special_tokens=add_special_tokens,
+            )
+            _check_room(request, context)
+        except RequestError as error:
+            raise renamed(error, {"prompt": f"prompt[{place}]"} if len(prompts) > 1 else {}) from None
+        requests.append(request)
+    return requests
+
+
+def _truncated(
+    front: Front, context: int, body: GenerationBody, prompt: str | list[int], params: SamplingParams, special: bool
+) -> str | list[int]:
+    """The prompt, or the ids of its end where it is to be cut."""
+    keep = body.truncate_prompt_tokens
+    if keep is None or (front.tokenizer is None and isinstance(prompt, str)):
+        return prompt  # admission refuses text without a tokenizer
+    if keep == -1:
+        keep = max(1, context - (1 if params.max_tokens is None else params.max_tokens))
+    if isinstance(prompt, str):
+        assert front.tokenizer is not None
+        prompt = front.tokenizer.encode(prompt, add_special_tokens=special)
+    return prompt[-keep:]
+
+
+def _check_room(request: Request, context: int) -> None:
+    length, wanted = len(request.prompt), request.params.max_tokens
+    if length + (1 if wanted is None else wanted) > context:
+        raise ContextOverflow(
+            f"{length} tokens and max_tokens = {wanted} are more than the context of {context}", param="prompt"
+        )
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error about the field as the client knows it."""
+    if error.param is None or error.param not in names:
+        return error
+    return type(error)(error.message, param=names[error.param])

@@ -1,0 +1,272 @@
+"""What clients get: the bodies of all replies. A chunk or reply holds exactly the fields that were given to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Reply(BaseModel):
+    """A JSON object; fields that were not given are not sent, fields given as None are null."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="forbid")
+
+    def json_bytes(self) -> bytes:
+        """The reply as it is sent."""
+        return self.__pydantic_serializer__.to_json(self, exclude_unset=True)
+
+
+class PromptDetails(Reply):
+    """Parts of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(Reply):
+    """Parts of the completions' tokens."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(Reply):
+    """Tokens of a request: its prompts once, the completions of all its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TopLogprob(Reply):
+    """One of the most likely tokens of a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Reply):
+    """A token of the reply."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    """The tokens of a message."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class PromptToken(Reply):
+    """A token at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""Per prompt token the ids that were asked about, the token itself first; None for the first one."""
+
+Finish = Literal["stop", "length"]
+
+
+class ChatMessage(Reply):
+    """The assistant's message."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatReply(Reply):
+    """The reply of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(Reply):
+    """What is new in a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Reply):
+    """News of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Reply):
+    """One event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionLogprobs(Reply):
+    """Tokens of a text, in four lists of one length; the first token of an echoed prompt has none."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Reply):
+    """One completion, or what is new in it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionReply(Reply):
+    """The reply of /v1/completions, and one event of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage | None = None
+
+
+class Model(Reply):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(Reply):
+    """The reply of /v1/models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ErrorBody(Reply):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(Reply):
+    """The reply of every request that fails."""
+
+    error: ErrorBody
+
+
+class Health(Reply):
+    """The reply of the probes."""
+
+    status: str
+
+
+class Version(Reply):
+    """The reply of /version."""
+
+    version: str
+
+
+class Cancelled(Reply):
+    """The reply of DELETE /v1/requests/{id}."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: bool
+
+
+class TokenPiece(Reply):
+    """A token with its text, or with its bytes where they are no text of their own."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(Reply):
+    """The reply of /tokenize; `tokens` have pieces where llama.cpp's form asks for them."""
+
+    tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class Text(Reply):
+    """The reply of /detokenize."""
+
+    prompt: str
+    content: str
+
+
+class Rendered(Reply):
+    """The reply of /v1/chat/completions/render."""
+
+    prompt: str
+    token_ids: list[int]
+    count: int
+
+
+class Config(Reply):
+    """The reply of /v1/config."""
+
+    server: dict[str, Any]
+    engine: dict[str, Any] | None
+    model: dict[str, Any]
+    sampling: dict[str, Any]

@@ -1,0 +1,241 @@
+"""The routes, each a few lines: check, do, reply."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from email.message import Message as Mail
+from importlib.metadata import version as installed
+from typing import Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from ferrum.server import replies
+from ferrum.server.chat import chat_job
+from ferrum.server.completions import completion_job
+from ferrum.server.errors import ApiError
+from ferrum.server.generation import Generation
+from ferrum.server.prepare import Caller, survey
+from ferrum.server.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationBody,
+    RenderRequest,
+    TokenizeRequest,
+)
+from ferrum.server.service import Service
+from ferrum.server.tokens import detokenize, rendered, tokenize
+from ferrum.server.writers import Head, Job
+
+MAX_NAMED: Final = 32
+"""Ignored fields that the header names; more are too many to read."""
+
+
+class JsonRequest(Request):
+    """A request whose body is JSON, whoever says otherwise, and strictly so.
+
+    JSON here has no NaN, no lone surrogates, no numbers of thousands of digits and no nesting of hundreds of levels.
+    """
+
+    async def body(self) -> bytes:
+        """The body. Raises ApiError where its content type is not JSON."""
+        mail = Mail()
+        mail["content-type"] = self.headers.get("content-type", "")
+        if mail.get_content_type() != "application/json":
+            raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+        return await super().body()
+
+    async def json(self) -> Any:
+        """The body's value. Raises ApiError where it is not JSON."""
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+class JsonRoute(APIRoute):
+    """A route that reads its body as a `JsonRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute`."""
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive) if self.body_field else request)
+
+        return strict
+
+
+def reply(body: replies.Reply) -> Response:
+    """A whole reply."""
+    return Response(body.json_bytes(), media_type="application/json")
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"model": replies.ErrorReply, "description": text}
+
+
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    400: _error("The request cannot be served; `param` names the field."),
+    401: _error("No valid API key."),
+    404: _error("There is no such thing."),
+    503: _error("Loading, draining or dead."),
+}
+BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    **ERRORS,
+    408: _error("The body, or the request, took too long."),
+    413: _error("The body is too large."),
+    415: _error("The body is not JSON."),
+    422: {"description": "Never sent: faults of a body are a 400."},
+    429: _error("Too many requests are live; see Retry-After."),
+    499: _error("The request was cancelled."),
+    500: _error("An internal error."),
+}
+
+
+def make_router(service: Service) -> APIRouter:
+    """All routes of a server."""
+    router = APIRouter(route_class=JsonRoute)
+    _add_probes(router, service)
+    _add_models(router, service)
+    _add_generation(router, service)
+    _add_tokens(router, service)
+    return router
+
+
+def _add_probes(router: APIRouter, service: Service) -> None:
+    probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
+
+    @router.get("/health", responses=probe)
+    @router.get("/ping", responses=probe)
+    @router.get("/ready", responses=probe)
+    async def health() -> Response:
+        """Whether requests are served now."""
+        service.check_ready()
+        return reply(replies.Health(status="ok"))
+
+    @router.get("/version", responses={200: {"model": replies.Version}})
+    async def version() -> Response:
+        """The version of the program."""
+        return reply(replies.Version(version=installed("ferrum")))
+
+    @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
+    async def config() -> Response:
+        """The options in effect, and what they came to."""
+        front, info = service.engine.front, service.engine.info
+        return reply(
+            replies.Config(
+                server=service.config.to_dict(),
+                engine=None if front.config is None else front.config.to_dict(),
+                model={
+                    "name": service.model,
+                    "vocab_size": info.vocab_size,
+                    "max_model_len": service.context,
+                    "kv_capacity": info.kv_capacity,
+                    "numerics_id": info.numerics_id,
+                },
+                sampling=dict(front.recommended),
+            )
+        )
+
+
+def _add_models(router: APIRouter, service: Service) -> None:
+    def model() -> replies.Model:
+        return replies.Model(
+            id=service.model,
+            object="model",
+            created=service.started,
+            owned_by="ferrum",
+            root=service.engine.info.model,
+            parent=None,
+            max_model_len=service.context,
+        )
+
+    listed: dict[int | str, dict[str, Any]] = {200: {"model": replies.ModelList}, 401: ERRORS[401], 503: ERRORS[503]}
+
+    @router.get("/v1/models", responses=listed)
+    async def models() -> Response:
+        """The models that are served: one."""
+        return reply(replies.ModelList(object="list", data=[model()]))
+
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model}, **ERRORS})
+    async def one_model(model_id: str) -> Response:
+        """One of the models."""
+        service.check_model(model_id)
+        return reply(model())
+
+
+def _add_generation(router: APIRouter, service: Service) -> None:
+    @router.post("/v1/chat/completions", responses=_generated(replies.ChatReply))
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """The assistant's next message in a conversation."""
+        return await _generate(service, request, body, "chatcmpl", chat_job)
+
+    @router.post("/v1/completions", responses=_generated(replies.CompletionReply))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """What follows one prompt or several; with `echo` and no new tokens, how likely they are."""
+        return await _generate(service, request, body, "cmpl", completion_job)
+
+    @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
+    async def cancel(request_id: str, request: Request) -> Response:
+        """End a live request of the same key, by the id of its reply or its own `request_id`."""
+        name = service.cancel(request_id, request.state.tenant)
+        return reply(replies.Cancelled(id=name, object="request", cancelled=True))
+
+
+def _generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
+
+
+async def _generate(
+    service: Service, request: Request, body: GenerationBody, kind: str, make: Callable[..., Job]
+) -> Response:
+    """Check a body completely, and answer with what it becomes."""
+    service.check_ready()
+    service.check_model(body.model)
+    headers = _ignored(service, body)
+    name = uuid.uuid4().hex if body.request_id is None else body.request_id
+    caller = Caller(request.state.tenant, request.state.request_id, service.config.request_seconds)
+    head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
+    # Rendering and encoding a long prompt takes a while, which is no reason to hold up the streams of others.
+    job = await asyncio.to_thread(make, service.engine.front, service.context, body, caller, head, head.id)
+    return Generation(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
+
+
+def _ignored(service: Service, body: Body) -> dict[str, str]:
+    """The header that names fields without an effect."""
+    names = survey(body, strict=service.config.strict)
+    shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
+    return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}
+
+
+def _add_tokens(router: APIRouter, service: Service) -> None:
+    async def run(work: Callable[..., replies.Reply], body: Any, *arguments: Any) -> Response:
+        service.check_model(body.model)
+        headers = _ignored(service, body)
+        made = reply(await asyncio.to_thread(work, service.engine.front, *arguments, body))
+        made.headers.update(headers)
+        return made
+
+    @router.post("/tokenize", responses={200: {"model": replies.Tokens}, **BODY_ERRORS})
+    async def to_tokens(body: TokenizeRequest) -> Response:
+        """The tokens of a text or of a conversation."""
+        return await run(tokenize, body, service.context)
+
+    @router.post("/detokenize", responses={200: {"model": replies.Text}, **BODY_ERRORS})
+    async def to_text(body: DetokenizeRequest) -> Response:
+        """The text of tokens."""
+        return await run(detokenize, body)
+
+    @router.post("/v1/chat/completions/render", responses={200: {"model": replies.Rendered}, **BODY_ERRORS})
+    async def to_prompt(body: RenderRequest) -> Response:
+        """The text and the tokens that a conversation becomes."""
+        return await run(rendered, body)

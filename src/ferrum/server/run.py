@@ -1,0 +1,102 @@
+"""Runs the application: uvicorn, structured logs, and an end in two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from ferrum.engine.client import AsyncEngine
+from ferrum.server.app import create_app
+from ferrum.server.config import ServerConfig
+from ferrum.server.service import Service, State
+
+POLL_SECONDS: Final = 0.05
+"""How often a draining server looks whether it is done."""
+
+
+class Server(uvicorn.Server):
+    """A server that ends in two steps: the first signal drains it, the second aborts what still runs."""
+
+    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, host=config.host, port=config.port, log_config=None, access_log=False, server_header=False
+            )
+        )
+        self._service: Service = app.state.service
+        self._drain_seconds = config.drain_seconds
+        self._signals = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Take a signal; what it means is done on the event loop."""
+        self._signals += 1
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """See uvicorn. The signals are watched from here on."""
+        await super().startup(sockets)
+        self._watch = asyncio.create_task(self._watch_signals())
+
+    async def _watch_signals(self) -> None:
+        """Drain at the first signal; end when nothing is live, at the second signal, or when the time is over."""
+        while not self._signals and self._service.state is not State.FAILED:
+            await asyncio.sleep(POLL_SECONDS)
+        if self._service.state is not State.FAILED:
+            self._service.drain()
+            until = time.monotonic() + self._drain_seconds
+            while self._service.num_live and self._signals == 1 and time.monotonic() < until:
+                await asyncio.sleep(POLL_SECONDS)
+            self._service.abort_all()
+        self.should_exit = True
+
+
+def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        ConfigError: the file of API keys cannot be used.
+        Exception: what kept the engine from being built.
+    """
+    log_to_stderr()
+    app = create_app(make_engine, config)
+    Server(app, config).run()
+    failure = app.state.service.failure
+    if failure is not None:
+        raise failure
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. A record's `fields` are among its keys; prompts are nobody's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr() -> None:
+    """Send the logs of ferrum and of uvicorn to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in ("ferrum", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

@@ -1,0 +1,198 @@
+"""The state of a running server: its engine, what it may take now, and who is being served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+from typing import Final
+
+from ferrum.core.errors import EngineDead, QueueFull, RequestError
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.running import Running
+from ferrum.server.config import ServerConfig
+from ferrum.server.errors import ApiError
+from ferrum.server.writers import Job
+
+RATE_WINDOW: Final = 32
+"""Finished requests that the drain rate looks back on."""
+MAX_RETRY_SECONDS: Final = 60
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """What a server can be asked now."""
+
+    LOADING = "Loading model"
+    READY = "ok"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class DrainRate:
+    """How fast requests leave, from the moments when the last ones did; safe to use from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
+        self._lock = Lock()
+
+    def finished(self) -> None:
+        """A request left."""
+        with self._lock:
+            self._ends.append(self._clock())
+
+    def retry_after(self) -> int:
+        """Whole seconds after which a place should be free: the mean time between two ends, at least 1, at most 60."""
+        with self._lock:
+            if len(self._ends) < 2:
+                return 1
+            mean = (self._clock() - self._ends[0]) / len(self._ends)
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is being served to a client, and to whom."""
+
+    running: Running
+    tenant: str
+
+
+class Service:
+    """One model being served.
+
+    Args:
+        config: the server's options.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.started = int(time.time())
+        self.state = State.LOADING
+        self.failure: Exception | None = None
+        self._engine: AsyncEngine | None = None
+        self._live: dict[str, Live] = {}
+        self._rate = DrainRate()
+        self.retry_after = self._rate.retry_after
+
+    async def load(self, make: Callable[[], AsyncEngine]) -> None:
+        """Build the engine, away from the event loop, which answers probes meanwhile."""
+        try:
+            self._engine = await asyncio.to_thread(make)
+        except Exception as error:  # noqa: BLE001 - the command raises it again
+            self.failure = error
+            self.state = State.FAILED
+            _LOG.error("the model could not be loaded: %s", error)
+            return
+        if self.state is State.LOADING:
+            self.state = State.READY
+
+    async def close(self) -> None:
+        """End every live request, and the engine. Idempotent."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine, for what needs no new request.
+
+        Raises:
+            ApiError: it is not there yet, or no more.
+        """
+        if self._engine is None:
+            raise self._unavailable()
+        return self._engine
+
+    def check_ready(self) -> None:
+        """Refuse what cannot be served now, though a full queue is no reason.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.state is not State.READY:
+            raise self._unavailable()
+        try:
+            self.engine.front.router.check_open(0)
+        except QueueFull:
+            pass
+        except EngineDead:
+            raise ApiError(503, "the engine has ended", code="engine_dead") from None
+
+    def _unavailable(self) -> ApiError:
+        wait = {"retry-after": str(self.retry_after())}
+        return ApiError(503, self.state.value, code=self.state.name.lower(), headers=wait)
+
+    def now(self) -> int:
+        """The time for a reply, in seconds since 1970."""
+        return int(time.time())
+
+    @property
+    def model(self) -> str:
+        """The name by which clients know the model."""
+        return self.config.served_model_name or self.engine.info.model
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and output together. The last token of a sequence is never stored."""
+        info = self.engine.info
+        return min(info.max_sequence_length, info.kv_capacity + 1)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served. Raises ApiError, 404."""
+        if name is not None and name != self.model:
+            raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
+
+    @property
+    def num_live(self) -> int:
+        """How many clients are being served."""
+        return len(self._live)
+
+    @contextmanager
+    def run(self, job: Job, tenant: str) -> Iterator[Running]:
+        """Queue a job's requests; they are over, or aborted, at the end of the block.
+
+        Raises:
+            ApiError, FerrumError: they cannot be queued now.
+        """
+        self.check_ready()
+        if job.id in self._live:
+            raise RequestError(f"{job.id!r} is live", param="request_id")
+        running = self.engine.open(job.requests)
+        self._live[job.id] = Live(running, tenant)
+        try:
+            yield running
+        finally:
+            running.abort()
+            del self._live[job.id]
+            self._rate.finished()
+
+    def cancel(self, request_id: str, tenant: str) -> str:
+        """End a request of the tenant, by the id of its reply or by the one that it was given; the former.
+
+        Raises:
+            ApiError: 404.
+        """
+        for name in (request_id, f"chatcmpl-{request_id}", f"cmpl-{request_id}"):
+            live = self._live.get(name)
+            if live is not None and live.tenant == tenant:
+                live.running.abort()
+                return name
+        raise ApiError(404, f"no live request {request_id!r}", code="request_not_found", param="id")
+
+    def drain(self) -> None:
+        """Take nothing new; what runs may finish."""
+        self.state = State.DRAINING
+
+    def abort_all(self) -> None:
+        """End all that runs."""
+        for live in self._live.values():
+            live.running.abort()

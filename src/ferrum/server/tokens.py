@@ -1,0 +1,69 @@
+"""Tokens from text and text from tokens."""
+
+from __future__ import annotations
+
+from ferrum.engine.front import Front
+from ferrum.server.conversation import render
+from ferrum.server.errors import invalid, unsupported
+from ferrum.server.replies import Rendered, Text, TokenPiece, Tokens
+from ferrum.server.requests import DetokenizeRequest, RenderRequest, TokenizeRequest
+from ferrum.text.tokenizer import Tokenizer
+
+
+def tokenizer_of(front: Front) -> Tokenizer:
+    """The model's tokenizer. Raises ApiError where it has none."""
+    if front.tokenizer is None:
+        raise unsupported("model", "it has no tokenizer")
+    return front.tokenizer
+
+
+def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
+    """The tokens of exactly one of `prompt`, `messages` and `content`.
+
+    Raises:
+        RequestError, ApiError: not exactly one, or a field that cannot be honoured.
+    """
+    tokenizer = tokenizer_of(front)
+    given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid("prompt", "give exactly one of prompt, messages and content")
+    if body.parse_special is False:
+        raise unsupported("parse_special", "the tokenizer always parses special tokens")
+    if body.content is not None:
+        ids = tokenizer.encode(body.content, add_special_tokens=bool(body.add_special))
+    elif body.prompt is not None:
+        ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        ids = tokenizer.encode(render(front, body), add_special_tokens=bool(body.add_special_tokens))
+    strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    pieces = [_piece(tokenizer, token) for token in ids] if body.with_pieces else None
+    return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
+    """A token with its text, or with its bytes where they are a part of a character."""
+    raw = tokenizer.token_bytes(token)
+    try:
+        return TokenPiece(id=token, piece=raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(id=token, piece=list(raw))
+
+
+def detokenize(front: Front, body: DetokenizeRequest) -> Text:
+    """The text of tokens, special ones included.
+
+    Raises:
+        InvalidToken: an id that the model does not have.
+    """
+    tokenizer = tokenizer_of(front)
+    front.admission.check_tokens(body.tokens, param="tokens")
+    text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return Text(prompt=text, content=text)
+
+
+def rendered(front: Front, body: RenderRequest) -> Rendered:
+    """The text of a conversation and its tokens, as a chat would take them."""
+    tokenizer = tokenizer_of(front)
+    text = render(front, body)
+    ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return Rendered(prompt=text, token_ids=ids, count=len(ids))

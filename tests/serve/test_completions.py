@@ -1,0 +1,115 @@
+"""Completions: prompts of every kind, echo, scores, best_of, and text that is the same in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_fakes import LetterTokenizer, expected
+from serve_kit import Served, error_of, events
+
+
+def test_the_choices_of_several_prompts_stand_in_order(server: Served) -> None:
+    reply = server.complete(prompt=["ab", "cd", "ef"], n=2, seed=3).json()
+    assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+    for choice in reply["choices"]:
+        place, number = divmod(choice["index"], 2)
+        assert choice["text"] == LetterTokenizer().decode(expected(server.requests[place], number))
+    assert reply["usage"]["prompt_tokens"] == 6 and reply["object"] == "text_completion"
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(server: Served) -> None:
+    ids = LetterTokenizer().encode("ab")
+    replies = [server.complete(prompt=prompt, seed=1, ignore_eos=True).json() for prompt in ("ab", ["ab"], ids, [ids])]
+    assert len({reply["choices"][0]["text"] for reply in replies}) == 1
+    assert replies[0]["usage"]["completion_tokens"] == 16  # the default of max_tokens
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], "", [""], [1, "a"], [[1], "a"], {"a": 1}, 5, [500], [-1], [1.5], [True]])
+def test_a_prompt_that_is_none_is_refused_by_name(server: Served, prompt: Any) -> None:
+    assert error_of(server.complete(prompt=prompt), 400)["param"].startswith("prompt")
+
+
+def test_of_several_prompts_the_bad_one_is_named(server: Served) -> None:
+    assert error_of(server.complete(prompt=[[1], [500]]), 400)["param"] == "prompt[1]"
+
+
+def test_echo_without_tokens_scores_the_prompt(server: Served) -> None:
+    [choice] = server.complete(prompt="abcd", max_tokens=0, echo=True, logprobs=1).json()["choices"]
+    scores = choice["logprobs"]
+    assert choice["text"] == "abcd" and scores["tokens"] == list("abcd") and scores["text_offset"] == [0, 1, 2, 3]
+    assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
+    told = server.complete(prompt="abcd", max_tokens=1, prompt_logprobs=0).json()["choices"][0]["prompt_logprobs"]
+    for token, score, position in zip("bcd", scores["token_logprobs"][1:], told[1:], strict=True):
+        assert score == position[str(LetterTokenizer().encode(token)[0])]["logprob"]
+
+
+def test_echo_with_tokens_lists_both_and_offsets_point_into_the_text(server: Served) -> None:
+    body = {"prompt": ["abc", "xy"], "echo": True, "logprobs": 2, "max_tokens": 6, "seed": 5, "ignore_eos": True}
+    for prompt, choice in zip(body["prompt"], server.complete(**body).json()["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert choice["text"].startswith(prompt)
+        assert len({len(logprobs[name]) for name in logprobs}) == 1
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert token.startswith("<") or choice["text"][offset : offset + len(token)] == token
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["ab", "cd"], "n": 2, "seed": 4},
+        {"prompt": "abc", "echo": True, "logprobs": 1, "seed": 4},
+        {"prompt": "abc", "logprobs": 0, "seed": 9, "stop": ["}", "B"], "max_tokens": 80},
+        {"prompt": [[5, 6], [7]], "echo": True, "return_token_ids": True, "temperature": 0},
+        {"prompt": "abc", "echo": True, "max_tokens": 0, "logprobs": 1},
+    ],
+)
+def test_a_stream_in_one_piece_is_the_whole_reply(server: Served, body: dict[str, Any]) -> None:
+    whole = server.complete(**body).json()
+    *chunks, done = events(server.complete(stream=True, **body))
+    assert done is None and {chunk["object"] for chunk in chunks} == {"text_completion"}
+    for choice in whole["choices"]:
+        mine = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        for name in choice["logprobs"] or ():
+            assert [entry for part in mine if part["logprobs"] for entry in part["logprobs"][name]] == (
+                choice["logprobs"][name]
+            )
+        assert [i for part in mine for i in part.get("token_ids") or ()] == choice.get("token_ids", [])
+
+
+def test_best_of_returns_the_likeliest_per_token(server: Served) -> None:
+    every = server.complete(n=6, seed=8, logprobs=0).json()["choices"]
+    best = server.complete(n=2, best_of=6, seed=8).json()
+    means = {c["text"]: sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["tokens"]) for c in every}
+    assert [c["text"] for c in best["choices"]] == sorted(means, key=lambda text: -means[text])[:2]
+    assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in every)
+    assert [c["index"] for c in best["choices"]] == [0, 1] and best["choices"][0]["logprobs"] is None
+
+
+def test_truncation_keeps_the_end(server: Served) -> None:
+    server.complete(prompt="abcdef", truncate_prompt_tokens=2)
+    server.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, max_tokens=10)
+    short, long = server.requests
+    assert LetterTokenizer().decode(short.prompt) == "ef"
+    assert len(long.prompt) == server.service.context - 10
+
+
+def test_a_request_over_the_context_is_refused_before_it_runs(server: Served) -> None:
+    context = server.service.context
+    error = error_of(server.complete(prompt=[1] * (context - 9), max_tokens=10, stream=True), 400)
+    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt" and not server.requests
+    exact = server.complete(prompt=[1] * (context - 2), max_tokens=2, ignore_eos=True).json()
+    assert exact["usage"]["total_tokens"] == context
+    assert error_of(server.chat(max_tokens=context), 400)["param"] == "messages"
+
+
+def test_the_sdk_completes_ids_and_batches(server: Served) -> None:
+    client = server.openai()
+    reply = client.completions.create(model="fake", prompt=[[1, 2], [3]], max_tokens=0, echo=True, logprobs=1)
+    assert [len(choice.logprobs.tokens) for choice in reply.choices if choice.logprobs] == [2, 1]
+    stream = client.completions.create(model="fake", prompt="ab", temperature=0, stream=True)
+    text = "".join(chunk.choices[0].text for chunk in stream)
+    assert text == client.completions.create(model="fake", prompt="ab", temperature=0).choices[0].text

@@ -1,0 +1,138 @@
+"""A real server on 127.0.0.1, over a fake engine or a given one, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import uvicorn
+from openai import OpenAI
+
+from engine_fakes import EOS, FakeRecipe, parts
+from ferrum.core.types import Request
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.front import Parts
+from ferrum.engine.running import Running
+from ferrum.server.app import create_app
+from ferrum.server.config import ServerConfig
+from ferrum.server.service import Service, State
+from ferrum.text.chat import ChatTemplate
+from ferrum.text.generation import GenerationConfig
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"
+    "{% if add_generation_prompt %}[bot]{% endif %}"
+)
+USER = [{"role": "user", "content": "hi"}]
+SLOW = FakeRecipe(seconds_per_step=0.01)
+
+
+@dataclass
+class Served:
+    """A running server: its address, its state, and the requests that its engine was given."""
+
+    url: str
+    service: Service
+    http: httpx.Client
+    requests: list[Request] = field(default_factory=list)
+
+    def openai(self, **options: Any) -> OpenAI:
+        """The official client; all share one pool of connections."""
+        options = {"api_key": "none", "max_retries": 0, **options}
+        return OpenAI(base_url=f"{self.url}/v1", http_client=self.http, **options)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def chat(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", **{"model": "fake", "messages": USER, "max_tokens": 8, **body})
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", **{"model": "fake", "prompt": "ab", **body})
+
+    def wait_idle(self) -> None:
+        """Until the engine knows of no request."""
+        wait_for(lambda: self.service.num_live == 0 and self.service.engine.num_live == 0)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.002)
+
+
+def chat_parts(recipe: FakeRecipe | None = None, *, sampling: dict[str, Any] | None = None, **options: Any) -> Parts:
+    """A fake engine whose model has a chat template."""
+    return replace(
+        parts(recipe, **options),
+        chat_template=ChatTemplate(TEMPLATE),
+        generation=GenerationConfig(eos_token_ids=(EOS,), sampling=sampling or {}),
+    )
+
+
+@contextmanager
+def serving(make: Callable[[], AsyncEngine] | Parts | None = None, **config: Any) -> Iterator[Served]:
+    """A server, by default over the fake engine, ready when the block begins."""
+    made = chat_parts() if make is None else make
+    app = create_app(
+        (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, ServerConfig(port=0, **config)
+    )
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        service: Service = app.state.service
+        wait_for(lambda: service.state is not State.LOADING, 120)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=30) as http:
+            served = Served(url, service, http)
+            _record(served)
+            yield served
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _record(served: Served) -> None:
+    """Keep every request that the engine is given."""
+    engine = served.service.engine
+    opened = engine.open
+
+    def open_and_keep(requests: list[Request]) -> Running:
+        served.requests += requests
+        return opened(requests)
+
+    engine.open = open_and_keep  # type: ignore[method-assign, assignment]
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The objects of a stream, whose form is checked to the byte; the last one is [DONE] as None."""
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    text = response.text
+    assert text.endswith("\n\n")
+    found: list[Any] = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        if event == ": keep-alive":
+            continue
+        assert event.startswith("data: ") and "\n" not in event
+        payload = event.removeprefix("data: ")
+        found.append(None if payload == "[DONE]" else json.loads(payload))
+    return found
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a reply, whose form is checked."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["code"], str) and "Traceback" not in response.text
+    return dict(body["error"])
