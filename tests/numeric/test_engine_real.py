@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +14,11 @@ from spoken import EOS_IDS, spoken
 from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
 
-from ferrum import LLM, SamplingParams
+from ferrum import LLM, AsyncEngine, SamplingParams
+from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
+from ferrum.runtime.lm import DecoderLM
+from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.scheduler import Scheduler
 
 NAME = "qwen3-windows"
@@ -223,3 +228,59 @@ def test_streamed_deltas_add_up_to_the_whole(llm: LLM) -> None:
     assert [token for delta in deltas for token in delta.token_ids] == choice.token_ids
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason == choice.finish_reason and deltas[-1].usage == output.metrics.usage
+
+
+@pytest.mark.contract("0.AsyncEngine")
+@pytest.mark.contract("5.the event loop computes nothing")
+def test_the_event_loop_turns_while_the_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing: set[int] = set()
+    meanwhile = threading.Event()
+    step = DecoderLM.run
+
+    def watched(lm: DecoderLM, batch: StepBatch) -> StepOutput:
+        computing.add(threading.get_ident())
+        assert meanwhile.wait(30), "the loop waits for the step, and the step for the loop"
+        return step(lm, batch)
+
+    async def serve() -> int:
+        async with AsyncEngine(str(spoken(NAME)), kernels="reference", kv_capacity=256) as engine:
+            deltas = engine.generate(PROMPTS[0], SamplingParams.from_dict(DRAWN))
+            first = asyncio.ensure_future(anext(deltas))
+            while not computing:
+                await asyncio.sleep(0.001)
+            meanwhile.set()
+            await first
+            async for _ in deltas:
+                pass
+        return threading.get_ident()
+
+    monkeypatch.setattr(DecoderLM, "run", watched)
+    assert asyncio.run(serve()) not in computing
+
+
+@pytest.mark.contract("0.AsyncEngine")
+def test_a_cancelled_request_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[LocalExecutor] = []
+    submit = LocalExecutor.submit
+
+    def seen(executor: LocalExecutor, batch: StepBatch) -> PendingStep:
+        executors.append(executor)
+        return submit(executor, batch)
+
+    async def serve() -> None:
+        async with AsyncEngine(str(spoken(NAME)), kernels="reference", kv_capacity=512) as engine:
+            params = SamplingParams.from_dict(DRAWN | {"max_tokens": None, "n": 3})
+            deltas = engine.generate(PROMPTS[2], params)
+            await anext(deltas)
+            pages = executors[0].pages
+            assert pages.used > 0
+            await deltas.aclose()
+            steps = len(executors)
+            while engine.num_live:
+                await asyncio.sleep(0.001)
+            assert pages.used == 0 and len(executors) <= steps + 2
+            (again,) = [d async for d in engine.generate([5, 6], SamplingParams(max_tokens=0))]
+            assert again.finish_reason == "length"
+
+    monkeypatch.setattr(LocalExecutor, "submit", seen)
+    asyncio.run(serve())

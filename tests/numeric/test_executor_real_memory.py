@@ -1,0 +1,119 @@
+"""The memory plan is exact: it counts every array that an executor holds, and the process grows by so much.
+
+The growth is that of an executor in a process that has the libraries (numpy and the like, some 23 MiB, which
+`import ferrum` puts off until something is loaded).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_twin import require_native
+from tiny import Case, directory_of, find
+
+from ferrum import load_executor
+from ferrum.core.contract import PrefillInput
+
+CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+def owned_arrays(root: object) -> Iterator[np.ndarray]:
+    """Every array that owns its memory (or maps a file's) and is reachable from `root`, once."""
+    seen: set[int] = set()
+    pending: list[Any] = [root]
+    while pending:
+        found = pending.pop()
+        if id(found) in seen or isinstance(found, CODE):
+            continue
+        seen.add(id(found))
+        if not isinstance(found, np.ndarray):
+            pending += gc.get_referents(found)
+        elif isinstance(found.base, np.ndarray):
+            pending.append(found.base)
+        else:
+            yield found
+
+
+@pytest.mark.contract("2.memory_requirements")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3-windows", "qwen3-mqa-wide-head-tied", "qwen2", "llama-dynamic"])
+def test_the_plan_counts_every_array_that_is_held(name: str, dtype: str) -> None:
+    case = find(name)
+    options = {"max_sequence_length": case.context, "kv_capacity": 1000}
+    with load_executor(directory_of(case), kernels="reference", dtype=dtype, **options) as executor:
+        plan = executor.memory_plan
+        held = sum(array.nbytes for array in owned_arrays(executor))
+        assert held == plan.total
+        executor.prefill(PrefillInput([list(range(60))], logits="all"))
+        gc.collect()
+        assert sum(array.nbytes for array in owned_arrays(executor)) - held < 4096, "a step leaves next to nothing"
+
+
+@pytest.mark.contract("2.memory_requirements")
+@pytest.mark.parametrize("batch", [1, 7, 32])
+def test_the_formula_bounds_the_plan_of_an_executor_of_that_size(batch: int) -> None:
+    directory = directory_of(find("qwen2"))
+    with load_executor(directory, kernels="reference", kv_capacity=10_000) as executor:
+        bound = executor.memory_requirements.calculate_total_memory(batch, 200, executor.info.num_layers)
+        pages = sum(part.pages(200) * part.page_bytes for part in executor.memory_plan.pool) * batch
+        plan = executor.memory_plan
+        assert plan.total - plan.kv_pool + pages <= bound
+
+
+MEASURE = """
+import json, sys
+from ferrum import load_executor
+from ferrum.cache.pages import PageCopy
+from ferrum.core.step import Rows, Span, StepBatch, Want
+
+def resident():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+before = resident()
+executor = load_executor(sys.argv[1], max_rows=32, kv_capacity=16_384, max_batch_size=64, **json.loads(sys.argv[2]))
+span = Span("s", 0, tuple(range(32)), Want.LOGITS, Rows.ALL)
+executor.submit(StepBatch((span,))).result()
+for group in executor.pages.groups:
+    # The system commits a page of memory when it is first written: write them all.
+    copies = [PageCopy(group.name, 0, target) for target in range(1, group.num_pages)]
+    executor.lm.kernels.copy_pages(copies)
+print(json.dumps([resident() - before, executor.memory_plan.total]))
+"""
+
+SIZEABLE = Case(
+    "sizeable",
+    "Qwen3Config",
+    {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 4096,
+    },
+)
+
+
+@pytest.mark.contract("2.memory_requirements")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_the_process_grows_by_the_plan(kernels: str, dtype: str) -> None:
+    if kernels == "native":
+        require_native()
+    options = json.dumps({"kernels": kernels, "dtype": dtype})
+    command = [sys.executable, "-c", MEASURE, str(directory_of(SIZEABLE)), options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    growth, planned = json.loads(done.stdout)
+    assert planned > 90 << 20, "so much that 16 MiB are little"
+    assert abs(growth - planned) <= max(planned // 50, 16 << 20), f"{growth >> 20} MiB, {planned >> 20} planned"

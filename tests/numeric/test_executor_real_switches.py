@@ -1,0 +1,101 @@
+"""The switches of contract section 4 on a real executor: each has its effect, or is refused."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tiny import directory_of, find, tokens_of
+
+from ferrum import LLM, load_executor
+from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.core.errors import ConfigError
+from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.runtime.local import LocalExecutor
+
+CASE = find("qwen3-windows")
+TOKENS = tokens_of(CASE, 20, seed=2)
+
+
+def load() -> LocalExecutor:
+    return load_executor(directory_of(CASE), kernels="reference", kv_capacity=256)
+
+
+@pytest.mark.contract("4.switches")
+@pytest.mark.parametrize("name", ["FERRUM_DISABLE_GRAPHS", "FERRUM_DISABLE_CUDA_RUNNER"])
+def test_without_graphs_the_network_is_walked_and_the_bits_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load() as replayed:
+        monkeypatch.setenv(name, "1")
+        with load() as eager:
+            assert replayed.lm.replay is not None and eager.lm.replay is None
+            np.testing.assert_array_equal(eager.forward(TOKENS), replayed.forward(TOKENS))
+            assert eager.memory_plan.activations == 0, "an eager network plans no buffers"
+
+
+@pytest.mark.contract("4.switches")
+@pytest.mark.contract("4.one KV store")
+def test_the_paged_store_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRUM_PAGED_KV", "0")
+    for open_it in (load, lambda: LLM(str(directory_of(CASE)), kernels="reference")):
+        with pytest.raises(ConfigError) as caught:
+            open_it()
+        assert caught.value.param == "FERRUM_PAGED_KV"
+
+
+@pytest.mark.contract("4.switches")
+def test_logged_tokens_are_position_and_the_five_best_of_each_span(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FERRUM_LOG_TOKENS", "1")
+    with load() as executor, caplog.at_level(logging.INFO, logger="ferrum.tokens"):
+        logits = executor.forward(TOKENS)[0]
+        caplog.clear()
+        handle = executor.prefill(PrefillInput(TOKENS[:-1])).kv_cache
+        silent = Span("silent", 0, (1, 2), Want.NONE)
+        executor.submit(StepBatch((silent,))).result()
+        executor.decode(DecodeInput([TOKENS[-1]], handle))
+    assert len(caplog.messages) == 2, "a span without logits has nothing to tell"
+    for position, message in zip((18, 19), caplog.messages, strict=True):
+        backend, cache_id, where, *best = message.split()
+        assert (backend, cache_id, where) == ("reference", handle.cache_id, f"position={position}")
+        five = np.argsort(-logits[position], kind="stable")[:5]
+        assert best == [f"{token}:{logits[position, token]:.4f}" for token in five]
+
+
+@pytest.mark.contract("4.switches")
+def test_nothing_is_formatted_while_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    with load() as executor, caplog.at_level(logging.DEBUG, logger="ferrum.tokens"):
+        assert executor.lm.watch is None
+        executor.forward(TOKENS)
+    assert not caplog.messages
+
+
+@pytest.mark.contract("4.switches")
+def test_the_switches_reach_an_engine_in_a_process_of_its_own() -> None:
+    script = (
+        "from ferrum import LLM, SamplingParams\n"
+        f"llm = LLM({str(directory_of(CASE))!r}, kernels='reference', kv_capacity=256, host='process')\n"
+        "llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)\n"
+        "llm.close()\n"
+    )
+    environment = {"FERRUM_LOG_TOKENS": "1", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert [line.split()[2] for line in done.stderr.splitlines() if "position=" in line] == ["position=2", "position=3"]
+
+
+@pytest.mark.contract("4.one KV store")
+def test_every_path_reads_the_same_store() -> None:
+    """Replay and walk by turns: what one wrote, the other continues."""
+    with load() as executor:
+        expected = executor.forward(TOKENS)[0]
+        program = executor.lm.replay
+        for position, token in enumerate(TOKENS):
+            executor.lm.replay = program if position % 2 else None
+            span = Span("s", position, (token,), Want.LOGITS, Rows.ALL)
+            (result,) = executor.submit(StepBatch((span,))).result().results
+            np.testing.assert_array_equal(result.logits[0], expected[position])
