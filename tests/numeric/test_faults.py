@@ -88,6 +88,7 @@ def sites(executor: Any) -> int:
     return count
 
 
+@pytest.mark.contract("5.no fallback answers with stale keys")
 @pytest.mark.parametrize("kind", ["raising", "nan"])
 def test_a_fault_at_any_call_site_ends_the_guilty_alone(executor, kind):
     faulty, pages = executor.lm.kernels, executor.lm.pages

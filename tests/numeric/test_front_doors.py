@@ -63,6 +63,7 @@ def test_scores_are_the_log_softmax_of_the_executors_logits(llm: LLM) -> None:
         assert score.rank == 1 + int((logits[position] > logits[position, token]).sum())
 
 
+@pytest.mark.contract("0.AsyncEngine")
 def test_the_asynchronous_engine_streams_what_the_batch_returns(llm: LLM) -> None:
     async def collect() -> str:
         async with AsyncEngine(BUILT_IN, kernels="reference", kv_capacity=1024) as engine:
@@ -73,6 +74,7 @@ def test_the_asynchronous_engine_streams_what_the_batch_returns(llm: LLM) -> Non
     assert asyncio.run(collect()) == output.outputs[0].text
 
 
+@pytest.mark.contract("0.LLM")
 def test_a_directory_without_a_tokenizer_serves_token_ids(llm: LLM, tmp_path: Path) -> None:
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         shutil.copy(resolve_model(BUILT_IN) / name, tmp_path)
@@ -140,6 +142,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.contract("0.ferrum")
 def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["plan", BUILT_IN, "--kv-capacity", "2048", "--kernels", "reference"]) == 0
     shown = capsys.readouterr().out

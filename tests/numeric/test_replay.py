@@ -16,6 +16,7 @@ def executors(name: str):
     return [load_executor(directory, replay=replay, kernels="reference") for replay in (True, False)]
 
 
+@pytest.mark.contract("4.recorded step")
 @pytest.mark.parametrize("name", ["qwen3-windows", "qwen2"])
 def test_replay_equals_eager_at_every_row_count(name):
     replayed, eager = executors(name)
@@ -29,6 +30,7 @@ def test_replay_equals_eager_at_every_row_count(name):
             each.release_cache(span.cache_id)
 
 
+@pytest.mark.contract("4.recorded step")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_living_value_shares_its_buffer(case):
     decoder = load_executor(directory_of(case), kernels="reference").lm.network

@@ -86,6 +86,7 @@ def test_greedy_and_its_equivalents_take_the_likeliest(params: dict[str, Any]) -
     assert all(sample(LOGITS, request([0] * k, **params)).token == 2 for k in range(1, 30))
 
 
+@pytest.mark.contract("5.ties go one way")
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}])
 def test_ties_go_to_the_lowest_id(params: dict[str, Any]) -> None:
     logits = np.array([1, 3, 0, 3, 3], np.float32)
@@ -99,6 +100,7 @@ def test_greedy_obeys_masks_bias_and_penalties() -> None:
     assert sample(LOGITS, request([0, 2], presence_penalty=2.0, **greedy)).token == 6
 
 
+@pytest.mark.contract("5.no token of probability zero is drawn")
 def test_a_token_of_zero_probability_is_never_drawn() -> None:
     """Two thousand tokens at minus infinity or far below, and two that share the mass."""
     logits = np.full(2002, -np.inf, np.float32)

@@ -79,6 +79,8 @@ CASES: list[tuple[str, dict[str, Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.contract("0.SamplingParams")
+@pytest.mark.contract("5.parameters are applied")
 @pytest.mark.parametrize(("params", "processors"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_rules_match_transformers(params: dict[str, Any], processors: list[Any]) -> None:
     for seed in range(5):
@@ -144,6 +146,7 @@ def test_all_rules_together_match_the_plain_twin(seed: int) -> None:
 LOG_TABLE = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
 
 
+@pytest.mark.contract("5.temperature comes before top-p")
 @pytest.mark.parametrize(
     ("why", "params", "kept"),
     [

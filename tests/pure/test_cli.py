@@ -81,6 +81,7 @@ def answer(prompt: str, max_tokens: int, **options: Any) -> str:
     return text
 
 
+@pytest.mark.contract("0.ferrum")
 def test_run_streams_the_text_to_standard_output_and_its_speed_to_standard_error(
     ferrum: Callable[..., Outcome], built: list[Any]
 ) -> None:
@@ -164,6 +165,7 @@ def test_recommended_parameters_apply_unless_an_option_says_otherwise(
     assert [params.temperature for params in asked_params] == [0.0, 0.5]
 
 
+@pytest.mark.contract("0.ferrum")
 def test_chat_keeps_the_conversation(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.contract("0.ferrum")
 def test_list_and_pull_show_models(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -241,6 +244,8 @@ def test_list_and_pull_show_models(
         assert out.splitlines()[-1].split() == ["org/name", "3.0", "MiB", "Qwen3ForCausalLM", str(tmp_path)]
 
 
+@pytest.mark.contract("0.ferrum")
+@pytest.mark.contract("4.switches")
 def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FERRUM_LOG_TOKENS", "1")
     code, out, _ = ferrum("doctor")

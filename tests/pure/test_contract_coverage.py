@@ -11,6 +11,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 SECTIONS = {
+    "0": "load_executor, LLM, SamplingParams, AsyncEngine, ferrum",
     "1": """KvCacheHandle, PrefillInput, PrefillOutput, DecodeInput, DecodeOutput, UnifiedBatch,
             SpeculativeDecodeOutput, LogitsPolicy, ModelInfo, DataType""",
     "2": """info, submit, prefill, batch_prefill, decode, batch_decode, unified_decode, forward_verify, truncate_kv,
@@ -19,11 +20,15 @@ SECTIONS = {
             BatchModelExecutor, ExecutorRegistry, ModelExecutorFactory, ExecutorConfig""",
     "3": """config, prefill, decode, decode_batch, unified_forward, forward_verify, truncate_kv, fork, release, reset,
             kv_capacity, set_lora_adapter, LlmExecutor, errors""",
-    "4": "switches",
-    "5": """speculation is exact, token ids are integers, sizes follow heads and formats,
-            nothing half-written is used""",
+    "4": "recorded step, one KV store, switches",
+    "5": """speculation is exact, ties go one way, no token of probability zero is drawn,
+            temperature comes before top-p, parameters are applied, no hidden defaults,
+            stop strings are found as tokens come, no character is cut,
+            ends come from generation_config.json, token ids are integers,
+            reports wait for no step, the event loop computes nothing, nothing half-written is used,
+            sizes follow heads and formats, a prompt that is too long is told, no fallback answers with stale keys""",
 }
-"""The rows that are the executor's, by section."""
+"""The rows by section: what the tables name, and each mistake of section 5."""
 
 ROWS = [f"{section}.{name.strip()}" for section, names in SECTIONS.items() for name in names.split(",")]
 

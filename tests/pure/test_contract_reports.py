@@ -115,6 +115,7 @@ def test_status_counts_what_was_served(executor):
     assert json.loads(status.to_json())["last_operation"] == status.last_operation
 
 
+@contract("5.reports wait for no step")
 @contract("2.status")
 def test_status_does_not_wait_for_the_step_it_tells_of(executor):
     inside, go_on = threading.Event(), threading.Event()

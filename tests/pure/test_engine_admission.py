@@ -48,6 +48,7 @@ def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     assert set(request.bad_words) == {tuple(tokens.encode("no")), tuple(tokens.encode(" no"))}
 
 
+@pytest.mark.contract("5.a prompt that is too long is told")
 @pytest.mark.parametrize(
     ("prompt", "error", "words"),
     [

@@ -79,6 +79,7 @@ def test_requests_run_together_and_each_gets_its_own_text(engine: AsyncEngine) -
     run(test)
 
 
+@pytest.mark.contract("0.AsyncEngine")
 def test_closing_or_cancelling_an_iterator_ends_the_request(engine: AsyncEngine) -> None:
     async def test() -> None:
         closed = engine.generate([1], ENDLESS)

@@ -48,6 +48,8 @@ DEFAULTS: dict[str, object] = {
 }
 
 
+@pytest.mark.contract("0.SamplingParams")
+@pytest.mark.contract("5.no hidden defaults")
 def test_every_name_of_the_contract_with_a_neutral_default() -> None:
     params = SamplingParams()
     assert {each.name: getattr(params, each.name) for each in fields(params)} == DEFAULTS
@@ -75,6 +77,7 @@ def test_every_field_is_claimed_by_one_rule_of_an_existing_room() -> None:
         assert (PACKAGE / room).is_dir() and duty.isidentifier(), name
 
 
+@pytest.mark.contract("5.parameters are applied")
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.startswith("sampling.")])
 def test_a_sampling_field_is_read_by_the_rule_that_claims_it_and_by_no_other(name: str) -> None:
     assert reading_functions("sampling").get(name) == {RULES[name].removeprefix("sampling.")}

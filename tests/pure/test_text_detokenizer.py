@@ -78,6 +78,7 @@ some_groups = st.lists(st.integers(0, 4), max_size=12)
 some_stops = st.lists(st.text("abé世\ufffd", min_size=1, max_size=4), max_size=4)
 
 
+@pytest.mark.contract("5.no character is cut")
 @given(some_pieces, some_groups, st.booleans())
 def test_without_stops_the_text_is_the_bytes_decoded_as_one(
     pieces: list[bytes | None], groups: list[int], skip: bool
@@ -89,6 +90,7 @@ def test_without_stops_the_text_is_the_bytes_decoded_as_one(
     assert (kept, stop) == (len(pieces), None)
 
 
+@pytest.mark.contract("5.stop strings are found as tokens come")
 @given(some_pieces, some_groups, some_stops, st.booleans())
 @example([b"abc"], [], ["abc", "b"], False)
 @example([b"ab\xe4", b"\xb8\x96"], [1], ["世"], False)

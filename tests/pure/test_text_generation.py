@@ -46,6 +46,7 @@ def test_no_sampling_means_temperature_zero(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path).sampling == {"temperature": 0, "max_tokens": 32, "repetition_penalty": 1.1}
 
 
+@pytest.mark.contract("5.ends come from generation_config.json")
 @pytest.mark.parametrize(("value", "ids"), [(2, (2,)), ([3, 2, 3], (3, 2)), (None, ()), (-1, ()), ([], ())])
 def test_end_tokens_are_a_number_or_a_list(tmp_path: Path, value: Any, ids: tuple[int, ...]) -> None:
     write(tmp_path, eos_token_id=value)
