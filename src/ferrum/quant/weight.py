@@ -1,0 +1,80 @@
+"""What all formats of quantised weights share: a matrix of small integers, one scale for each group of inputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import F32, Int32
+from ferrum.quant.activations import grouped_product, quantize_rows
+from ferrum.quant.groups import group_count
+
+_BLOCK: Final = 1 << 20
+"""Terms of a product that are made at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GroupedWeight(ABC):
+    """A `Weight` whose element (n, k) is scales[n, k // group] * code(n, k), an integer of magnitude 128 at most.
+
+    K need not be a multiple of the group: rows are filled up with codes that stand for 0.
+
+    Attributes:
+        scales: float16 [N, G].
+        inputs: K.
+        group: inputs that share a scale, one of `GROUPS`.
+    """
+
+    scales: NDArray[np.float16]
+    inputs: int
+    group: int
+
+    def __post_init__(self) -> None:
+        assert self.scales.dtype == np.float16, "scales are stored in float16"
+        assert self.scales.shape[1] == group_count(self.inputs, self.group), "every group has one scale"
+
+    @property
+    @abstractmethod
+    def format(self) -> str:
+        """The name of the integers' format."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and whatever else is held."""
+
+    @abstractmethod
+    def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
+        """The codes of some rows as the numbers that they stand for, int8 [n, G, group]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K): outputs, inputs."""
+        return len(self.scales), self.inputs
+
+    def matmul(self, x: F32) -> F32:
+        """x [M, K] f32 -> [M, N] f32, by the arithmetic of `activations.py`."""
+        rows = quantize_rows(x, self.group)
+        out = np.empty((len(x), len(self.scales)), np.float32)
+        step = max(1, _BLOCK // max(1, rows.scales.size, self.inputs))
+        for begin in range(0, len(self.scales), step):
+            part = slice(begin, begin + step)
+            out[:, part] = grouped_product(rows, self.signed_codes(part), self.scales[part])
+        return out
+
+    def rows(self, ids: Int32) -> F32:
+        """The given rows, [len(ids), K] f32: each element is exact, the product of a code and a float16."""
+        return self._dequantized(ids)
+
+    def dequantize(self) -> F32:
+        """The matrix [N, K] as f32."""
+        return self._dequantized(slice(None))
+
+    def _dequantized(self, rows: slice | Int32) -> F32:
+        values = self.signed_codes(rows).astype(np.float32)
+        values *= self.scales[rows].astype(np.float32)[..., None]
+        return values.reshape(len(values), values.shape[1] * self.group)[:, : self.inputs]

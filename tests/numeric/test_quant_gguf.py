@@ -1,0 +1,84 @@
+"""Q8_0 and Q4_0 of GGUF, as the `gguf` package writes and reads them, number for number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+
+from ferrum.quant.int4 import CLIPPING, from_q4_0, quantize_int4
+from ferrum.quant.int8 import from_q8_0, quantize_int8
+from ferrum.quant.weight import GroupedWeight
+
+Q8_0, Q4_0 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
+
+
+def samples() -> list[np.ndarray]:
+    """Normal, heavy-tailed, coarse (halves and equal magnitudes of both signs abound), zero, and tiny numbers."""
+    rng = np.random.default_rng(11)
+    coarse = rng.integers(-8, 9, (200, 96))
+    return [
+        each.astype(np.float32)
+        for each in (
+            rng.standard_normal((200, 96)) * 0.02,
+            rng.standard_t(2, (200, 96)),
+            coarse,
+            np.where(coarse > 4, coarse, 0) * (rng.random((200, 1)) < 0.5),
+            rng.standard_normal((200, 96)) * 2.0**-16,
+        )
+    ]
+
+
+def plain(values: np.ndarray) -> GroupedWeight:
+    return quantize_int4(values, clipping=())
+
+
+def same(ours: GroupedWeight, theirs: GroupedWeight) -> None:
+    np.testing.assert_array_equal(ours.scales, theirs.scales)
+    np.testing.assert_array_equal(ours.signed_codes(slice(None)), theirs.signed_codes(slice(None)))
+
+
+CASES = [(Q8_0, from_q8_0, quantize_int8), (Q4_0, from_q4_0, plain)]
+
+
+@pytest.mark.parametrize(("kind", "read", "quantize"), CASES)
+def test_reading_loses_nothing(kind, read, quantize):
+    for values in samples():
+        blocks = quants.quantize(values, kind)
+        np.testing.assert_array_equal(read(blocks).dequantize(), quants.dequantize(blocks, kind))
+
+
+def test_any_bytes_are_read_as_they_are():
+    """Also those that no quantiser writes: the code -128, negative and subnormal scales."""
+    rng = np.random.default_rng(12)
+    for kind, read, size in ((Q8_0, from_q8_0, 34), (Q4_0, from_q4_0, 18)):
+        blocks = rng.integers(0, 256, (50, 3, size), dtype=np.uint8)
+        scales = (rng.standard_normal((50, 3)) * 10.0 ** rng.integers(-8, 2, (50, 3))).astype(np.float16)
+        blocks[..., :2] = scales[..., None].view(np.uint8)
+        blocks = blocks.reshape(50, -1)
+        np.testing.assert_array_equal(read(blocks).dequantize(), quants.dequantize(blocks, kind))
+
+
+@pytest.mark.parametrize(("kind", "read", "quantize"), CASES)
+def test_rounding_gives_the_same_scales_and_integers(kind, read, quantize):
+    for values in samples():
+        same(quantize(values), read(quants.quantize(values, kind)))
+
+
+@pytest.mark.parametrize(("kind", "read", "quantize"), [*CASES, (Q4_0, from_q4_0, quantize_int4)])
+def test_numbers_that_came_from_gguf_stay(kind, read, quantize):
+    for values in samples()[:4]:
+        given = read(quants.quantize(values, kind))
+        np.testing.assert_array_equal(quantize(given.dequantize()).dequantize(), given.dequantize())
+
+
+def test_no_group_has_a_larger_error_than_with_q4_0_and_all_together_a_smaller_one():
+    def error(weight: GroupedWeight, values: np.ndarray) -> np.ndarray:
+        difference = weight.dequantize().astype(np.float64) - values
+        return (difference**2).reshape(len(values), -1, 32).sum(axis=-1)
+
+    assert CLIPPING
+    for values in samples()[:2]:
+        ours, theirs = error(quantize_int4(values), values), error(plain(values), values)
+        assert (ours <= theirs * (1 + 1e-5)).all()
+        assert ours.sum() < 0.97 * theirs.sum()
