@@ -12,7 +12,7 @@ from tiny import directory_of, find, tokens_of
 
 from ferrum import LLM, load_executor
 from ferrum.core.contract import DecodeInput, PrefillInput
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.local import LocalExecutor
 
@@ -99,3 +99,22 @@ def test_every_path_reads_the_same_store() -> None:
             span = Span("s", position, (token,), Want.LOGITS, Rows.ALL)
             (result,) = executor.submit(StepBatch((span,))).result().results
             np.testing.assert_array_equal(result.logits[0], expected[position])
+
+
+@pytest.mark.contract("4.failure to build the fast path")
+def test_a_fast_path_that_is_missing_is_told_in_the_status(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing() -> None:
+        raise Unsupported("native CPU kernels", "there is no compiler, says this test")
+
+    with load() as asked_for:
+        assert asked_for.status().notes == (), "the reference was asked for"
+    monkeypatch.setattr("ferrum.kernels.cpu.library.load", missing)
+    with load_executor(directory_of(CASE), kv_capacity=256) as executor:
+        (note,) = executor.status().notes
+        assert executor.status().backend == "reference" and "there is no compiler, says this test" in note
+        assert caplog.messages == [note]
+        assert executor.forward(TOKENS).shape == (1, len(TOKENS), 131)
+    with pytest.raises(Unsupported, match="no compiler"):
+        load_executor(directory_of(CASE), kernels="native")

@@ -74,10 +74,10 @@ def test_without_the_library_the_reference_serves_and_says_so_once(monkeypatch, 
 
     monkeypatch.setattr(native, "load", missing)
     with caplog.at_level(logging.WARNING):
-        assert {choose_kernels("auto").name for _ in range(3)} == {"reference"}
+        assert {choose_kernels("auto").kernels.name for _ in range(3)} == {"reference"}
     assert [record.message for record in caplog.records] == [
         "the slow reference kernels serve: not built, for this test"
     ]
     with pytest.raises(Unsupported, match="not built"):
         choose_kernels("native")
-    assert choose_kernels("reference").name == "reference"
+    assert choose_kernels("reference").kernels.name == "reference"

@@ -20,7 +20,7 @@ SECTIONS = {
             BatchModelExecutor, ExecutorRegistry, ModelExecutorFactory, ExecutorConfig""",
     "3": """config, prefill, decode, decode_batch, unified_forward, forward_verify, truncate_kv, fork, release, reset,
             kv_capacity, set_lora_adapter, LlmExecutor, errors""",
-    "4": "recorded step, one KV store, switches",
+    "4": "recorded step, one KV store, failure to build the fast path, switches",
     "5": """speculation is exact, ties go one way, no token of probability zero is drawn,
             temperature comes before top-p, parameters are applied, no hidden defaults,
             stop strings are found as tokens come, no character is cut,

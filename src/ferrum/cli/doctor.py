@@ -82,6 +82,6 @@ def _backends() -> Iterator[tuple[str, str]]:
 
     for name in (each for each in KERNELS if each != "auto"):
         try:
-            yield f"backend {name}", f"yes: {choose_kernels(name).numerics_id}"
+            yield f"backend {name}", f"yes: {choose_kernels(name).kernels.numerics_id}"
         except Unsupported as error:
             yield f"backend {name}", f"no: {error.reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cache
 
 from ferrum.core.errors import Unsupported
@@ -13,7 +14,15 @@ from ferrum.kernels.reference import ReferenceKernels
 _logger = logging.getLogger(__name__)
 
 
-def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) -> Kernels:
+@dataclass(frozen=True, slots=True)
+class ChosenKernels:
+    """Kernels, and what a user should know of the choice."""
+
+    kernels: Kernels
+    notes: tuple[str, ...] = ()
+
+
+def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) -> ChosenKernels:
     """The kernels of that name.
 
     Args:
@@ -25,19 +34,20 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) 
         ConfigError: an instruction tier that this machine does not have.
     """
     if kernels == "reference":
-        return ReferenceKernels()
+        return ChosenKernels(ReferenceKernels())
     if kernels not in ("auto", "native"):
         raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
     try:
-        return NativeKernels(isa, threads)
+        return ChosenKernels(NativeKernels(isa, threads))
     except Unsupported as error:
         if kernels == "native":
             raise
-        _tell(error.reason)
-        return ReferenceKernels()
+        note = f"the slow reference kernels serve: {error.reason}"
+        _tell(note)
+        return ChosenKernels(ReferenceKernels(), (note,))
 
 
 @cache
-def _tell(reason: str) -> None:
+def _tell(note: str) -> None:
     """Warn, the first time."""
-    _logger.warning("the slow reference kernels serve: %s", reason)
+    _logger.warning(note)

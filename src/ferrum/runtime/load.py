@@ -104,12 +104,12 @@ def build_executor(
     With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
     """
     _refuse(config)
-    kernels = choose_kernels(config.kernels, config.isa, config.threads)
+    chosen = choose_kernels(config.kernels, config.isa, config.threads)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
-    parameters = Parameters(checkpoint, config.dtype, progress)
-    decoder = build_decoder(spec, parameters, kernels, context)
+    parameters = Parameters(checkpoint, config.dtype, progress, quantize=config.quantize)
+    decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
         page_size=page_size,
@@ -119,13 +119,14 @@ def build_executor(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
     )
-    kv_format = _kv_format(config.kv_dtype, decoder)
+    dtype = parameters.format or "float32"
+    kv_format = _kv_format(config.kv_dtype, dtype)
     groups = pool_groups(spec, kv_format, limits)
-    lm = _language_model(decoder, kernels, groups, limits, replay=not config.switches.disable_graphs)
+    lm = _language_model(decoder, chosen.kernels, groups, limits, replay=not config.switches.disable_graphs)
     return LocalExecutor(
         lm,
         info=_info(config.model, spec, decoder, parameters.count),
-        traits=_traits(lm, decoder, kv_format, groups, limits),
+        traits=replace(_traits(lm, decoder, kv_format, groups, limits), notes=chosen.notes),
         log_tokens=config.switches.log_tokens,
     )
 
