@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "operations.hpp"
+#include "probe.hpp"
 
 namespace nb = nanobind;
 
@@ -211,6 +212,11 @@ NB_MODULE(_native, module) {
         .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),
              nb::arg("logit_rows"), nb::arg("hidden_rows"), nb::arg("embeddings").none())
         .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<Probe>(module, "Probe")
+        .def(nb::init<const std::string&, int, int64_t>())
+        .def("read", &Probe::read, nb::call_guard<nb::gil_scoped_release>())
+        .def("peak", &Probe::peak, nb::call_guard<nb::gil_scoped_release>());
+    module.def("time_all", &time_all, nb::call_guard<nb::gil_scoped_release>());
     module.def("embed", &embed);
     module.def("norm", &norm, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     module.def("linear", &linear);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,14 +36,23 @@ class Interpreter:
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
-        counts = row_counts(tables)
-        for extent, count in counts.items():
-            assert count <= self._limits[extent], f"{count} {extent.value}, planned for {self._limits[extent]}"
+        counts = row_counts(tables, self._limits)
         kernels.begin(tables)
         for op in self.program.ops:
             self._run(op, kernels, counts)
         output = self.program.output
         return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        """Run one step, and return the seconds of each of the program's operations."""
+        counts = row_counts(tables, self._limits)
+        kernels.begin(tables)
+        seconds = []
+        for op in self.program.ops:
+            begun = time.perf_counter()
+            self._run(op, kernels, counts)
+            seconds.append(time.perf_counter() - begun)
+        return seconds
 
     def _run(self, op: Op, kernels: Kernels, counts: Mapping[Extent, int]) -> None:
         arguments = [self._view(a, counts) if isinstance(a, Value) else a for a in op.arguments]
@@ -56,14 +66,17 @@ class Interpreter:
         return memory[: rows * value.columns].reshape(rows, value.columns)
 
 
-def row_counts(tables: StepTables) -> dict[Extent, int]:
-    """How many rows each extent has in this step."""
-    return {
+def row_counts(tables: StepTables, limits: Mapping[Extent, int]) -> dict[Extent, int]:
+    """How many rows each extent has in this step; no more than planned."""
+    counts = {
         Extent.ROWS: len(tables.token_ids),
         Extent.LOGITS: len(tables.logit_rows),
         Extent.HIDDEN: len(tables.hidden_rows),
         Extent.SPANS: len(tables.span_rows) - 1,
     }
+    for extent, count in counts.items():
+        assert count <= limits[extent], f"{count} {extent.value}, planned for {limits[extent]}"
+    return counts
 
 
 def run_eager(network: Network, kernels: Kernels, tables: StepTables) -> NetworkOutput:

@@ -19,10 +19,20 @@ _ALIGNMENT: Final = 64
 
 
 class Replay(Protocol):
-    """A program ready to run a step."""
+    """A program ready to run a step.
+
+    Attributes:
+        program: what it runs.
+    """
+
+    program: Program
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
+        ...
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        """Run one step, and return the seconds of each of the program's operations."""
         ...
 
     def nbytes(self, extent: Extent) -> int:
@@ -50,7 +60,7 @@ class NativeProgram:
     """
 
     def __init__(self, program: Program, kernels: NativeKernels, limits: Mapping[Extent, int]) -> None:
-        self._program = program  # its weights and vectors are only borrowed by the operations
+        self.program = program  # its weights and vectors are only borrowed by the operations
         self._limits = dict(limits)
         self._kernels = kernels
         self._sizes = [self._buffer_bytes(extent, columns) for extent, columns in program.buffers]
@@ -65,25 +75,34 @@ class NativeProgram:
 
     def nbytes(self, extent: Extent) -> int:
         """Bytes of the buffers of that extent."""
-        pairs = zip(self._program.buffers, self._sizes, strict=True)
+        pairs = zip(self.program.buffers, self._sizes, strict=True)
         return sum(size for (kind, _), size in pairs if kind is extent)
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
-        assert kernels is self._kernels, "a program is lowered for the kernels that run it"
-        counts = row_counts(tables)
-        for extent, count in counts.items():
-            assert count <= self._limits[extent], f"{count} {extent.value}, planned for {self._limits[extent]}"
-        kernels.begin(tables)
+        counts = self._begin(kernels, tables)
         self._kernels.lowering.runtime.run(self._operations)
-        output = self._program.output
+        output = self.program.output
         return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        """Run one step, and return the seconds of each of the program's operations, as the library's team sees them."""
+        self._begin(kernels, tables)
+        lowering = self._kernels.lowering
+        return list(lowering.library.time_all(lowering.runtime, self._operations))
+
+    def _begin(self, kernels: Kernels, tables: StepTables) -> dict[Extent, int]:
+        """Hand the step's tables over; how many rows each extent has."""
+        assert kernels is self._kernels, "a program is lowered for the kernels that run it"
+        counts = row_counts(tables, self._limits)
+        kernels.begin(tables)
+        return counts
 
     def _buffer_bytes(self, extent: Extent, columns: int) -> int:
         return self._limits[extent] * columns * (1 if extent is Extent.SPANS else 4)
 
     def _memory(self, value: Value) -> NDArray[Any]:
-        buffer = self._buffers[self._program.placement[value]]
+        buffer = self._buffers[self.program.placement[value]]
         return buffer.view(np.bool_ if value.extent is Extent.SPANS else np.float32)
 
     def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:

@@ -1,0 +1,169 @@
+#include "probe.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace ferrum {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRuns = 3;
+constexpr int64_t kRounds = 300000;  // one to two milliseconds
+constexpr int64_t kAhead = 8192;     // bytes of prefetch: what the products use
+
+double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
+
+using Words = uint64_t __attribute__((vector_size(16)));
+
+Words load_words(const std::byte* from) {
+    Words words;
+    std::memcpy(&words, from, sizeof words);
+    return words;
+}
+
+// Folds all lines of [from, to) into one number, which the caller must let the compiler believe is read.
+uint64_t fold_lines(const std::byte* from, const std::byte* to) {
+    Words a{}, b{}, c{}, d{};
+    for (; from + 64 <= to; from += 64) {
+        __builtin_prefetch(from + kAhead);
+        a ^= load_words(from);
+        b ^= load_words(from + 16);
+        c ^= load_words(from + 32);
+        d ^= load_words(from + 48);
+    }
+    const Words all = a ^ b ^ c ^ d;
+    return all[0] ^ all[1];
+}
+
+#if defined(__x86_64__)
+
+// Twelve chains hide the latency of every such instruction. The registers are named, because compilers spill arrays of
+// accumulators and then measure half. A macro, because an instruction's text cannot be a template's argument.
+#define FERRUM_SPIN(body)                                                                                              \
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n vpxor %%xmm\\r,%%xmm\\r,%%xmm\\r\n.endr\n"            \
+                 "1:\n.irp r,0,1,2,3,4,5,6,7,8,9,10,11\n" body "\n.endr\n"                                             \
+                 "dec %0\njnz 1b\nvzeroupper\n"                                                                        \
+                 : "+r"(rounds)                                                                                        \
+                 :                                                                                                     \
+                 : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",      \
+                   "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+
+constexpr int kChains = 12;
+
+void spin_f32_avx512(int64_t rounds) { FERRUM_SPIN("vfmadd231ps %%zmm14,%%zmm15,%%zmm\\r"); }
+void spin_bf16_avx512(int64_t rounds) { FERRUM_SPIN("vdpbf16ps %%zmm14,%%zmm15,%%zmm\\r"); }
+void spin_int8_avx512(int64_t rounds) { FERRUM_SPIN("vpdpbusd %%zmm14,%%zmm15,%%zmm\\r"); }
+void spin_f32_avx2(int64_t rounds) { FERRUM_SPIN("vfmadd231ps %%ymm14,%%ymm15,%%ymm\\r"); }
+void spin_int8_avx2(int64_t rounds) {
+    FERRUM_SPIN(
+                "vpmaddubsw %%ymm14,%%ymm15,%%ymm13\nvpmaddwd %%ymm12,%%ymm13,%%ymm13\nvpaddd %%ymm13,%%ymm\\r,%%ymm\\r");
+}
+
+#undef FERRUM_SPIN
+
+#endif
+
+using Quad = float __attribute__((vector_size(16)));
+
+constexpr int kQuads = 8;
+volatile float sink = 0;
+
+void spin_portable(int64_t rounds) {
+    const Quad factor = Quad{} + sink, addend = Quad{} - sink;
+    Quad a{}, b{}, c{}, d{}, e{}, f{}, g{}, h{};
+    for (; rounds > 0; --rounds) {
+        a = a * factor + addend;
+        b = b * factor + addend;
+        c = c * factor + addend;
+        d = d * factor + addend;
+        e = e * factor + addend;
+        f = f * factor + addend;
+        g = g * factor + addend;
+        h = h * factor + addend;
+    }
+    const Quad all = a + b + c + d + e + f + g + h;
+    sink = all[0] + all[1] + all[2] + all[3];
+}
+
+}  // namespace
+
+Probe::Probe(const std::string& tier_name, int threads, int64_t bytes) : team_(threads), memory_(bytes) {
+    std::memset(memory_.data(), 1, static_cast<size_t>(bytes));  // memory never written is one page of zeros, and cached
+    f32_ = bf16_ = int8_ = {spin_portable, 2.0 * 4 * kQuads};
+    const std::string name = tier(tier_name).name;
+#if defined(__x86_64__)
+    if (name == "avx512") {
+        f32_ = {spin_f32_avx512, 2.0 * 16 * kChains};
+        bf16_ = {spin_bf16_avx512, 2.0 * 32 * kChains};
+        int8_ = {spin_int8_avx512, 2.0 * 64 * kChains};
+    } else if (name == "avx2") {
+        f32_ = bf16_ = {spin_f32_avx2, 2.0 * 8 * kChains};
+        int8_ = {spin_int8_avx2, 2.0 * 32 * kChains};
+    }
+#endif
+}
+
+double Probe::read() {
+    struct Call {
+        const Buffer& memory;
+        int64_t threads;
+    } call{memory_, team_.size()};
+    double best = 0;
+    for (int run = 0; run < kRuns; ++run) {
+        const auto begun = Clock::now();
+        team_.run(
+            [](void* context, int thread) {
+                const Call& c = *static_cast<Call*>(context);
+                const int64_t size = c.memory.size();
+                const std::byte* from = c.memory.data() + size * thread / c.threads;
+                const volatile uint64_t folded = fold_lines(from, c.memory.data() + size * (thread + 1) / c.threads);
+                static_cast<void>(folded);
+            },
+            &call);
+        best = std::max(best, static_cast<double>(memory_.size()) / seconds_since(begun));
+    }
+    return best;
+}
+
+double Probe::peak(const std::string& format) {
+    if (format != "float32" && format != "bfloat16" && format != "int8") throw std::invalid_argument("no peak of " + format);
+    const Peak& peak = format == "float32" ? f32_ : format == "bfloat16" ? bf16_ : int8_;
+    double best = 0;
+    for (int run = 0; run < kRuns; ++run) {
+        const auto begun = Clock::now();
+        team_.run([](void* context, int) { static_cast<const Peak*>(context)->spin(kRounds); }, const_cast<Peak*>(&peak));
+        best = std::max(best, peak.operations * kRounds * team_.size() / seconds_since(begun));
+    }
+    return best;
+}
+
+std::vector<double> time_all(Runtime& runtime, const std::vector<std::shared_ptr<Operation>>& operations) {
+    struct Call {
+        Runtime& runtime;
+        const std::vector<std::shared_ptr<Operation>>& operations;
+        std::vector<double> seconds;
+    } call{runtime, operations, std::vector<double>(operations.size())};
+    const std::lock_guard<std::mutex> lock(runtime.running);
+    for (const auto& operation : operations) operation->prepare();
+    runtime.team.run(
+        [](void* context, int thread) {
+            Call& c = *static_cast<Call*>(context);
+            auto begun = Clock::now();
+            for (size_t i = 0; i < c.operations.size(); ++i) {
+                c.operations[i]->run(c.runtime, thread);
+                c.runtime.team.barrier();
+                if (thread != 0) continue;
+                const auto ended = Clock::now();
+                c.seconds[i] = std::chrono::duration<double>(ended - begun).count();
+                begun = ended;
+            }
+        },
+        &call);
+    return call.seconds;
+}
+
+}  // namespace ferrum
