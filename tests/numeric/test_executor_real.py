@@ -272,7 +272,7 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
     ("option", "value", "error"),
     [
         ("device", "cuda", Unsupported),
-        ("quantize", "int8", Unsupported),
+        ("quantize", "int3", ConfigError),
         ("quantize", "int4", Unsupported),
         ("kv_dtype", "int8", Unsupported),
         ("kernels", "cuda", Unsupported),

@@ -17,7 +17,7 @@ from ferrum.core.serial import JsonRecord
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
-QUANTIZATIONS: Final = (None, "int8", "int4")
+QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
 KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
 ISAS: Final = ("auto", "avx512", "avx2", "portable")
@@ -103,7 +103,13 @@ class ModelConfig(JsonRecord):
     model: str = field(metadata=_about("Directory or hub id of the model."))
     device: str = field(default="cpu", metadata=_about("Where to compute.", DEVICES))
     dtype: str = field(default="auto", metadata=_about("Format of the weights; auto: the checkpoint's.", DTYPES))
-    quantize: str | None = field(default=None, metadata=_about("Quantise the weights on load.", QUANTIZATIONS))
+    quantize: str | None = field(
+        default=None,
+        metadata=_about(
+            "Quantise the matrices on load, in groups of 32; int4 keeps embedding and head in int8, int4-all does not.",
+            QUANTIZATIONS,
+        ),
+    )
     kv_dtype: str = field(
         default="auto",
         metadata=_about("Format of keys and values; auto: float32 with float32 weights, else bfloat16.", KV_DTYPES),

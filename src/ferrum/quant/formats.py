@@ -22,6 +22,9 @@ QUANTIZERS: Final[Mapping[str, Quantizer]] = {
 }
 """What rounds a matrix, by name. Each is tested for all that a `Weight` promises."""
 
+INTEGERS: Final = ("int8", "int4")
+"""The formats of the integers, as weights name them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheme:

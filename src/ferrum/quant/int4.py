@@ -99,7 +99,7 @@ def _plain(blocks: F32) -> tuple[NDArray[np.float16], F32]:
 def _largest(blocks: F32) -> F32:
     """The number of largest magnitude of each group, the first one of equals."""
     smallest, largest = blocks.min(axis=-1), blocks.max(axis=-1)
-    found = np.where(largest > -smallest, largest, smallest)
+    found: F32 = np.where(largest > -smallest, largest, smallest)
     equal = largest == -smallest
     candidates = blocks[equal]
     first = np.abs(candidates).argmax(axis=-1)[..., None]

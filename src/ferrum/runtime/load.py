@@ -19,6 +19,7 @@ from ferrum.models.decoder import Decoder, build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
+from ferrum.quant.formats import INTEGERS, SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels
@@ -119,13 +120,12 @@ def build_executor(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
     )
-    dtype = parameters.format or "float32"
-    kv_format = _kv_format(config.kv_dtype, dtype)
+    kv_format = _kv_format(config.kv_dtype, parameters.format)
     groups = pool_groups(spec, kv_format, limits)
     lm = _language_model(decoder, chosen.kernels, groups, limits, replay=not config.switches.disable_graphs)
     return LocalExecutor(
         lm,
-        info=_info(config.model, spec, decoder, parameters.count),
+        info=_info(config, spec, parameters),
         traits=replace(_traits(lm, decoder, kv_format, groups, limits), notes=chosen.notes),
         log_tokens=config.switches.log_tokens,
     )
@@ -135,8 +135,6 @@ def _refuse(config: ModelConfig) -> None:
     """Options whose features later releases bring."""
     if config.device != "cpu":
         raise Unsupported(f"device={config.device}", "this release computes on the CPU")
-    if config.quantize is not None:
-        raise Unsupported(f"quantize={config.quantize}", "this release has no quantised kernels")
     if config.kv_dtype == "int8":
         raise Unsupported("kv_dtype=int8", "this release stores keys and values as float32 or bfloat16")
 
@@ -149,10 +147,10 @@ def _context(spec: DecoderSpec, asked: int | None) -> int:
     return asked or spec.max_sequence_length
 
 
-def _kv_format(kv_dtype: str, decoder: Decoder) -> str:
+def _kv_format(kv_dtype: str, dtype: str) -> str:
     if kv_dtype != "auto":
         return kv_dtype
-    return "float32" if decoder.embedding.format == "float32" else "bfloat16"
+    return "float32" if dtype == "float32" else "bfloat16"
 
 
 def _language_model(
@@ -189,12 +187,13 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
     )
 
 
-def _info(model: str, spec: DecoderSpec, decoder: Decoder, num_parameters: int) -> ModelInfo:
+def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:
     attention = spec.layers[0].attention
+    format = parameters.format if config.quantize is None else SCHEMES[config.quantize].layers
     return ModelInfo(
-        model_id=model,
+        model_id=config.model,
         family=spec.family,
-        num_parameters=num_parameters,
+        num_parameters=parameters.count,
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
         hidden_size=spec.hidden_size,
@@ -202,7 +201,7 @@ def _info(model: str, spec: DecoderSpec, decoder: Decoder, num_parameters: int) 
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
-        dtype=DataType(decoder.embedding.format),
+        dtype=DataType(format),
     )
 
 
@@ -224,7 +223,7 @@ def _traits(
         max_batch_size=limits.max_batch_size,
         max_sequence_length=limits.max_sequence_length,
         memory=memory,
-        dtypes=frozenset(map(DataType, FORMATS)),
+        dtypes=frozenset(map(DataType, (*FORMATS, *INTEGERS))),
         windows=any(window is not None for window in windows),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
         attention_weights=lm.kernels.captures,

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
+from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
+from ferrum.quant.formats import QUANTIZERS, SCHEMES
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -26,18 +28,32 @@ class Parameters:
         checkpoint: where they come from.
         dtype: the matrices' format: "auto" (each as the checkpoint has it), "float32", "float16" or "bfloat16".
         progress: told of every parameter handed out.
+        quantize: a scheme in `SCHEMES`, by which matrices in that format are then quantised; None leaves them.
+        group: inputs that share a scale of quantised matrices, one of `GROUPS`.
 
     Attributes:
         count: how many numbers have been handed out, each tensor once.
+        format: floating-point format of the matrices (where they differ, of the first) before they are quantised; empty
+            until one has been handed out.
 
     Raises:
-        ConfigError: no such dtype.
+        ConfigError: no such dtype or scheme.
         Unsupported: the checkpoint's weights are quantised.
     """
 
-    def __init__(self, checkpoint: TensorStore, dtype: str = "auto", progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: TensorStore,
+        dtype: str = "auto",
+        progress: Progress | None = None,
+        *,
+        quantize: str | None = None,
+        group: int = 32,
+    ) -> None:
         if dtype != "auto" and dtype not in FORMATS:
             raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
+        if quantize is not None and quantize not in SCHEMES:
+            raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
         quantization = checkpoint.config.get("quantization_config")
         if quantization:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -45,9 +61,12 @@ class Parameters:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
+        self._scheme = None if quantize is None else SCHEMES[quantize]
+        self._group = group
         self._used: set[str] = set()
         self._done_bytes = 0
         self.count = 0
+        self.format = ""
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -58,13 +77,26 @@ class Parameters:
 
         Raises:
             CheckpointError: it is missing or of another shape.
-            ConfigError: it does not fit into the dtype asked for.
+            ConfigError: it does not fit into the dtype or the scheme asked for.
             Unsupported: its elements are of no dtype that ferrum computes with.
         """
         values = self._read(name, shape)
-        weight = DenseWeight(values if self._dtype == "auto" else self._cast(name, values, self._dtype))
+        try:
+            dense = values if self._dtype == "auto" else cast(values, self._dtype)
+            weight = self._weight(name, dense)
+        except ConfigError as error:
+            raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
+        if dense is not values or self._scheme is not None:
+            self._checkpoint.forget(name)
+        self.format = self.format or dense.dtype.name
         self._hand_out(name)
         return weight
+
+    def _weight(self, name: str, values: NDArray[Any]) -> Weight:
+        if self._scheme is None:
+            return DenseWeight(values)
+        format = self._scheme.ends if name in (EMBEDDING, HEAD) else self._scheme.layers
+        return QUANTIZERS[format](values, self._group)
 
     def vector(self, name: str, size: int) -> F32:
         """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""
@@ -106,15 +138,6 @@ class Parameters:
                 f"expected shape {list(shape)}, found {list(info.shape)}"
             )
         return self._checkpoint.read(name)
-
-    def _cast(self, name: str, values: NDArray[Any], dtype: str) -> NDArray[Any]:
-        try:
-            converted = cast(values, dtype)
-        except ConfigError as error:
-            raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
-        if converted is not values:
-            self._checkpoint.forget(name)
-        return converted
 
     def _hand_out(self, name: str) -> None:
         """Remember that a tensor was used."""
