@@ -1,4 +1,4 @@
-"""A thousand random steps on a real model: whatever happens around a request, its bits are those that it has alone.
+"""A thousand random steps of real models on each set of kernels: whatever happens around a request, its bits are those that it has alone.
 
 The manner of `pure/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
 ends in exactly one terminal event, and not a page is missing in the end.
@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from alone import Alone, alone
+from native_twin import require_native
 from tiny import directory_of, find
 
 from ferrum.core.errors import KvExhausted
@@ -21,6 +22,7 @@ from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 
@@ -71,22 +73,43 @@ def recipe(kind: int) -> Request:
     )
 
 
-@cache
-def told(kind: int, choice: int) -> Alone:
-    return alone(quiet_executor(), recipe(kind), choice, CONTEXT)
+@dataclass(frozen=True)
+class House:
+    """What computes, and who is served first."""
+
+    kernels: str
+    dtype: str
+    policy: str
+
+    def load(self, **options: int) -> LocalExecutor:
+        named = {"kernels": self.kernels, "dtype": self.dtype, "max_sequence_length": CONTEXT}
+        return load_executor(directory_of(find(MODEL)), **named, **options)
+
+
+HOUSES = (
+    House("reference", "float32", "fcfs"),
+    House("reference", "bfloat16", "priority"),
+    House("native", "float32", "priority"),
+    House("native", "bfloat16", "fcfs"),
+)
 
 
 @cache
-def quiet_executor():
+def quiet_executor(house: House) -> LocalExecutor:
     """Large pages, a large pool, and nobody else."""
-    return load_executor(directory_of(find(MODEL)), kernels="reference", max_sequence_length=CONTEXT, kv_capacity=256)
+    return house.load(kv_capacity=256)
+
+
+@cache
+def told(house: House, kind: int, choice: int) -> Alone:
+    return alone(quiet_executor(house), recipe(kind), choice, CONTEXT)
 
 
 @dataclass
 class Load:
     """A scheduler and a real executor under random load, and what must come of it."""
 
-    policy: str
+    house: House
     random: Random
     clock: float = 0.0
     added: int = 0
@@ -100,18 +123,12 @@ class Load:
     rejected: int = 0
 
     def __post_init__(self) -> None:
-        self.executor = load_executor(
-            directory_of(find(MODEL)),
-            kernels="reference",
-            max_sequence_length=CONTEXT,
-            page_size=PAGE_SIZE,
-            kv_capacity=PAGES * PAGE_SIZE,
-            max_rows=16,  # less than a step's tokens: some steps take two passes
-        )
+        # Fewer rows a pass than tokens a step: some steps take two passes.
+        self.executor = self.house.load(page_size=PAGE_SIZE, kv_capacity=PAGES * PAGE_SIZE, max_rows=16)
         self.pages = self.executor.lm.pages
         self.scheduler = Scheduler(
             self.pages,
-            policy=POLICIES[self.policy],
+            policy=POLICIES[self.house.policy],
             max_tokens_per_step=BUDGET,
             max_sequences=MAX_SEQUENCES,
             max_sequence_length=CONTEXT,
@@ -119,7 +136,7 @@ class Load:
         )
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:
-        right = told(self.kinds[sequence.request.request_id], sequence.choice).tokens[sequence.generated :]
+        right = told(self.house, self.kinds[sequence.request.request_id], sequence.choice).tokens[sequence.generated :]
         count = self.random.randrange(9)
         return tuple(token if self.random.random() < 0.8 else 1 for token in right[:count])
 
@@ -177,7 +194,7 @@ class Load:
             first = not self.tokens[key]
             self.tokens[key] += event.token_ids
             self.logprobs[key] += event.logprobs or ()
-            expected = told(self.kinds[event.request_id], event.choice)
+            expected = told(self.house, self.kinds[event.request_id], event.choice)
             count = len(self.tokens[key])
             assert self.tokens[key] == expected.tokens[:count]
             assert self.logprobs[key] == expected.logprobs[:count], "equal floats are equal bits"
@@ -193,9 +210,11 @@ class Load:
             self.ends[event.finish_reason] += 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_thousand_random_steps(policy: str) -> None:
-    load = Load(policy, Random(policy))
+@pytest.mark.parametrize("house", HOUSES, ids=lambda house: f"{house.kernels}-{house.dtype}-{house.policy}")
+def test_random_steps(house: House) -> None:
+    if house.kernels == "native":
+        require_native()
+    load = Load(house, Random(house.policy))
     for _ in range(STEPS):
         if load.random.random() < 0.5 and len(load.live) < 24:
             load.arrive()
@@ -212,7 +231,7 @@ def test_a_thousand_random_steps(policy: str) -> None:
 
 
 def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:
-    load = Load("fcfs", Random("strangers"))
+    load = Load(HOUSES[0], Random("strangers"))
     strangers = [Span(f"stranger{i}", 0, tuple(range(50)), Want.NONE) for i in range(2)]
     load.executor.submit(StepBatch(tuple(strangers))).result()
     request = Request("r", tuple(range(30)), SamplingParams(max_tokens=2), seed=1)
