@@ -78,8 +78,10 @@ def chat_parts(recipe: FakeRecipe | None = None, *, sampling: dict[str, Any] | N
 
 
 @contextmanager
-def serving(make: Callable[[], AsyncEngine] | Parts | None = None, **config: Any) -> Iterator[Served]:
-    """A server, by default over the fake engine, ready when the block begins."""
+def serving(
+    make: Callable[[], AsyncEngine] | Parts | None = None, *, ready: bool = True, **config: Any
+) -> Iterator[Served]:
+    """A server, by default over the fake engine; it is ready when the block begins, if it is to be waited for."""
     made = chat_parts() if make is None else make
     app = create_app(
         (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, ServerConfig(port=0, **config)
@@ -90,11 +92,13 @@ def serving(make: Callable[[], AsyncEngine] | Parts | None = None, **config: Any
     try:
         wait_for(lambda: server.started)
         service: Service = app.state.service
-        wait_for(lambda: service.state is not State.LOADING, 120)
+        if ready:
+            wait_for(lambda: service.state is State.READY, 120)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=30) as http:
             served = Served(url, service, http)
-            _record(served)
+            if ready:
+                _record(served)
             yield served
     finally:
         server.should_exit = True

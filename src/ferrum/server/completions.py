@@ -33,7 +33,7 @@ def completion_job(
         RequestError, ApiError: a field that cannot be served.
     """
     check_common(body, front)
-    prompts = _prompts(body)
+    prompts = _prompts(body, min(MAX_PROMPTS, front.router.max_requests))
     n, generated = _choices(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
@@ -56,8 +56,8 @@ def completion_job(
     return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
 
 
-def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
-    """One prompt or several, each a text or a list of ids."""
+def _prompts(body: CompletionRequest, limit: int) -> Sequence[str | list[int]]:
+    """One prompt or several, each a text or a list of ids; more than `limit` would never find room together."""
     given = body.prompt
     if isinstance(given, str):
         return [given]
@@ -65,8 +65,8 @@ def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
         raise invalid("prompt", "must not be empty")
     if isinstance(given[0], int):
         return [given]
-    if len(given) > MAX_PROMPTS:
-        raise invalid("prompt", f"has {len(given)} prompts, more than {MAX_PROMPTS}")
+    if len(given) > limit:
+        raise invalid("prompt", f"has {len(given)} prompts, more than {limit}")
     return given
 
 

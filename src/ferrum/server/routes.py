@@ -93,7 +93,6 @@ BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     408: _error("The body, or the request, took too long."),
     413: _error("The body is too large."),
     415: _error("The body is not JSON."),
-    422: {"description": "Never sent: faults of a body are a 400."},
     429: _error("Too many requests are live; see Retry-After."),
     499: _error("The request was cancelled."),
     500: _error("An internal error."),

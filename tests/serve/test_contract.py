@@ -1,0 +1,290 @@
+"""The wire contract, field by field: each changes something, or is named as ignored, or is refused by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from engine_fakes import FakeRecipe
+from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.server.requests import ChatRequest, CompletionRequest
+from serve_kit import USER, Served, chat_parts, error_of, events, serving
+
+LOUD: Final = {"seed": 1, "ignore_eos": True, "max_tokens": 12}
+"""A request whose text is long and always the same."""
+
+SAMPLING: Final[dict[str, Any]] = {
+    "n": 2,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 2,
+    "stop": ["a"],
+    "stop_token_ids": [5],
+    "bad_words": ["b"],
+    "include_stop_str_in_output": True,
+    "ignore_eos": False,
+    "max_tokens": 5,
+    "min_tokens": 2,
+    "presence_penalty": 1.0,
+    "frequency_penalty": -1.0,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"5": 10},
+    "allowed_token_ids": [5, 6],
+    "skip_special_tokens": False,
+}
+BOTH: Final[dict[str, Any]] = {
+    **SAMPLING,
+    "prompt_logprobs": 1,
+    "stream": True,
+    "cache_salt": "salt",
+    "request_id": "mine",
+    "truncate_prompt_tokens": 1,
+    "return_token_ids": True,
+}
+CHAT: Final[dict[str, Any]] = {
+    **BOTH,
+    "messages": [{"role": "user", "content": "other"}],
+    "logprobs": True,
+    "max_completion_tokens": 4,
+    "add_generation_prompt": False,
+    "chat_template": "x",
+    "chat_template_kwargs": {"mood": "!"},
+}
+COMPLETION: Final[dict[str, Any]] = {**BOTH, "prompt": "other", "logprobs": 1, "echo": True, "best_of": 3}
+CHAT_NO_OPS: Final[dict[str, Any]] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "service_tier": "auto",
+    "store": True,
+    "verbosity": "low",
+    "spaces_between_special_tokens": True,
+}
+COMPLETION_NO_OPS: Final[dict[str, Any]] = {"user": "u", "spaces_between_special_tokens": True}
+REFUSED: Final[dict[str, Any]] = {
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "functions": [],
+    "function_call": "none",
+    "reasoning_effort": "low",
+    "prediction": {"type": "content", "content": "x"},
+    "audio": {},
+    "web_search_options": {},
+    "moderation": {},
+    "structured_outputs": {"choice": ["a"]},
+    "logprob_token_ids": [1],
+    "thinking_token_budget": 5,
+    "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"],
+    "include_reasoning": False,
+    "priority": 3,
+}
+NEEDS_ANOTHER: Final = {
+    "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
+    "return_tokens_as_token_ids",
+}  # fmt: skip
+"""Fields that mean something beside others only; they have tests of their own here or with their route."""
+
+
+def seen(server: Served, path: str, body: dict[str, Any]) -> Any:
+    """All that a request comes to: its reply, and what the engine was asked."""
+    server.requests.clear()
+    response = server.post(path, **body)
+    assert response.status_code == 200, response.text
+    assert "x-ferrum-ignored" not in response.headers
+    told = events(response) if body.get("stream") else {k: v for k, v in response.json().items() if k != "created"}
+    if "request_id" not in body and isinstance(told, dict):
+        del told["id"]
+    return told, [(each.prompt, each.params, each.salt) for each in server.requests]
+
+
+def base(path: str) -> dict[str, Any]:
+    if path == "/v1/completions":
+        return {"model": "fake", "prompt": "hello", **LOUD}
+    return {"model": "fake", "messages": USER, **LOUD}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        *(("/v1/chat/completions", field, value) for field, value in CHAT.items()),
+        *(("/v1/completions", field, value) for field, value in COMPLETION.items()),
+    ],
+)
+def test_a_field_changes_something(server: Served, path: str, field: str, value: Any) -> None:
+    assert seen(server, path, base(path)) == seen(server, path, base(path))
+    assert seen(server, path, {**base(path), field: value}) != seen(server, path, base(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [("/v1/chat/completions", CHAT_NO_OPS), ("/v1/completions", COMPLETION_NO_OPS)]
+)
+def test_a_field_without_effect_is_served_and_named(server: Served, path: str, fields: dict[str, Any]) -> None:
+    body = {**base(path), **fields, "unheard_of": 1, "stream_options": {"include_obfuscation": True, "odd": 1}}
+    response = server.post(path, **body, stream=True)
+    assert response.status_code == 200
+    named = set(response.headers["x-ferrum-ignored"].split(", "))
+    assert named == {*fields, "unheard_of", "stream_options.include_obfuscation", "stream_options.odd"}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_known_field_that_is_not_served_is_refused_by_name(server: Served, field: str) -> None:
+    error = error_of(server.chat(**{field: REFUSED[field]}, stream=True), 400)
+    assert error["param"] == field and error["code"] == "unsupported_parameter"
+
+
+def test_null_is_as_good_as_absent(server: Served) -> None:
+    chat = dict.fromkeys({*CHAT, *CHAT_NO_OPS, *REFUSED, *NEEDS_ANOTHER} - {"messages", "model", "max_tokens"})
+    assert server.chat(**chat).status_code == 200
+    completion = dict.fromkeys({*COMPLETION, "suffix", "stream_options"} - {"prompt", "max_tokens"})
+    assert server.complete(**completion).status_code == 200
+
+
+def test_every_field_of_the_document_is_in_one_of_these_lists() -> None:
+    assert set(ChatRequest.model_fields) == {*CHAT, *CHAT_NO_OPS, *NEEDS_ANOTHER} | (
+        set(ChatRequest.model_fields) & REFUSED.keys()
+    )
+    assert set(CompletionRequest.model_fields) <= {*COMPLETION, *COMPLETION_NO_OPS, *NEEDS_ANOTHER, *REFUSED}
+    assert {*ChatRequest.REFUSED, *CompletionRequest.REFUSED} <= {*REFUSED, "suffix"}
+    assert ChatRequest.NO_OPS.keys() == CHAT_NO_OPS.keys()
+    assert CompletionRequest.NO_OPS.keys() == COMPLETION_NO_OPS.keys()
+
+
+WRONG: Final[list[tuple[str, Any, str]]] = [
+    ("n", 0, "n"),
+    ("n", 129, "n"),
+    ("n", True, "n"),
+    ("n", "2", "n"),
+    ("temperature", 2.1, "temperature"),
+    ("temperature", -0.1, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.1, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("min_p", 1.5, "min_p"),
+    ("seed", 2**63, "seed"),
+    ("stop", "", "stop"),
+    ("stop", ["a", ""], "stop"),
+    ("stop", ["x" * i for i in range(1, 66)], "stop"),
+    ("stop_token_ids", [97], "stop_token_ids"),
+    ("bad_words", [" "], "bad_words"),
+    ("min_tokens", 99, "min_tokens"),
+    ("presence_penalty", 2.5, "presence_penalty"),
+    ("frequency_penalty", -2.5, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("logit_bias", {"a": 1}, "logit_bias"),
+    ("logit_bias", {"97": 1}, "logit_bias"),
+    ("logit_bias", {"1": 101}, "logit_bias"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("prompt_logprobs", -2, "prompt_logprobs"),
+    ("cache_salt", "", "cache_salt"),
+    ("request_id", "", "request_id"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("stream", "yes", "stream"),
+    ("response_format", {}, "response_format.type"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "param"), WRONG)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_wrong_value_is_refused_by_the_name_of_its_field(
+    server: Served, path: str, field: str, value: Any, param: str
+) -> None:
+    error = error_of(server.post(path, **{**base(path), field: value}), 400)
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"echo": True}, "echo"),
+        ({"chat_template": "{% bad"}, "chat_template"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier"),
+    ],
+)
+def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+    assert error_of(server.chat(**body), 400)["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_a_completion_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+    assert error_of(server.complete(**body), 400)["param"] == param
+
+
+def test_the_first_of_two_limits_wins_and_is_named(server: Served) -> None:
+    reply = server.chat(max_completion_tokens=3, max_tokens=9, ignore_eos=True).json()
+    assert reply["usage"]["completion_tokens"] == 3
+
+
+def test_the_last_message_is_continued_and_echoed(server: Served) -> None:
+    messages = [*USER, {"role": "assistant", "content": "so"}]
+    body = {"messages": messages, "continue_final_message": True, **LOUD}
+    plain = server.chat(**body).json()["choices"][0]["message"]["content"]
+    echoed = server.chat(**body, echo=True).json()["choices"][0]["message"]["content"]
+    assert echoed == "so" + plain
+    assert (
+        server.http.post("/v1/chat/completions/render", json={"messages": messages, "continue_final_message": True})
+        .json()["prompt"]
+        .endswith("so")
+    )
+
+
+def test_strictness_refuses_what_is_unknown_and_nothing_else() -> None:
+    with serving(strict=True) as server:
+        error = error_of(server.chat(unheard_of=1), 400)
+        assert error["param"] == "unheard_of" and error["code"] == "unknown_parameter"
+        assert error_of(server.chat(stream=True, stream_options={"odd": 1}), 400)["param"] == "stream_options.odd"
+        assert server.chat(user="u").headers["x-ferrum-ignored"] == "user"
+
+
+def test_priority_works_where_the_policy_knows_it() -> None:
+    parts = chat_parts(FakeRecipe(policy="priority"))
+    config = EngineConfig(model=ModelConfig(model="fake"), policy="priority")
+    with serving(replace(parts, config=config)) as server:
+        assert server.chat(priority=3).status_code == 200
+        assert server.requests[0].priority == 3
+        assert server.http.get("/v1/config").json()["engine"]["policy"] == "priority"
+
+
+def test_recommended_sampling_is_the_default_and_no_more() -> None:
+    with serving(chat_parts(sampling={"temperature": 0.25, "max_tokens": 3})) as server:
+        server.post("/v1/chat/completions", model="fake", messages=USER)
+        server.complete(temperature=1)
+        chat, completion = server.requests
+        assert (chat.params.temperature, chat.params.max_tokens) == (0.25, 3)
+        assert (completion.params.temperature, completion.params.max_tokens) == (1, 16)

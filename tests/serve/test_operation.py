@@ -1,0 +1,344 @@
+"""A server in operation: who may come in, who waits, who leaves, and what a client can never do to the others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
+from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.host import Built
+from ferrum.server.keys import read_keys
+from ferrum.server.service import DrainRate
+from serve_kit import SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for
+
+ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
+
+
+def spied(recipe: FakeRecipe, built: list[Built]) -> Any:
+    """The recipe, which also keeps what it built."""
+
+    def build() -> Built:
+        built.append(recipe())
+        return built[0]
+
+    return build
+
+
+def pages_used(built: list[Built]) -> int:
+    executor = built[0].executor
+    assert isinstance(executor, ServedFake)
+    return executor.pages.used
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
+    built: list[Built] = []
+    with serving(chat_parts(spied(SLOW, built))) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post(
+                "/v1/chat/completions",
+                json={"model": "fake", "messages": USER, "stream": stream, **ENDLESS},
+                timeout=0.1,
+            ) if not stream else _leave(server)
+        server.wait_idle()
+        wait_for(lambda: pages_used(built) == 0)
+        alone = server.chat(seed=1).json()["choices"]
+        assert alone == server.chat(seed=1).json()["choices"]
+
+
+def _leave(server: Served) -> None:
+    body = {"model": "fake", "messages": USER, "stream": True, **ENDLESS}
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        next(response.iter_lines())
+    raise httpx.ReadTimeout("left")
+
+
+def test_a_queued_request_leaves_too() -> None:
+    recipe = FakeRecipe(seconds_per_step=0.01, max_sequences=1)
+    with serving(chat_parts(recipe)) as server, ThreadPoolExecutor() as pool:
+        first = pool.submit(server.chat, **{**ENDLESS, "max_tokens": 60})
+        wait_for(lambda: server.service.num_live == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post("/v1/chat/completions", json={"model": "fake", "messages": USER}, timeout=0.05)
+        wait_for(lambda: server.service.num_live == 1)
+        assert first.result().json()["usage"]["completion_tokens"] == 60
+
+
+def test_a_delete_ends_a_request_by_either_of_its_names() -> None:
+    with serving(chat_parts(SLOW)) as server, ThreadPoolExecutor() as pool:
+        for name in ("mine", "chatcmpl-mine"):
+            running = pool.submit(server.chat, request_id="mine", **ENDLESS)
+            wait_for(lambda: server.service.num_live == 1)
+            deleted = server.http.delete(f"/v1/requests/{name}")
+            assert deleted.json() == {"id": "chatcmpl-mine", "object": "request", "cancelled": True}
+            assert error_of(running.result(), 499)["code"] == "request_cancelled"
+            server.wait_idle()
+        assert error_of(server.http.delete("/v1/requests/mine"), 404)["code"] == "request_not_found"
+
+
+def test_a_delete_ends_a_stream_with_an_error_and_no_done() -> None:
+    with serving(chat_parts(SLOW)) as server:
+        body = {"model": "fake", "messages": USER, "stream": True, **ENDLESS}
+        with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            first = json.loads(next(lines).removeprefix("data: "))
+            server.http.delete(f"/v1/requests/{first['id']}")
+            *_, last = [line for line in lines if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_cancelled"
+
+
+def test_a_live_id_cannot_be_taken_twice() -> None:
+    with serving(chat_parts(SLOW)) as server, ThreadPoolExecutor() as pool:
+        running = pool.submit(server.chat, request_id="mine", **ENDLESS)
+        wait_for(lambda: server.service.num_live == 1)
+        assert error_of(server.chat(request_id="mine"), 400)["param"] == "request_id"
+        server.http.delete("/v1/requests/mine")
+        running.result()
+        server.wait_idle()
+        assert server.chat(request_id="mine", max_tokens=1).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_back_and_the_sdk_does() -> None:
+    with serving(chat_parts(SLOW, max_requests=2)) as server, ThreadPoolExecutor() as pool:
+        running = [pool.submit(server.chat, max_tokens=60, ignore_eos=True) for _ in range(2)]
+        wait_for(lambda: server.service.num_live == 2)
+        refused = server.chat(stream=True)
+        error = error_of(refused, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_exceeded", "queue_full")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert error_of(server.complete(prompt=["a", "b"]), 429)
+        patient = server.openai(max_retries=5)
+        reply = patient.chat.completions.create(model="fake", messages=USER, max_tokens=1)  # type: ignore[arg-type]
+        assert reply.choices and all(each.result().status_code == 200 for each in running)
+
+
+def test_a_batch_larger_than_the_queue_is_refused_for_good() -> None:
+    with serving(chat_parts(max_requests=2)) as server:
+        assert error_of(server.complete(prompt=["a"] * 3), 400)["param"] == "prompt"
+
+
+def test_the_time_to_come_back_is_the_mean_time_between_ends() -> None:
+    now = [0.0]
+    rate = DrainRate(lambda: now[0])
+    assert rate.retry_after() == 1
+    for now[0] in (0.0, 4.0, 8.0):
+        rate.finished()
+    assert rate.retry_after() == 3  # three ends in eight seconds
+    now[0] = 1e6
+    assert rate.retry_after() == 60
+
+
+def test_a_request_may_not_take_longer_than_the_server_allows() -> None:
+    with serving(chat_parts(SLOW), request_seconds=0.1) as server:
+        response = server.chat(**ENDLESS)
+        assert error_of(response, 408)["code"] == "deadline_exceeded"
+        assert response.headers["x-should-retry"] == "false"
+        *_, last = events(server.chat(**ENDLESS, stream=True))
+        assert last["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_silent_stream_is_kept_alive() -> None:
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.2)), keep_alive_seconds=0.05) as server:
+        response = server.chat(stream=True, max_tokens=2)
+        assert response.text.startswith(": keep-alive\n\n")
+        assert events(response)[-1] is None
+        assert [each.choices[0].finish_reason for each in _sdk_stream(server)][-1] is not None
+
+
+def _sdk_stream(server: Served) -> list[Any]:
+    client = server.openai()
+    return list(client.chat.completions.create(model="fake", messages=USER, max_tokens=2, stream=True))  # type: ignore[arg-type]
+
+
+def test_keys_open_the_door_for_their_owners(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# keys\nada:one\n\ntwo\n")
+    with serving(chat_parts(SLOW), api_key_file=str(path)) as server:
+        for headers in ({}, {"authorization": "Bearer three"}, {"authorization": "Basic one"}, {"x-api-key": "on"}):
+            response = server.http.get("/v1/models", headers=headers)
+            assert error_of(response, 401)["code"] == "invalid_api_key"
+        assert error_of(server.http.post("/v1/nowhere"), 401)
+        assert all(server.http.get(path).status_code == 200 for path in ("/health", "/ping", "/ready", "/version"))
+        assert server.http.get("/v1/models", headers={"x-api-key": "two"}).status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            server.openai(api_key="three").models.list()
+        ada = server.openai(api_key="one")
+        stream = ada.chat.completions.create(model="fake", messages=USER, stream=True, extra_body=ENDLESS)  # type: ignore[call-overload]
+        name = next(stream).id
+        assert server.requests[0].tenant == "ada"
+        other = server.http.delete(f"/v1/requests/{name}", headers={"x-api-key": "two"})
+        assert error_of(other, 404)
+        assert server.http.delete(f"/v1/requests/{name}", headers={"x-api-key": "one"}).status_code == 200
+        with pytest.raises(openai.APIError):
+            list(stream)
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "a:\n", "a:k\nb:k\n"])
+def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(str(path))
+    assert caught.value.param == "api_key_file"
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        read_keys(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'"x"',
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "\\ud800"}',
+        b'{"model": NaN}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"model": "fake", "prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
+        b'{"model": "fake", "prompt": "a", "temperature": 1e999}',
+        b'{"model": "fake", "prompt": "a", "max_tokens": 1e99}',
+        b'{"model": "fake", "prompt": "a", "logit_bias": {"99999999999999999999999": 1}}',
+    ],
+    ids=lambda body: body[:24],
+)
+def test_what_is_no_good_json_is_a_400(server: Served, body: bytes) -> None:
+    response = server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    error_of(response, 400)
+    assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_a_body_of_another_type_is_a_415(server: Served) -> None:
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
+        assert error_of(server.http.post("/v1/completions", content=b"{}", headers=headers), 415)
+    charset = {"content-type": "application/json; charset=utf-8"}
+    body = b'{"model": "fake", "prompt": "a", "max_tokens": 1}'
+    assert server.http.post("/v1/completions", content=body, headers=charset).status_code == 200
+
+
+def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:
+    assert error_of(server.http.get("/nope"), 404)["code"] == "not_found"
+    for path in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
+        assert error_of(server.http.post(path, json={}), 404)
+    response = server.http.get("/v1/chat/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == "POST"
+
+
+def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:
+    with serving(max_body_bytes=1000) as server:
+        assert error_of(server.complete(prompt="a" * 2000), 413)["code"] == "body_too_large"
+
+        def pieces() -> Any:
+            yield from (b'{"prompt": "', *[b"a" * 500] * 10)
+
+        response = server.http.post("/v1/completions", content=pieces(), headers={"content-type": "application/json"})
+        assert error_of(response, 413)
+        assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_a_body_that_never_ends_is_a_408() -> None:
+    with serving(body_seconds=0.1) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as half:
+            half.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: 100\r\n\r\n{"
+            )
+            assert half.recv(100).startswith(b"HTTP/1.1 408")
+        assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_garbage_on_the_wire_closes_its_connection_alone(server: Served) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    flood = b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)) + b"\r\n"
+    for garbage in (b"\x00\xff" * 100, b"POST / HTTP/9.9\r\n\r\n", flood):
+        with socket.create_connection((host, int(port)), timeout=10) as wire:
+            try:
+                wire.sendall(garbage)
+                answer = wire.recv(64)
+            except ConnectionError:
+                answer = b""
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_a_request_keeps_its_own_id_where_it_is_a_sane_one(server: Served) -> None:
+    given = server.http.get("/health", headers={"x-request-id": "trace-1"})
+    assert given.headers["x-request-id"] == "trace-1"
+    odd = server.http.get("/health", headers={"x-request-id": "a b" * 100})
+    assert odd.headers["x-request-id"] != "a b" * 100 and len(odd.headers["x-request-id"]) == 32
+    server.chat(max_tokens=1)
+    assert server.requests[0].trace_id
+
+
+def test_no_client_sees_a_traceback(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrum.server.tokens.tokenizer_of", lambda front: 1 / 0)
+    error = error_of(server.post("/tokenize", prompt="a"), 500)
+    assert error["code"] == "internal_error" and "division" not in error["message"]
+    assert error_of(server.complete(prompt=[CRASH]), 500)["code"] == "internal_error"
+    assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
+    go = threading.Event()
+
+    def load() -> AsyncEngine:
+        go.wait(10)
+        return AsyncEngine.from_parts(chat_parts())
+
+    def fail() -> AsyncEngine:
+        raise Unsupported("this", "it cannot be")
+
+    with serving(load, ready=False) as server:
+        error = error_of(server.http.get("/health"), 503)
+        assert (error["code"], error["message"]) == ("loading", "Loading model")
+        assert "retry-after" in server.chat().headers
+        go.set()
+        wait_for(lambda: server.http.get("/ready").status_code == 200)
+        assert server.chat().status_code == 200
+    with serving(fail, ready=False) as server:
+        wait_for(lambda: server.service.failure is not None)
+        assert error_of(server.http.get("/ready"), 503)["code"] == "failed"
+
+
+def test_the_death_of_the_engine_is_told_by_the_probes() -> None:
+    with serving(chat_parts(process=True)) as server:
+        assert error_of(server.complete(prompt=[KILL]), 503)["code"] == "engine_dead"
+        assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"
+        assert error_of(server.chat(stream=True), 503)["code"] == "engine_dead"
+
+
+def test_every_request_leaves_one_line_without_its_prompt(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ferrum.server"):
+        server.chat(messages=[{"role": "user", "content": "SECRET"}], max_tokens=3, ignore_eos=True)
+        wait_for(lambda: bool(caplog.records))
+    [record] = caplog.records
+    fields = record.__dict__["fields"]
+    assert (fields["status"], fields["path"], fields["completion_tokens"]) == (200, "/v1/chat/completions", 3)
+    assert fields["request_id"] and "SECRET" not in str(record.__dict__)
+
+
+def test_no_browser_of_another_site_may_use_it_unless_told() -> None:
+    origin = {"origin": "http://elsewhere.example"}
+    with serving() as server:
+        assert "access-control-allow-origin" not in server.http.get("/health", headers=origin).headers
+    with serving(allow_origin="http://elsewhere.example") as server:
+        response = server.http.get("/health", headers=origin)
+        assert response.headers["access-control-allow-origin"] == "http://elsewhere.example"
