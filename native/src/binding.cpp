@@ -35,28 +35,55 @@ const float* data_or_null(const MaybeFloats& array) { return array ? array->data
 Format format_of(const std::string& name) {
     if (name == "float32") return Format::f32;
     if (name == "bfloat16") return Format::bf16;
+    if (name == "int8") return Format::int8;
+    if (name == "int4") return Format::int4;
     require(name == "float16", "an unknown format");
     return Format::f16;
 }
 
-std::shared_ptr<Weight> pack_weight(Runtime& runtime, const std::string& format, nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> matrix) {
-    require(matrix.ndim() == 2, "a weight is a matrix");
-    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(format_of(format)), "elements of another size");
+using Matrix = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+// A new weight whose panels the team packs, each thread a contiguous part: pack(weight, panel_begin, panel_end).
+template <class Pack>
+std::shared_ptr<Weight> packed(Runtime& runtime, const std::string& format, size_t outputs, size_t inputs, Pack pack) {
     struct Call {
         Runtime& runtime;
-        std::shared_ptr<Weight> weight;
-        const void* from;
-    } call{runtime, std::make_shared<Weight>(format_of(format), matrix.shape(0), matrix.shape(1)), matrix.data()};
+        Weight& weight;
+        Pack pack;
+    };
+    const auto weight = std::make_shared<Weight>(format_of(format), outputs, inputs);
+    Call call{runtime, *weight, pack};
     const nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.running);
     runtime.team.run(
         [](void* context, int thread) {
-            const Call& c = *static_cast<Call*>(context);
-            const int64_t panels = c.weight->panels(), size = c.runtime.team.size();
-            c.weight->pack(c.from, panels * thread / size, panels * (thread + 1) / size);
+            Call& c = *static_cast<Call*>(context);
+            const int64_t panels = c.weight.panels(), size = c.runtime.team.size();
+            c.pack(c.weight, panels * thread / size, panels * (thread + 1) / size);
         },
         &call);
-    return call.weight;
+    return weight;
+}
+
+std::shared_ptr<Weight> pack_floats(Runtime& runtime, const std::string& format, const Matrix& matrix) {
+    require(!is_grouped(format_of(format)) && matrix.ndim() == 2, "a weight is a matrix of floats");
+    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(format_of(format)), "elements of another size");
+    const void* data = matrix.data();
+    return packed(runtime, format, matrix.shape(0), matrix.shape(1),
+                  [=](Weight& weight, int64_t begin, int64_t end) { weight.pack(data, begin, end); });
+}
+
+std::shared_ptr<Weight> pack_codes(Runtime& runtime, const std::string& format, const In<uint8_t>& codes, const In<uint16_t>& scales,
+                                   size_t inputs) {
+    const size_t group_bytes = format == "int4" ? kGroup / 2 : kGroup;
+    require(is_grouped(format_of(format)) && codes.ndim() == 2 && scales.ndim() == 2, "codes and scales of an integer format");
+    require(codes.shape(0) == scales.shape(0) && codes.shape(1) == scales.shape(1) * group_bytes &&
+                static_cast<int64_t>(scales.shape(1)) == groups_of(static_cast<int64_t>(inputs)),
+            "32 codes and a scale per group");
+    const uint8_t* from = codes.data();
+    const uint16_t* with = scales.data();
+    return packed(runtime, format, codes.shape(0), inputs,
+                  [=](Weight& weight, int64_t begin, int64_t end) { weight.pack_codes(from, with, begin, end); });
 }
 
 void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
@@ -206,7 +233,8 @@ NB_MODULE(_native, module) {
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
         .def_prop_ro("threads", [](const Runtime& r) { return r.team.size(); })
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
-        .def("pack", &pack_weight)
+        .def("pack_floats", &pack_floats)
+        .def("pack_codes", &pack_codes)
         .def("allocate", &allocate)
         .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
         .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),

@@ -16,25 +16,31 @@ constexpr int64_t kSlack = 4096;
 
 }  // namespace
 
+// Large buffers begin on a huge page: in the middle of one, a matrix of a few megabytes would lie half on small pages.
 Buffer::Buffer(int64_t bytes) : size_(bytes) {
-    const size_t length = static_cast<size_t>(bytes + kSlack);
-    void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(memory);
+    const int64_t alignment = bytes >= kHugePage ? kHugePage : 1;
+    mapped_ = static_cast<size_t>(bytes + kSlack + alignment - 1);
+    mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping_ == MAP_FAILED) throw std::bad_alloc();
+    const auto address = reinterpret_cast<uintptr_t>(mapping_), unit = static_cast<uintptr_t>(alignment);
+    data_ = reinterpret_cast<std::byte*>((address + unit - 1) / unit * unit);
 #if defined(MADV_HUGEPAGE)
-    if (bytes >= kHugePage) madvise(memory, length, MADV_HUGEPAGE);  // advice: a refusal costs speed, not bits
+    // Advice: a refusal costs speed, not bits. The tail stays on small pages, which are only as many as it needs.
+    if (bytes >= kHugePage) madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
 #endif
 }
 
 Buffer::~Buffer() {
-    if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_ + kSlack));
+    if (mapping_ != nullptr) munmap(mapping_, mapped_);
 }
 
-Buffer::Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(mapping_, other.mapping_);
+    std::swap(mapped_, other.mapped_);
     return *this;
 }
 

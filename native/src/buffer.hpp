@@ -20,6 +20,8 @@ public:
 private:
     std::byte* data_ = nullptr;
     int64_t size_ = 0;
+    void* mapping_ = nullptr;
+    size_t mapped_ = 0;
 };
 
 }  // namespace ferrum

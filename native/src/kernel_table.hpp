@@ -9,9 +9,11 @@
 
 namespace ferrum {
 
-enum class Format { f32, bf16, f16 };
+// int8 and int4: symmetric, in groups of 32 inputs with an f16 scale each (see weight.hpp).
+enum class Format { f32, bf16, f16, int8, int4 };
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: every format's step is then a whole number of cache lines
+constexpr int64_t kGroup = 32;  // inputs that share a scale in the integer formats
 constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
 constexpr int64_t kMaxHead = 512;
 

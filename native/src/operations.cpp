@@ -50,7 +50,7 @@ void Linear::run(Runtime& runtime, int thread) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
     // Nearly always all weights are of one format, and there is one turn.
-    for (const Format format : {Format::f32, Format::bf16, Format::f16}) {
+    for (const Format format : {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4}) {
         bool used = false;
         for (const Product& p : products_) used = used || p.weight->format() == format;
         if (!used) continue;

@@ -63,4 +63,24 @@ inline uint16_t round_bf16(float x) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// kLanes halves as floats, exactly.
+inline vf widen_halves(const std::byte* from) {
+#if defined(__AVX512BF16__)
+    return _mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__AVX2__)
+    return _mm256_cvtph_ps(load<__m128i>(from));
+#else
+    // Moving the exponent: 2^112 is the ratio of the biases; infinities and NaN are put back.
+    const vu half = __builtin_convertvector(load<vh>(from), vu);
+    const vf scaled = (vf)((half & 0x7fffu) << 13) * spread(5.192296858534828e33f);
+    const vu special = ((half & 0x7fffu) << 13) | 0x7f800000u;
+    const vu magnitude = (half & 0x7c00u) == 0x7c00u ? special : (vu)scaled;
+    return (vf)(magnitude | ((half & 0x8000u) << 16));
+#endif
+}
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 }  // namespace ferrum::FERRUM_TIER

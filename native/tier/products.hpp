@@ -1,5 +1,5 @@
-// How one step of a product goes, per format, and the one inner loop that all products share: the panels of a weight, the
-// keys of a page, its values.
+// How one step of a product of floats goes, per format, and the one inner loop that they all share: the panels of a
+// weight, the keys of a page, its values.
 //
 // An output is one f32 accumulator that takes its terms in ascending k. Nothing else touches it, so its bits depend on
 // neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k.
@@ -67,28 +67,11 @@ struct F16 {
     using X = float;
     using W = vf;
 
-    static W weight(const std::byte* step, int vector) {
-        const std::byte* from = step + vector * 2 * kLanes;
-#if defined(__AVX512BF16__)
-        return _mm512_cvtph_ps(load<__m256i>(from));
-#elif defined(__AVX2__)
-        return _mm256_cvtph_ps(load<__m128i>(from));
-#else
-        return widen(__builtin_convertvector(load<vh>(from), vu));
-#endif
-    }
+    static W weight(const std::byte* step, int vector) { return widen_halves(step + vector * 2 * kLanes); }
     static vf spread_x(const X* x) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
     static W first_only(W w) { return w; }
-
-    // Half to float by moving the exponent: 2^112 is the ratio of the biases; infinities and NaN are put back.
-    static vf widen(vu half) {
-        const vf scaled = (vf)((half & 0x7fffu) << 13) * spread(5.192296858534828e33f);
-        const vu special = (((half & 0x7fffu) << 13) | 0x7f800000u);
-        const vu magnitude = (half & 0x7c00u) == 0x7c00u ? special : (vu)scaled;
-        return (vf)(magnitude | ((half & 0x8000u) << 16));
-    }
 };
 
 // Adds `steps` steps to MR x NV accumulators. Step s of the weight lies at w + s * stride; row r's word of it at
@@ -111,20 +94,6 @@ inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, 
         w += stride;
         x += XS;
         ahead += PREFETCH * 64;
-    }
-}
-
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Calls work with the policy of a format.
-template <class Work>
-inline auto with_policy(Format format, Work work) {
-    switch (format) {
-        case Format::bf16: return work(Bf16{});
-        case Format::f16: return work(F16{});
-        default: return work(F32{});
     }
 }
 

@@ -103,11 +103,31 @@ inline float sum_lanes(vf v) {
     return x[0];
 }
 
+inline int32_t sum_lanes(vi v) {
+#if defined(__AVX512BF16__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
+    return sum;
+#endif
+}
+
 inline float max_lanes(vf v) {
 #if defined(__AVX512BF16__)
     return _mm512_reduce_max_ps(v);
 #else
     float best = v[0];
+    for (int lane = 1; lane < kLanes; ++lane) best = v[lane] > best ? v[lane] : best;
+    return best;
+#endif
+}
+
+inline int32_t max_lanes(vi v) {
+#if defined(__AVX512BF16__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t best = v[0];
     for (int lane = 1; lane < kLanes; ++lane) best = v[lane] > best ? v[lane] : best;
     return best;
 #endif

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from native_twin import TIERS, require_native
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu import kernels as native
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, cpu_quota
 from ferrum.runtime.kernels import choose_kernels
-from numeric.native_twin import TIERS, require_native
 
 FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},

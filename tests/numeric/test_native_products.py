@@ -5,18 +5,38 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from native_twin import TEAMS, TIERS, Twin, normal
 
 from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.interface import Weight
 from ferrum.quant.dense import DenseWeight
-from numeric.native_twin import TEAMS, TIERS, Twin, normal
+from ferrum.quant.formats import QUANTIZERS
+from ferrum.quant.int4 import Int4Weight
+from ferrum.quant.int8 import Int8Weight
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+INTEGERS = ("int8", "int4")
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
 
 
 def dense(rng, outputs, inputs, dtype) -> DenseWeight:
     return DenseWeight((normal(rng, outputs, inputs) / np.sqrt(inputs)).astype(dtype))
+
+
+def weight_of(rng, outputs, inputs, format) -> Weight:
+    """A weight of any format: a dtype of plain floats, or the name of a quantised format."""
+    if format in INTEGERS:
+        return QUANTIZERS[format](normal(rng, outputs, inputs) / np.sqrt(inputs), 32)
+    return dense(rng, outputs, inputs, format)
+
+
+def wild(rng, rows, inputs) -> np.ndarray:
+    """Rows of very different magnitudes, some groups of them zero."""
+    x = normal(rng, rows, inputs) * np.exp(8 * rng.standard_normal((rows, 1))).astype(np.float32)
+    x[rng.random(x.shape) < 0.05] = 0
+    x[:, : inputs // 3 : 2] *= np.float32(1e-20)
+    return x
 
 
 def bound(x: np.ndarray, weight: DenseWeight) -> np.ndarray:
@@ -43,11 +63,50 @@ def test_products_agree_with_the_reference(team, dtype):
             np.testing.assert_array_equal(plain + bias, ours)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", INTEGERS)
+@pytest.mark.parametrize("team", TEAMS)
+def test_integer_products_have_the_bits_of_the_reference_in_every_tier(team, format):
+    rng, twin = np.random.default_rng(7), Twin(*team)
+    for outputs, inputs in SHAPES:
+        weight, bias = weight_of(rng, outputs, inputs, format), normal(rng, outputs)
+        for rows in ROWS:
+            ours, theirs = twin.both("linear", wild(rng, rows, inputs), (weight, weight), (None, bias))
+            for y, expected in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(y, expected)
+        assert twin.native.weight(weight).nbytes == -(-outputs // 32) * -(-inputs // 32) * (
+            1088 if format == "int8" else 576
+        )
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_integer_products_at_the_ends_of_the_codes(tier):
+    """Every code at its largest magnitude: sums of a group reach 32 x 127 x 128, and pairs of them 16 bits."""
+    kernels = NativeKernels(tier, 1)
+    x = np.where(np.arange(64) % 3 == 0, -127, 127).astype(np.float32)[None]
+    for sign in (1, -1):
+        scales = np.full((33, 2), 0.5, np.float16)
+        codes = np.full((33, 64), -128 if sign < 0 else 127, np.int8)
+        weight = Int8Weight(scales=scales, inputs=64, group=32, codes=codes)
+        np.testing.assert_array_equal(kernels.weight(weight).matmul(x), weight.matmul(x))
+        packed = np.full((33, 32), 0x00 if sign < 0 else 0xFF, np.uint8)
+        nibbles = Int4Weight(scales=scales, inputs=64, group=32, packed=packed)
+        np.testing.assert_array_equal(kernels.weight(nibbles).matmul(x), nibbles.matmul(x))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_format_without_panels_is_multiplied_dequantised(tier):
+    rng = np.random.default_rng(8)
+    weight = QUANTIZERS["int4-zero-points"](normal(rng, 40, 256), 128)
+    packed = NativeKernels(tier, 2).weight(weight)
+    assert packed.format == "float32"
+    np.testing.assert_array_equal(packed.dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("team", TEAMS)
 def test_gated_products_agree_with_the_reference(team, dtype):
     rng, twin = np.random.default_rng(2), Twin(*team)
-    gate, up = dense(rng, 75, 64, dtype), dense(rng, 75, 64, dtype)
+    gate, up = weight_of(rng, 75, 64, dtype), weight_of(rng, 75, 64, dtype)
     for rows in ROWS:
         ours, theirs = twin.both("gated_linear", normal(rng, rows, 64), gate, up)
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
@@ -56,17 +115,18 @@ def test_gated_products_agree_with_the_reference(team, dtype):
 def test_products_of_several_formats_over_one_input():
     for team in TEAMS:
         rng, twin = np.random.default_rng(3), Twin(*team)
-        weights = tuple(dense(rng, outputs, 40, dtype) for outputs, dtype in zip((33, 64, 5), DTYPES, strict=True))
-        ours, theirs = twin.both("linear", normal(rng, 14, 40), weights, (None, None, None))
+        formats = (*DTYPES, *INTEGERS)
+        weights = tuple(weight_of(rng, 33 + 7 * index, 40, format) for index, format in enumerate(formats))
+        ours, theirs = twin.both("linear", normal(rng, 14, 40), weights, (None,) * len(formats))
         for y, expected in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
     rng = np.random.default_rng(4)
-    weight = dense(rng, 130, 203, dtype)
+    weight = weight_of(rng, 130, 203, dtype)
     x = normal(rng, 600, 203)
     one, two = (NativeKernels(tier, threads) for threads in (1, 2))
     whole = one.weight(weight).matmul(x)
@@ -76,13 +136,13 @@ def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
         np.testing.assert_array_equal(packed.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_packing_loses_nothing(tier, dtype):
     rng = np.random.default_rng(5)
     kernels = NativeKernels(tier, 2)
     for shape in SHAPES:
-        weight = dense(rng, *shape, dtype)
+        weight = weight_of(rng, *shape, dtype)
         packed = kernels.weight(weight)
         np.testing.assert_array_equal(packed.dequantize(), weight.dequantize())
         ids = rng.integers(0, shape[0], 9).astype(np.int32)
@@ -102,8 +162,8 @@ def test_special_halves_are_widened_exactly(tier):
 @pytest.mark.parametrize("tier", TIERS)
 def test_nan_and_infinity_reach_the_output_of_their_row_alone(tier):
     rng = np.random.default_rng(6)
-    for dtype in DTYPES:
-        packed = NativeKernels(tier, 2).weight(dense(rng, 40, 64, dtype))
+    for dtype in (*DTYPES, *INTEGERS):
+        packed = NativeKernels(tier, 2).weight(weight_of(rng, 40, 64, dtype))
         x = normal(rng, 14, 64)
         clean = packed.matmul(x)
         x[3, 7], x[9, 63] = np.nan, np.inf

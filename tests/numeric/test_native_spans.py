@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from native_twin import TEAMS, TIERS
+from tiny import directory_of, find, tokens_of
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
 from ferrum.kernels.recorder import Extent
 from ferrum.runtime.load import load_executor
-from numeric.native_twin import TEAMS, TIERS
-from numeric.tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
 LENGTH = 150
@@ -21,10 +21,15 @@ def executor_of(name: str, **options):
     return load_executor(directory_of(find(name)), kernels="native", kv_capacity=4096, **options)
 
 
+def format_of(name: str) -> dict[str, str]:
+    """Options for weights of that format; the quantised ones keep keys and values in bfloat16."""
+    return {"quantize": name, "kv_dtype": "bfloat16"} if name.startswith("int") else {"dtype": name}
+
+
 @cache
-def alone(name: str, dtype: str, tier: str) -> np.ndarray:
+def alone(name: str, format: str, tier: str) -> np.ndarray:
     """Logits of a token list in one span, by one thread, in an executor of its own."""
-    with executor_of(name, dtype=dtype, isa=tier, threads=1) as executor:
+    with executor_of(name, isa=tier, threads=1, **format_of(format)) as executor:
         span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
         return logits
@@ -54,23 +59,24 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
             lengths[f"s{len(lengths)}"] = lengths[victim]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("format", ["float32", "float16", "bfloat16", "int8", "int4", "int4-all"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("team", TEAMS)
-def test_any_cut_in_any_company_gives_the_same_logits(team, name, dtype):
+def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
     tier, threads = team
-    expected = alone(name, dtype, tier)
+    expected = alone(name, format, tier)
     for page_size, max_rows, seed in ((64, 64, 0), (16, 33, 1)):
-        options = {"dtype": dtype, "isa": tier, "threads": threads, "page_size": page_size, "max_rows": max_rows}
-        with executor_of(name, **options) as executor:
+        options = {"isa": tier, "threads": threads, "page_size": page_size, "max_rows": max_rows}
+        with executor_of(name, **options, **format_of(format)) as executor:
             play(executor, name, expected, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int4"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, dtype):
-    replayed, eager = (executor_of(name, dtype=dtype, isa=tier, threads=2, replay=replay) for replay in (True, False))
+def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, format):
+    options = {"isa": tier, "threads": 2, **format_of(format)}
+    replayed, eager = (executor_of(name, replay=replay, **options) for replay in (True, False))
     assert replayed.lm.replay is not None and eager.lm.replay is None
     for count in (1, 2, 3, 13, 70):
         span = Span(f"s{count}", 0, tuple(tokens_of(find(name), count, count)), Want.LOGITS, Rows.ALL, Hidden.ALL)
@@ -100,6 +106,18 @@ def test_bfloat16_logits_differ_from_the_reference_less_than_rounding_does(tier,
     rounding = np.sqrt(np.mean((logits["bfloat16"] - logits["float32"]) ** 2))
     ours = alone(name, "bfloat16", tier) - logits["bfloat16"]
     assert np.sqrt(np.mean(ours**2)) < 0.5 * rounding
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_quantised_logits_are_those_of_the_reference(tier, name, format):
+    """Products are equal; what differs is the f32 arithmetic between them, and what it makes of roundings to int8."""
+    span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
+    with load_executor(directory_of(find(name)), kernels="reference", **format_of(format)) as reference:
+        expected = reference.submit(StepBatch((span,))).result().results[0].logits
+    error = alone(name, format, tier) - expected
+    assert np.sqrt(np.mean(error**2)) < 0.01 * np.sqrt(np.mean(expected**2))
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -13,12 +13,38 @@ from ferrum.kernels.interface import F32, Int32, Weight
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 """Formats of plain floats, and the type by which the library takes their elements."""
 
+_GROUP: Final = 32
+"""Inputs that share a scale in the library's panels of integers."""
+
 
 class DenseSource(Protocol):
     """What a weight of one of these formats offers: its elements, [N, K] row-major."""
 
     @property
     def values(self) -> NDArray[Any]: ...  # noqa: D102
+
+
+class GroupedSource(Protocol):
+    """What a weight of integers in groups offers; see `quant/`.
+
+    Attributes:
+        group: inputs that share a scale.
+        scales: float16 [N, G].
+        codes: of int8: int8 [N, G x group].
+        packed: of int4: uint8 [N, G x group / 2], two codes + 8 to a byte, the first in the low bits.
+        zero_points: of int4, where codes stand for anything but code - 8.
+    """
+
+    @property
+    def group(self) -> int: ...  # noqa: D102
+    @property
+    def scales(self) -> NDArray[np.float16]: ...  # noqa: D102
+    @property
+    def codes(self) -> NDArray[np.int8]: ...  # noqa: D102
+    @property
+    def packed(self) -> NDArray[np.uint8]: ...  # noqa: D102
+    @property
+    def zero_points(self) -> NDArray[np.uint8] | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +99,14 @@ def pack(library: Any, runtime: Any, weight: Weight) -> PackedWeight:
     """
     if isinstance(weight, PackedWeight):
         return weight
+    if weight.format in ("int8", "int4"):
+        grouped = cast(GroupedSource, weight)
+        if grouped.group == _GROUP and (weight.format == "int8" or grouped.zero_points is None):
+            codes = grouped.codes.view(np.uint8) if weight.format == "int8" else grouped.packed
+            native = runtime.pack_codes(weight.format, codes, grouped.scales.view(np.uint16), weight.shape[1])
+            return PackedWeight(native, runtime, weight.shape, weight.format, library)
     dense = weight.format in _DENSE
     name = weight.format if dense else "float32"
     values = cast(DenseSource, weight).values if dense else weight.dequantize()
-    native = runtime.pack(name, np.ascontiguousarray(values).view(_DENSE[name]))
+    native = runtime.pack_floats(name, np.ascontiguousarray(values).view(_DENSE[name]))
     return PackedWeight(native, runtime, weight.shape, name, library)
