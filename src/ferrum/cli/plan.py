@@ -31,6 +31,7 @@ def plan(
                 ("KV pool", f"{size(memory.kv_pool)} for {executor.kv_capacity():,} tokens"),
                 ("activations", f"{size(memory.activations)} ({memory.activation_row:,} B per token of a step)"),
                 ("tables", size(memory.tables)),
+                ("libraries", size(memory.libraries)),
                 ("total", size(memory.total)),
             ]
         )

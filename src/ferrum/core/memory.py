@@ -43,12 +43,15 @@ class PoolPart(JsonRecord):
 class MemoryPlan(JsonRecord):
     """Every byte that an executor allocates, by purpose; nothing more is allocated once it is ready.
 
+    The memory of the process grows by `total` once all of it has been written to; the system commits no page before.
+
     Attributes:
         weights: the parameters as held (after quantisation).
         activations: the buffers of a step, planned for the largest one.
         activation_row: bytes of them that one token of a step takes.
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.
+        libraries: what loading a model brings into the process besides; the one part that is an estimate.
     """
 
     weights: int
@@ -56,6 +59,7 @@ class MemoryPlan(JsonRecord):
     activation_row: int
     tables: int
     pool: tuple[PoolPart, ...]
+    libraries: int = 0
 
     @property
     def kv_pool(self) -> int:
@@ -65,7 +69,7 @@ class MemoryPlan(JsonRecord):
     @property
     def total(self) -> int:
         """Bytes of everything."""
-        return self.weights + self.kv_pool + self.activations + self.tables
+        return self.weights + self.kv_pool + self.activations + self.tables + self.libraries
 
     def max_sequences(self, length: int) -> int:
         """How many sequences of `length` tokens (at least 1) fit in the pool together."""
@@ -84,7 +88,7 @@ class MemoryRequirements(JsonRecord):
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
         kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
-        overhead_memory: bytes that do not depend on the work: planned buffers, tables, and half-filled pages.
+        overhead_memory: bytes that do not depend on the work: buffers, tables, libraries, and half-filled pages.
     """
 
     parameter_memory: int
@@ -112,5 +116,5 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, max_batch_size: int) ->
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
         kv_cache_memory_per_token=kv_bytes,
-        overhead_memory=plan.activations + plan.tables + partial_pages,
+        overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages,
     )

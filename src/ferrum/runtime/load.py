@@ -25,7 +25,7 @@ from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
+from ferrum.runtime.memory import LIBRARIES, PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
 from ferrum.runtime.parameters import Parameters, Progress
 
 MAX_ROWS: Final = 512
@@ -215,6 +215,7 @@ def _traits(
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(pool_part(group, window, limits) for group, window in zip(groups, windows, strict=True)),
+        libraries=LIBRARIES,
     )
     return ExecutorTraits(
         backend=lm.kernels.name,
