@@ -1,4 +1,4 @@
-"""A thousand random steps of real models on each set of kernels: whatever happens around a request, its bits are those that it has alone.
+"""A thousand random steps of a real model on each set of kernels: a request keeps the bits that it has alone.
 
 The manner of `pure/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
 ends in exactly one terminal event, and not a page is missing in the end.
