@@ -273,7 +273,6 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
     [
         ("device", "cuda", Unsupported),
         ("quantize", "int3", ConfigError),
-        ("quantize", "int4", Unsupported),
         ("kv_dtype", "int8", Unsupported),
         ("kernels", "cuda", Unsupported),
         ("max_sequence_length", 257, ConfigError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,17 +21,25 @@ LENGTH = 90
 SEQUENCES = 4
 
 
-@cache
-def executor_of(name: str, dtype: str):
-    return load_executor(
-        directory_of(find(name)), dtype=dtype, kernels="reference", page_size=16, kv_capacity=16 * 64, max_rows=64
-    )
+FLOATS = ("float32", "bfloat16")
+INTEGERS = ("int8", "int4")
+
+
+def options_of(format: str) -> dict[str, str]:
+    """What loads a model's weights in that format; the quantised ones from bfloat16, with keys and values in it."""
+    return {"dtype": format} if format in FLOATS else {"dtype": "bfloat16", "quantize": format}
 
 
 @cache
-def alone(name: str, dtype: str, seed: int) -> np.ndarray:
+def executor_of(name: str, format: str):
+    small = {"page_size": 16, "kv_capacity": 16 * 64, "max_rows": 64}
+    return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
+
+
+@cache
+def alone(name: str, format: str, seed: int) -> np.ndarray:
     """Logits of a token list in one span, in an executor of its own."""
-    with load_executor(directory_of(find(name)), dtype=dtype, kernels="reference") as executor:
+    with load_executor(directory_of(find(name)), kernels="reference", **options_of(format)) as executor:
         span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH, seed)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
         return logits
@@ -39,9 +48,9 @@ def alone(name: str, dtype: str, seed: int) -> np.ndarray:
 class Player:
     """Sequences of one executor that go through random steps, each row compared with `alone`."""
 
-    def __init__(self, name: str, dtype: str, data: st.DataObject) -> None:
-        self.name, self.dtype, self.data = name, dtype, data
-        self.executor = executor_of(name, dtype)
+    def __init__(self, name: str, format: str, data: st.DataObject) -> None:
+        self.name, self.format, self.data = name, format, data
+        self.executor = executor_of(name, format)
         self.executor.reset()
         self.seeds: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
@@ -63,7 +72,7 @@ class Player:
         for span, result in zip(spans, self.executor.submit(StepBatch(tuple(spans))).result().results, strict=True):
             if isinstance(result, Exception):
                 raise result
-            expected = alone(self.name, self.dtype, self.seeds[span.cache_id])[span.start : span.end]
+            expected = alone(self.name, self.format, self.seeds[span.cache_id])[span.start : span.end]
             np.testing.assert_array_equal(result.logits, expected)
             self.lengths[span.cache_id] = span.end
 
@@ -90,13 +99,12 @@ class Player:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
-def test_any_cut_in_any_company_gives_the_same_logits(name, dtype, threads):
+@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS)])
+def test_any_cut_in_any_company_gives_the_same_logits(name, format, threads):
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def play(data: st.DataObject) -> None:
-        player = Player(name, dtype, data)
+        player = Player(name, format, data)
         for _ in range(SEQUENCES):
             player.begin(seed=player.draw(0, 2))
         for _ in range(8):
@@ -139,18 +147,18 @@ def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, compan
     return out
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", [*FLOATS, *INTEGERS])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cuts=st.lists(st.integers(1, 20), max_size=6), company=st.integers(0, 3))
-def test_tokens_and_logprobs_at_a_temperature_do_not_depend_on_cuts_or_company(dtype, cuts, company):
-    executor = executor_of("qwen3-windows", dtype)
+def test_tokens_and_logprobs_at_a_temperature_do_not_depend_on_cuts_or_company(format, cuts, company):
+    executor = executor_of("qwen3-windows", format)
     executor.reset()
     prompt = tokens_of(find("qwen3-windows"), 30, seed=3)
-    assert sampled_run(executor, prompt, cuts, 12, company) == plain_run(dtype)
+    assert sampled_run(executor, prompt, cuts, 12, company) == plain_run(format)
 
 
 @cache
-def plain_run(dtype: str) -> list[tuple[int, float]]:
-    executor = executor_of("qwen3-windows", dtype)
+def plain_run(format: str) -> list[tuple[int, float]]:
+    executor = executor_of("qwen3-windows", format)
     executor.reset()
     return sampled_run(executor, tokens_of(find("qwen3-windows"), 30, seed=3), [], 12, 0)
