@@ -121,6 +121,11 @@ class PageTable:
         return sum(pool.num_pages - pool.free for pool in self._pools)
 
     @property
+    def usage(self) -> float:
+        """The part of all pages that is in use, 0 to 1."""
+        return self.used / max(1, sum(pool.num_pages for pool in self._pools))
+
+    @property
     def shared(self) -> int:
         """Number of pages with more than one owner, over all groups."""
         return sum(pool.shared for pool in self._pools)

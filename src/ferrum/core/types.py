@@ -67,6 +67,7 @@ class Sequence:
         tokens: prompt and generated ids; `sampling.history` is this very list.
         computed: how many of them are in the KV cache. What is left is what the next spans process.
         preemptions: how often it lost its pages and began anew.
+        scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
     """
 
     request: Request
@@ -76,6 +77,7 @@ class Sequence:
     sampling: Sampling
     computed: int = 0
     preemptions: int = 0
+    scheduled: float | None = None
     finish: FinishReason | None = field(default=None)
 
     @property
@@ -95,6 +97,7 @@ class TokenEvent:
         stop_reason: the stop token id that ended the choice (None at the model's own end of text).
         cached_tokens: prompt tokens that came from a cache; meaningful in the terminal event.
         error: what went wrong, with `FinishReason.ERROR`.
+        scheduled, preemptions: of the sequence, as it stands.
     """
 
     request_id: str
@@ -107,3 +110,5 @@ class TokenEvent:
     cached_tokens: int = 0
     error: FerrumError | None = None
     trace_id: str = ""
+    scheduled: float | None = field(default=None, compare=False)
+    preemptions: int = field(default=0, compare=False)

@@ -67,6 +67,8 @@ class Choice:
             error=event.error if stop is None else None,
             seed=self._request.seed,
             trace_id=self._request.trace_id,
+            scheduled=event.scheduled,
+            preemptions=event.preemptions,
         )
 
     def _decode(self, event: TokenEvent) -> tuple[str | None, int, str | None]:

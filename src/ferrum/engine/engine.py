@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.messages import Abort, Message, Shutdown
+from ferrum.engine.messages import Abort, EngineStats, Message, Shutdown
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.scheduler import Scheduler
 
@@ -40,7 +40,7 @@ class Engine:
         executor: runs the steps. It isolates failures span by span; an exception out of it ends the step's sequences.
         scheduler: owns the books of all live sequences.
         inbox: messages from any thread, in order.
-        post: takes the events of a step, at most once per step.
+        post: takes the events of a step, of which there may be none; once per step, and for events between steps.
         depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
         clock: monotonic seconds; deadlines are measured on it.
     """
@@ -62,6 +62,7 @@ class Engine:
         self._depth = depth
         self._clock = clock
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
+        self._step_tokens: list[int] = []
         self._open = True
 
     def run(self) -> None:
@@ -77,16 +78,37 @@ class Engine:
         events += self._drain_inbox()
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
+            self._mark(plan)
             self._submitted.append((plan, self._submit(plan)))
-        busy = bool(self._submitted)
+        before = len(self._submitted)
         while len(self._submitted) > (0 if plan is None else self._depth):
             events += self._commit(*self._submitted.popleft())
         events += self._scheduler.expire(self._clock())
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
-        if events:
+        if events or len(self._submitted) < before:
             self._post(tuple(events))
-        return busy
+        return before > 0
+
+    def take_stats(self) -> EngineStats:
+        """How the engine stands, and the steps since the last call."""
+        scheduler, steps = self._scheduler, tuple(self._step_tokens)
+        self._step_tokens.clear()
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv_usage,
+            preemptions=scheduler.preemptions,
+            step_tokens=steps,
+        )
+
+    def _mark(self, plan: Plan) -> None:
+        """Note the size of a step, and who leaves the queue with it."""
+        self._step_tokens.append(plan.batch.total_tokens)
+        now = self._clock()
+        for sequence in plan.sequences:
+            if sequence.scheduled is None:
+                sequence.scheduled = now
 
     def _wait(self) -> Message | None:
         """Sleep until a message comes, or until it is time to look at the deadlines of stalled requests again."""

@@ -102,7 +102,13 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
     error: FerrumError | None = None
     try:
         with built.executor.lease("engine"):
-            Engine(built.executor, built.scheduler, inbox=inbox, post=lambda events: deliver(Events(events))).run()
+            engine = Engine(
+                built.executor,
+                built.scheduler,
+                inbox=inbox,
+                post=lambda events: deliver(Events(events, engine.take_stats())),
+            )
+            engine.run()
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - whatever ends the loop, its clients have to be told
         error = EngineDead(f"the engine's loop broke: {type(cause).__name__}: {cause}")

@@ -40,6 +40,7 @@ class EngineInfo:
         max_sequence_length: tokens of prompt and output together.
         kv_capacity: tokens that fit in the KV pool.
         numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
+        page_size: tokens of a page of the KV pool; None where that is nobody's business.
     """
 
     model: str
@@ -47,6 +48,7 @@ class EngineInfo:
     max_sequence_length: int
     kv_capacity: int
     numerics_id: str
+    page_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,29 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at one moment.
+
+    Attributes:
+        running, waiting: sequences that hold pages, and that wait for some.
+        kv_usage: the part of the pages that is in use, 0 to 1.
+        preemptions: how often a sequence lost its pages, since the start.
+        step_tokens: tokens of each step since the last report.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    preemptions: int = 0
+    step_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
-    """The news of one step."""
+    """The news of one step, and how the engine stands after it."""
 
     events: tuple[TokenEvent, ...]
+    stats: EngineStats = EngineStats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class Delta:
         error: what went wrong, with `FinishReason.ERROR`.
         seed: the seed of all draws: the one given, or the one chosen at admission.
         trace_id: as given with the request.
+        scheduled: monotonic seconds when the choice last left the queue before its first token; None if it never did.
+        preemptions: how often it lost its pages.
     """
 
     request_id: str
@@ -78,6 +80,8 @@ class Delta:
     error: FerrumError | None = None
     seed: int = 0
     trace_id: str = ""
+    scheduled: float | None = field(default=None, compare=False)
+    preemptions: int = field(default=0, compare=False)
 
 
 def join(first: Delta, second: Delta) -> Delta:
@@ -95,6 +99,8 @@ def join(first: Delta, second: Delta) -> Delta:
         error=second.error,
         seed=first.seed,
         trace_id=first.trace_id,
+        scheduled=second.scheduled,
+        preemptions=second.preemptions,
     )
 
 

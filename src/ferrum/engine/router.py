@@ -10,19 +10,33 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import Host
-from ferrum.engine.messages import Abort, Ended, EngineInfo, Events, Report
+from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
+from ferrum.engine.outputs import Delta
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_REQUESTS: Final = 1024
 
 Wake: TypeAlias = Callable[[], None]
+
+
+class Observer(Protocol):
+    """Looks on, on the host's thread: what it does delays the engine."""
+
+    def step(self, stats: EngineStats) -> None:
+        """The engine has reported."""
+        ...
+
+    def delta(self, request: Request, delta: Delta) -> None:
+        """A choice has news."""
+        ...
+
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -41,6 +55,9 @@ class Router:
         max_requests: how many requests may be in the engine, waiting and running.
         wake_all: runs the wake-ups of a step, once per step, on the host's thread.
 
+    Attributes:
+        observer: looks on, from the next request.
+
     Raises:
         FerrumError: what the engine's recipe raised.
     """
@@ -53,6 +70,7 @@ class Router:
         wake_all: Callable[[Sequence[Wake]], None] = wake_here,
     ) -> None:
         self.max_requests = max_requests
+        self.observer: Observer | None = None
         self._host = host
         self._wake_all = wake_all
         self._streams: dict[str, RequestStream] = {}
@@ -85,7 +103,8 @@ class Router:
         """
         with self._lock:
             self.check_open()
-            stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake)
+            observe = None if self.observer is None else self.observer.delta
+            stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             self._streams[stream.request.request_id] = stream
             self._host.send(stream.request)
         return stream
@@ -113,6 +132,8 @@ class Router:
         """Take a report of the engine, on the host's thread."""
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
+            if self.observer is not None:
+                self.observer.step(report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:

@@ -24,14 +24,21 @@ class RequestStream:
         request_id: the public id.
         tokenizer: None serves token ids alone.
         wake: called, from any thread, when there is something to `take`.
+        observe: told of every delta when it is made, whenever it is taken.
     """
 
     def __init__(
-        self, request: Request, request_id: str, tokenizer: Tokenizer | None, wake: Callable[[], None]
+        self,
+        request: Request,
+        request_id: str,
+        tokenizer: Tokenizer | None,
+        wake: Callable[[], None],
+        observe: Callable[[Request, Delta], None] | None = None,
     ) -> None:
         self.request = request
         self.request_id = request_id
         self.wake = wake
+        self._observe = observe
         self._choices = [Choice(request, index, tokenizer, request_id) for index in range(request.params.n)]
         self._running = set(range(request.params.n))
         self._waiting: dict[int, Delta] = {}
@@ -80,6 +87,8 @@ class RequestStream:
             return
         if delta.finish_reason is not None and self.over:
             delta = replace(delta, usage=self._usage())
+        if self._observe is not None:
+            self._observe(self.request, delta)
         earlier = self._waiting.pop(delta.index, None)
         self._waiting[delta.index] = delta if earlier is None else join(earlier, delta)
 

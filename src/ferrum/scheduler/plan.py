@@ -15,6 +15,11 @@ from ferrum.scheduler.policy import Rank
 class Pages(Protocol):
     """The page table, as far as the scheduler needs it. The executor commits lengths; the scheduler makes room."""
 
+    @property
+    def usage(self) -> float:
+        """The part of all pages that is in use, 0 to 1."""
+        ...
+
     def fits(self, length: int, step: int, *, empty: bool = False) -> bool:
         """Whether a new sequence can grow to `length`, at most `step` tokens at a time, in the free or all pages."""
         ...

@@ -47,6 +47,9 @@ class Scheduler:
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
         propose: drafts the next tokens of a sequence; asked only when all but its last token are computed.
+
+    Attributes:
+        preemptions: how often any sequence lost its pages.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, str]] = []
         self._homeless: list[TokenEvent] = []
         self._added = 0
+        self.preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -89,6 +93,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Number of sequences that wait for their first page, or for another one after a preemption."""
         return len(self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of the pages that is in use, 0 to 1."""
+        return self._pages.usage
 
     @property
     def has_work(self) -> bool:
@@ -197,6 +206,9 @@ class Scheduler:
         self._pages.release(victim.cache_id)
         victim.computed = 0
         victim.preemptions += 1
+        self.preemptions += 1
+        if not victim.generated:
+            victim.scheduled = None
         self._running.remove(victim)
         self._waiting.add(victim)
 

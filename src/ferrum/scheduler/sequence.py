@@ -117,4 +117,6 @@ def event(
         stop_reason,
         error=error,
         trace_id=sequence.request.trace_id,
+        scheduled=sequence.scheduled,
+        preemptions=sequence.preemptions,
     )
