@@ -107,8 +107,8 @@ def test_dtype_comes_before_quantising():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_group_can_be_chosen(group):
-    parameters = Parameters(Checkpoint(directory_of(find("llama3"))), quantize="int4", group=group)
-    assert parameters.matrix("model.layers.0.mlp.up_proj.weight", (80, 48)).group == group
+    with load_executor(directory_of(find("llama3")), quantize="int4", group=group, kernels="reference") as executor:
+        assert {weight.group for weight in executor.lm.network.weights()} == {group}
 
 
 def write(directory: Path, values: np.ndarray) -> Checkpoint:
@@ -134,7 +134,9 @@ def test_progress_reaches_the_end(tmp_path):
     assert told == [(480, 480)]
 
 
-def test_an_unknown_scheme_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="int4-all") as caught:
-        Parameters(write(tmp_path, np.ones((1, 1), np.float32)), quantize="int5")
-    assert caught.value.param == "quantize"
+@pytest.mark.parametrize(("name", "value", "known"), [("quantize", "int5", "int4-all"), ("group", 48, "128")])
+def test_what_does_not_exist_is_refused_with_what_does(name, value, known, tmp_path):
+    checkpoint = write(tmp_path, np.ones((1, 1), np.float32))
+    with pytest.raises(ConfigError, match=known) as caught:
+        Parameters(checkpoint, **{"quantize": "int8", name: value})
+    assert caught.value.param == name

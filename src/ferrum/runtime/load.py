@@ -53,6 +53,7 @@ def load_executor(
     kv_capacity: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    group: int = 32,
     replay: bool | None = None,
     progress: Progress | None = None,
 ) -> LocalExecutor:
@@ -64,6 +65,7 @@ def load_executor(
             `ModelConfig`.
         page_size: tokens per page of the KV pool.
         max_rows: most tokens of one forward pass; a larger step takes several.
+        group: inputs that share a scale of quantised weights: 32, 64 or 128.
         replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
         progress: told of bytes loaded and bytes in all.
 
@@ -89,7 +91,7 @@ def load_executor(
         kv_capacity=kv_capacity,
         switches=switches,
     )
-    return build_executor(config, page_size=page_size, max_rows=max_rows, progress=progress)
+    return build_executor(config, page_size=page_size, max_rows=max_rows, group=group, progress=progress)
 
 
 def build_executor(
@@ -97,6 +99,7 @@ def build_executor(
     *,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    group: int = 32,
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
@@ -109,7 +112,7 @@ def build_executor(
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
-    parameters = Parameters(checkpoint, config.dtype, progress, quantize=config.quantize)
+    parameters = Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
     decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(

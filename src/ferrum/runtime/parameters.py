@@ -15,6 +15,7 @@ from ferrum.kernels.interface import F32, Weight
 from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
 from ferrum.quant.formats import QUANTIZERS, SCHEMES
+from ferrum.quant.groups import GROUPS
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -37,7 +38,7 @@ class Parameters:
             until one has been handed out.
 
     Raises:
-        ConfigError: no such dtype or scheme.
+        ConfigError: no such dtype, scheme or group.
         Unsupported: the checkpoint's weights are quantised.
     """
 
@@ -54,6 +55,8 @@ class Parameters:
             raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
         if quantize is not None and quantize not in SCHEMES:
             raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
+        if group not in GROUPS:
+            raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
         quantization = checkpoint.config.get("quantization_config")
         if quantization:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization

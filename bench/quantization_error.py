@@ -1,0 +1,245 @@
+"""What each weight format costs: bits per byte on held-out text, and the divergence from the unquantised model.
+
+    python bench/quantization_error.py --out bench/results/quantization_error.json
+
+For every scheme and group it measures the model as it serves (integers times integers), and the same weights with
+unrounded activations: the difference is what rounding the activations costs. The texts are those modules of the
+standard library that the training of the built-in model held out (`training/data.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.config import ModelConfig
+from ferrum.core.step import Rows, Span, SpanResult, StepBatch, Want
+from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.quant.formats import QUANTIZERS, SCHEMES, Quantizer
+from ferrum.quant.groups import GROUPS
+from ferrum.quant.int4 import quantize_int4
+from ferrum.quant.weight import GroupedWeight
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.local import LocalExecutor
+from ferrum.text.tokenizer import load_tokenizer
+
+REPOSITORY: Final = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A window of a text.
+
+    Attributes:
+        tokens: its ids.
+        nbytes: bytes of all tokens but the first.
+    """
+
+    tokens: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a format costs, over all positions.
+
+    Attributes:
+        name: scheme, group, and whether activations are rounded.
+        weight_bytes: bytes of all matrices.
+        bits_per_byte: of the text.
+        excess: bits per byte beyond the unquantised model's.
+        divergence: mean Kullback-Leibler divergence from the unquantised model, bits per token.
+        divergence_p99: its 99th percentile.
+        same_choice: share of positions with the same most likely token.
+    """
+
+    name: str
+    weight_bytes: int
+    bits_per_byte: float
+    excess: float
+    divergence: float
+    divergence_p99: float
+    same_choice: float
+
+
+class RoundedCheckpoint:
+    """A `TensorStore` whose matrices are quantised and dequantised again: the error of the weights alone.
+
+    Attributes:
+        weight_bytes: of all matrices read so far, quantised.
+    """
+
+    def __init__(self, store: Checkpoint, layers: Quantizer, ends: Quantizer, group: int) -> None:
+        self.directory, self.config, self.tensors = store.directory, store.config, store.tensors
+        self.weight_bytes = 0
+        self._store, self._layers, self._ends, self._group = store, layers, ends, group
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
+
+    def file_of(self, name: str) -> str:
+        return self._store.file_of(name)
+
+    def read(self, name: str) -> NDArray[Any]:
+        values = self._store.read(name)
+        if values.ndim == 1:
+            return values
+        weight = (self._ends if name in (EMBEDDING, HEAD) else self._layers)(values, self._group)
+        self.weight_bytes += weight.nbytes
+        return weight.dequantize()
+
+    def forget(self, name: str) -> None:
+        self._store.forget(name)
+
+
+def windows(directory: Path, files: Sequence[str], size: int, most_tokens: int) -> list[Text]:
+    """Windows spread evenly over the texts, `most_tokens` in all at most."""
+    tokenizer = load_tokenizer(directory)
+    assert tokenizer is not None, f"{directory} has no tokenizer"
+    found: list[Text] = []
+    for text in files:
+        ids = tokenizer.encode(text)
+        for begin in range(0, len(ids) - size + 1, size):
+            part = tuple(ids[begin : begin + size])
+            found.append(Text(part, len(tokenizer.decode(part[1:]).encode())))
+    count = max(1, most_tokens // size)
+    return [found[index * len(found) // count] for index in range(min(count, len(found)))]
+
+
+class Judge:
+    """Runs a model over the texts and compares its distributions with those of its weights in float32."""
+
+    def __init__(self, model: str, texts: list[Text]) -> None:
+        self.model, self.texts = model, texts
+        self.checkpoint = Checkpoint(resolve_model(model))
+        self.nbytes = sum(text.nbytes for text in texts)
+        _, self.expected = self._run(self._floats())
+        self.bits_per_byte = self._bits(self.expected)
+
+    def costs(self, groups: Sequence[int]) -> Iterator[Cost]:
+        """bfloat16; every scheme and group, as served and with the weights' error alone; other rules for int4."""
+        yield self._cost("bfloat16", self._floats("bfloat16"))
+        for scheme, formats in SCHEMES.items():
+            for group in groups:
+                config = ModelConfig(model=self.model, quantize=scheme, kv_dtype="bfloat16", kernels="reference")
+                yield self._cost(f"{scheme}, groups of {group}", config, group=group)
+                yield self._weights_alone(scheme, QUANTIZERS[formats.layers], QUANTIZERS[formats.ends], group)
+        for group in groups:
+            yield self._weights_alone("int4 by Q4_0's rule", _plain_int4, QUANTIZERS["int8"], group)
+            yield self._weights_alone(
+                "int4 with zero points", QUANTIZERS["int4-zero-points"], QUANTIZERS["int8"], group
+            )
+
+    def _floats(self, dtype: str = "float32") -> ModelConfig:
+        return ModelConfig(model=self.model, dtype=dtype, kv_dtype="bfloat16")
+
+    def _weights_alone(self, name: str, layers: Quantizer, ends: Quantizer, group: int) -> Cost:
+        rounded = RoundedCheckpoint(self.checkpoint, layers, ends, group)
+        cost = self._cost(f"{name}, groups of {group}, weights alone", self._floats(), checkpoint=rounded)
+        return replace(cost, weight_bytes=rounded.weight_bytes)
+
+    def _run(self, config: ModelConfig, **options: Any) -> tuple[int, list[NDArray[np.float64]]]:
+        """Bytes of the weights, and log-probabilities [tokens - 1, V] of each text."""
+        with build_executor(config, **options) as executor:
+            return executor.memory_plan.weights, [self._log_probabilities(executor, text) for text in self.texts]
+
+    def _log_probabilities(self, executor: LocalExecutor, text: Text) -> NDArray[np.float64]:
+        span = Span("text", 0, text.tokens[:-1], Want.LOGITS, Rows.ALL)
+        (result,) = executor.submit(StepBatch((span,))).result().results
+        executor.release_cache("text")
+        assert isinstance(result, SpanResult), result
+        assert result.logits is not None
+        shifted = result.logits.astype(np.float64) - result.logits.max(axis=-1, keepdims=True)
+        found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        return found
+
+    def _bits(self, found: list[NDArray[np.float64]]) -> float:
+        nats = sum(
+            -float(each[np.arange(len(each)), text.tokens[1:]].sum())
+            for each, text in zip(found, self.texts, strict=True)
+        )
+        return nats / math.log(2) / self.nbytes
+
+    def _cost(self, name: str, config: ModelConfig, **options: Any) -> Cost:
+        weight_bytes, found = self._run(config, **options)
+        pairs = list(zip(self.expected, found, strict=True))
+        divergence = np.concatenate([(np.exp(p) * (p - q)).sum(axis=-1) for p, q in pairs]) / math.log(2)
+        same = np.concatenate([p.argmax(axis=-1) == q.argmax(axis=-1) for p, q in pairs])
+        bits = self._bits(found)
+        return Cost(
+            name=name,
+            weight_bytes=weight_bytes,
+            bits_per_byte=bits,
+            excess=bits - self.bits_per_byte,
+            divergence=float(divergence.mean()),
+            divergence_p99=float(np.quantile(divergence, 0.99)),
+            same_choice=float(same.mean()),
+        )
+
+
+def _plain_int4(values: NDArray[Any], group: int) -> GroupedWeight:
+    return quantize_int4(values, group, ())
+
+
+def held_out() -> list[str]:
+    """The texts that the built-in model has not seen."""
+    sys.path.insert(0, str(REPOSITORY / "training"))
+    from data import read_corpus
+
+    return [source.text for source in read_corpus().held_out]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--model", default=BUILT_IN, help="a directory, a hub id, or the built-in model")
+    parser.add_argument(
+        "--text", type=Path, nargs="*", help="UTF-8 files; default: what the built-in model has not seen"
+    )
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens in all")
+    parser.add_argument("--groups", type=int, nargs="*", default=list(GROUPS), help="sizes of groups")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    given = parser.parse_args()
+    files = [path.read_text("utf-8") for path in given.text] if given.text else held_out()
+    texts = windows(resolve_model(given.model), files, given.window, given.tokens)
+    judge = Judge(given.model, texts)
+    tokens = sum(len(text.tokens) - 1 for text in texts)
+    print(f"{given.model}: {tokens} tokens, {judge.nbytes} bytes, {judge.bits_per_byte:.4f} bits per byte in float32")
+    print(f"{'':50} {'MB':>7} {'bits/byte':>9} {'excess':>8} {'KL bits':>8} {'p99':>7} {'same':>6}")
+    costs = []
+    for cost in judge.costs(given.groups):
+        costs.append(asdict(cost))
+        print(
+            f"{cost.name:50} {cost.weight_bytes / 1e6:7.2f} {cost.bits_per_byte:9.4f} {cost.excess:8.5f} "
+            f"{cost.divergence:8.5f} {cost.divergence_p99:7.4f} {cost.same_choice:6.4f}",
+            flush=True,
+        )
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        report = {
+            "model": given.model,
+            "window": given.window,
+            "tokens": tokens,
+            "bytes": judge.nbytes,
+            "float32_bits_per_byte": judge.bits_per_byte,
+            "costs": costs,
+            "python": platform.python_version(),
+        }
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
