@@ -17,9 +17,11 @@ def plan(
 ) -> None:
     """Show the bytes that a model takes, and how many sequences of what length fit."""
     from ferrum.engine.build import engine_config
+    from ferrum.engine.progress import loading_bar
     from ferrum.runtime.load import build_executor
 
-    with build_executor(engine_config(model, chosen(model_fields(), options)).model) as executor:
+    config = engine_config(model, chosen(model_fields(), options)).model
+    with loading_bar(model) as progress, build_executor(config, progress=progress) as executor:
         info, memory, context = executor.info, executor.memory_plan, executor.capabilities().max_sequence_length
         per_token = sum(part.bytes_per_token for part in memory.pool)
         print_table(

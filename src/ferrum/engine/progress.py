@@ -1,22 +1,25 @@
-"""Progress of a batch: a bar on the terminal, or whatever bar the caller brings."""
+"""Progress of a batch or of loading: a bar on the terminal, or whatever bar the caller brings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import RequestError
 
 
 class ProgressBar(Protocol):
-    """The part of tqdm's interface that a batch needs."""
+    """The part of tqdm's interface that is needed here."""
 
     def update(self, n: int) -> Any:
-        """Count `n` more prompts as done."""
+        """Count `n` more as done."""
         ...
 
     def close(self) -> Any:
-        """The batch is over."""
+        """It is over."""
         ...
 
 
@@ -81,3 +84,51 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
     if not callable(use_tqdm):
         raise RequestError(f"must be true, false or a callable, not {use_tqdm!r}", param="use_tqdm")
     return use_tqdm(total=total, desc=desc)
+
+
+PATIENCE: Final = 0.5
+"""Seconds that loading may take without a bar: most models are there before one could be read."""
+
+
+class LoadingBar:
+    """Bytes loaded, in MiB. The bar appears when loading turns out to take its time.
+
+    Args:
+        desc: what is loaded.
+        bar: makes the bar.
+        clock: tells seconds.
+    """
+
+    def __init__(self, desc: str, bar: BarFactory = RichBar, clock: Callable[[], float] = time.monotonic) -> None:
+        self._desc, self._factory, self._clock = desc, bar, clock
+        self._begun = clock()
+        self._bar: ProgressBar | None = None
+        self._shown = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell of bytes done and bytes in all."""
+        if self._bar is None:
+            if done == total or self._clock() - self._begun < PATIENCE:
+                return
+            self._bar = self._factory(total=total >> 20, desc=f"{self._desc} (MiB)")
+        self._bar.update((done >> 20) - self._shown)
+        self._shown = done >> 20
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Loading is over, or failed."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+@contextmanager
+def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
+    """What `build_executor` tells its progress: a bar where standard error is a terminal, else None."""
+    bar = LoadingBar(desc) if sys.stderr.isatty() else None
+    try:
+        yield bar
+    finally:
+        if bar is not None:
+            bar.close()
