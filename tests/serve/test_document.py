@@ -25,6 +25,7 @@ ROUTES = [
     ("get", "/ping"),
     ("get", "/ready"),
     ("get", "/version"),
+    ("get", "/metrics"),
     ("get", "/v1/config"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model_id}"),

@@ -14,15 +14,13 @@ from ferrum.core.errors import FerrumError
 from ferrum.engine.outputs import Delta
 from ferrum.engine.running import Running
 from ferrum.server.errors import CancelledError, as_api_error
+from ferrum.server.guard import CLIENT_GONE
 from ferrum.server.replies import Reply
 from ferrum.server.service import Service
 from ferrum.server.writers import Job
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
-CLIENT_GONE: Final = 499
-"""What the log says of a client that left; nobody reads the response."""
-
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """No proxy may hold events back."""
 

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from typing import Any, Final
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ferrum.server.errors import ApiError, as_api_error, response_of
 from ferrum.server.keys import ApiKeys
 from ferrum.server.service import Service
+
+CLIENT_GONE: Final = 499
+"""What log and metrics say of a client that left; nobody reads the response."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
 """What probes and collectors read; no key is asked for."""
@@ -48,20 +51,27 @@ class Guard:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        log: dict[str, Any] = {"method": scope["method"], "path": scope["path"]}
+        log = {"method": scope["method"], "path": scope["path"]}
         state = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
         scope["state"] = {**scope.get("state", {}), **state}
         sender = _Sender(send, request_id)
+        body = _Body(receive, self._service.config.max_body_bytes, self._service.config.body_seconds)
         began = time.monotonic()
         try:
             self._admit(scope, headers)
-            body = _Body(receive, self._service.config.max_body_bytes, self._service.config.body_seconds)
             await self._app(scope, body, sender)
         except Exception as error:  # noqa: BLE001 - a client gets no traceback, whatever happens
             await self._answer(error, scope, receive, sender)
         finally:
-            log = {"status": sender.status, **log, "seconds": round(time.monotonic() - began, 6)}
-            LOG.info("request", extra={"fields": {"request_id": request_id, "tenant": scope["state"]["tenant"], **log}})
+            self._record(scope, sender, body, time.monotonic() - began)
+
+    def _record(self, scope: Scope, sender: _Sender, body: _Body, seconds: float) -> None:
+        """Log and count a request that is over; one without a status was cut off."""
+        state = scope["state"]
+        log = {"status": sender.status or CLIENT_GONE, **state["log"], "seconds": round(seconds, 6)}
+        LOG.info("request", extra={"fields": {"request_id": state["request_id"], "tenant": state["tenant"], **log}})
+        handler = getattr(scope.get("route"), "path", "none")
+        self._service.http.observe(handler, scope["method"], log["status"], seconds, body.received, sender.sent)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request by its head.
@@ -101,11 +111,13 @@ class _Sender:
         self._send = send
         self._request_id = request_id.encode()
         self.status: int | None = None
+        self.sent = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+        self.sent += len(message.get("body", b""))
         await self._send(message)
 
 
@@ -115,7 +127,7 @@ class _Body:
     def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
         self._receive = receive
         self._limit = limit
-        self._left = limit
+        self.received = 0
         self._until = time.monotonic() + seconds
         self._complete = False
 
@@ -127,8 +139,8 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(408, "the body took too long", code="body_timeout") from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
+        self.received += len(message.get("body", b""))
+        if self.received > self._limit:
             raise too_large(self._limit)
         self._complete = not message.get("more_body", False)
         return message

@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import from_json
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ferrum.server import replies
 from ferrum.server.chat import chat_job
@@ -124,6 +125,13 @@ def _add_probes(router: APIRouter, service: Service) -> None:
     async def version() -> Response:
         """The version of the program."""
         return reply(replies.Version(version=installed("ferrum")))
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @router.get("/metrics", responses=text, response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Prometheus metrics; docs/metrics.md defines each."""
+        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:

@@ -14,11 +14,15 @@ from enum import Enum
 from threading import Lock
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.running import Running
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
+from ferrum.server.http_metrics import HttpMetrics
+from ferrum.server.metrics import Metrics
 from ferrum.server.writers import Job
 
 RATE_WINDOW: Final = 32
@@ -72,6 +76,11 @@ class Service:
 
     Args:
         config: the server's options.
+
+    Attributes:
+        failure: what kept the engine from being built.
+        registry: all metrics; those of the engine from when it is built.
+        retry_after: whole seconds after which a place should be free.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -83,6 +92,8 @@ class Service:
         self._live: dict[str, Live] = {}
         self._rate = DrainRate()
         self.retry_after = self._rate.retry_after
+        self.registry = CollectorRegistry()
+        self.http = HttpMetrics(self.registry)
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
         """Build the engine, away from the event loop, which answers probes meanwhile."""
@@ -93,6 +104,8 @@ class Service:
             self.state = State.FAILED
             _LOG.error("the model could not be loaded: %s", error)
             return
+        engine = self._engine
+        engine.front.router.observer = Metrics(self.registry, self.model, engine.info, self.context)
         if self.state is State.LOADING:
             self.state = State.READY
 

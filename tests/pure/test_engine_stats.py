@@ -1,0 +1,68 @@
+"""What the engine tells of itself: who runs and waits, how full the pages are, and when sequences left the queue."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+from engine_fakes import FakeRecipe, ServedFake, admission, greedy
+from ferrum.core.types import TokenEvent
+from ferrum.engine.engine import Engine
+from ferrum.engine.messages import EngineStats, Message
+
+
+class Watched:
+    """An engine on a clock of the test's, with all that it posted and how it stood then."""
+
+    def __init__(self, recipe: FakeRecipe) -> None:
+        built = recipe()
+        assert isinstance(built.executor, ServedFake)
+        built.executor.owner = "test"
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self.now = 0.0
+        self.events: list[TokenEvent] = []
+        self.stats: list[EngineStats] = []
+        self.engine = Engine(built.executor, built.scheduler, inbox=self.inbox, post=self._post, clock=lambda: self.now)
+
+    def _post(self, events: tuple[TokenEvent, ...]) -> None:
+        self.events += events
+        self.stats.append(self.engine.take_stats())
+
+    def add(self, length: int, max_tokens: int) -> str:
+        request = admission().admit([1] * length, greedy(max_tokens, ignore_eos=True))
+        self.inbox.put(request)
+        return request.request_id
+
+    def run(self) -> None:
+        while self.engine.step():
+            self.now += 1
+
+    def scheduled(self, request_id: str) -> set[float | None]:
+        return {event.scheduled for event in self.events if event.request_id == request_id}
+
+
+def test_a_sequence_leaves_the_queue_with_its_first_step() -> None:
+    watched = Watched(FakeRecipe(max_sequences=1))
+    first, second = watched.add(4, 3), watched.add(4, 2)
+    watched.now = 10.0
+    watched.run()
+    assert watched.scheduled(first) == {10.0} and watched.scheduled(second) == {13.0}
+
+
+def test_every_step_is_reported_with_its_tokens_even_without_events() -> None:
+    watched = Watched(FakeRecipe(max_tokens_per_step=8, page_size=16, num_pages=10))
+    watched.add(20, 2)
+    watched.run()
+    assert [stats.step_tokens for stats in watched.stats] == [(8,), (8,), (4,), (1,)]
+    assert [stats.running for stats in watched.stats] == [1, 1, 1, 0]
+    assert [stats.kv_usage for stats in watched.stats] == [0.1, 0.1, 0.2, 0.0]
+
+
+def test_preemptions_are_counted_and_the_queue_is_left_again() -> None:
+    watched = Watched(FakeRecipe(num_pages=4, page_size=4, max_tokens_per_step=4))
+    ids = [watched.add(6, 6), watched.add(6, 6)]
+    watched.run()
+    told = {event.request_id: event.preemptions for event in watched.events}
+    assert watched.stats[-1].preemptions == sum(told.values()) > 0
+    assert max(stats.waiting for stats in watched.stats) == 1
+    for request_id in ids:
+        assert len(watched.scheduled(request_id)) == 1  # a preemption after the first token does not move it

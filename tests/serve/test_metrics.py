@@ -1,0 +1,193 @@
+"""Metrics mean what docs/metrics.md says, shown on a timeline that is written down here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine_fakes import FakeRecipe, admission, greedy
+from ferrum.core.errors import NonFiniteLogits, StepError
+from ferrum.core.types import FinishReason, Request
+from ferrum.engine.messages import EngineInfo, EngineStats
+from ferrum.engine.outputs import Delta, Usage
+from ferrum.server.metrics import Metrics, token_buckets
+from serve_kit import Served, chat_parts, serving, wait_for
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+class Timeline:
+    """Metrics whose clock the test sets, and what they show."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.registry = CollectorRegistry()
+        info = EngineInfo("fake", 97, 100, 640, "fake-1", page_size=64)
+        self.metrics = Metrics(self.registry, "name", info, 100, clock=lambda: self.now)
+
+    def request(self, at: float, prompt: int = 10, **params: Any) -> Request:
+        request = admission().admit([1] * prompt, greedy(**{"max_tokens": 20, **params}))
+        object.__setattr__(request, "arrival", at)
+        return request
+
+    def delta(self, at: float, request: Request, tokens: int = 0, **fields: Any) -> None:
+        self.now = at
+        self.metrics.delta(request, Delta(request.request_id, token_ids=(1,) * tokens, **fields))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"vllm:{name}", {"model_name": "name", "engine": "0", **labels})
+
+    def seen(self, name: str) -> tuple[float | None, float | None]:
+        """How many observations, and their sum."""
+        return self.value(f"{name}_count"), self.value(f"{name}_sum")
+
+
+def test_the_life_of_a_sequence() -> None:
+    line = Timeline()
+    request = line.request(at=100.0)
+    line.delta(103.0, request, 1, scheduled=102.0)
+    line.delta(103.5, request, 1, scheduled=102.0)
+    line.delta(105.5, request, 4, scheduled=102.0)  # a step that verified drafts
+    assert line.value("prompt_tokens_total") == 10 and line.value("generation_tokens_total") == 6
+    assert line.seen("e2e_request_latency_seconds") == (0, 0)
+    line.delta(
+        106.0,
+        request,
+        1,
+        scheduled=102.0,
+        preemptions=2,
+        finish_reason=FinishReason.STOP,
+        usage=Usage(10, 7, cached_tokens=4),
+    )
+    assert line.seen("time_to_first_token_seconds") == (1, 3.0)
+    assert line.seen("inter_token_latency_seconds") == (6, 3.0)
+    assert line.value("inter_token_latency_seconds_bucket", le="0.4") == 0
+    assert line.value("inter_token_latency_seconds_bucket", le="0.5") == 6
+    assert line.seen("request_time_per_output_token_seconds") == (1, 0.5)
+    assert line.seen("e2e_request_latency_seconds") == (1, 6.0)
+    assert line.seen("request_queue_time_seconds") == (1, 2.0)
+    assert line.seen("request_prefill_time_seconds") == (1, 1.0)
+    assert line.seen("request_decode_time_seconds") == (1, 3.0)
+    assert line.seen("request_inference_time_seconds") == (1, 4.0)
+    assert line.seen("request_prompt_tokens") == (1, 10) and line.seen("request_generation_tokens") == (1, 7)
+    assert line.seen("request_num_preemptions") == (1, 2)
+    assert line.seen("request_prefill_kv_computed_tokens") == (1, 6) and line.value("prompt_tokens_cached_total") == 4
+    assert line.seen("request_params_max_tokens") == (1, 20) and line.seen("request_params_n") == (1, 1)
+    assert line.value("request_success_total", finished_reason="stop") == 1
+
+
+def test_the_choices_of_a_request_share_its_prompt() -> None:
+    line = Timeline()
+    request = line.request(at=0.0, n=2)
+    line.delta(1.0, request, 1, index=0, scheduled=0.5)
+    line.delta(2.0, request, 1, index=1, scheduled=0.5)
+    line.delta(3.0, request, 1, index=0, scheduled=0.5, finish_reason=FinishReason.LENGTH)
+    line.delta(4.0, request, 4, index=1, scheduled=0.5, finish_reason=FinishReason.STOP, usage=Usage(10, 7))
+    assert line.value("prompt_tokens_total") == 10 and line.value("generation_tokens_total") == 7
+    assert line.seen("request_prompt_tokens") == (2, 20) and line.seen("request_generation_tokens") == (2, 7)
+    assert line.seen("request_max_num_generation_tokens") == (1, 5) and line.seen("request_params_n") == (1, 2)
+    assert line.seen("time_to_first_token_seconds") == (2, 3.0)
+
+
+def test_a_request_that_never_left_the_queue_has_no_times_but_the_whole() -> None:
+    line = Timeline()
+    line.delta(5.0, line.request(at=1.0), finish_reason=FinishReason.ABORT, usage=Usage(10, 0))
+    assert line.seen("e2e_request_latency_seconds") == (1, 4.0)
+    for name in ("queue", "prefill", "decode", "inference"):
+        assert line.seen(f"request_{name}_time_seconds") == (0, 0)
+    assert line.seen("time_to_first_token_seconds") == (0, 0) and line.value("prompt_tokens_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "counted"),
+    [
+        (FinishReason.STOP, "stop"),
+        (FinishReason.LENGTH, "length"),
+        (FinishReason.ABORT, "abort"),
+        (FinishReason.DEADLINE, "abort"),
+        (FinishReason.ERROR, "error"),
+    ],
+)
+def test_every_end_is_counted_once(reason: FinishReason, counted: str) -> None:
+    line = Timeline()
+    line.delta(1.0, line.request(at=0.0), finish_reason=reason, usage=Usage(10, 0), error=StepError("x"))
+    ends = {each: line.value("request_success_total", finished_reason=each) for each in ("stop", "length", "abort")}
+    ends |= {each: line.value("request_success_total", finished_reason=each) for each in ("error", "repetition")}
+    assert ends == {**dict.fromkeys(ends, 0), counted: 1}
+    assert line.value("corrupted_requests_total") == 0
+
+
+def test_a_nan_is_a_corrupted_request() -> None:
+    line = Timeline()
+    error = NonFiniteLogits("x")
+    line.delta(1.0, line.request(at=0.0), finish_reason=FinishReason.ERROR, usage=Usage(10, 0), error=error)
+    assert line.value("corrupted_requests_total") == 1
+
+
+def test_steps_set_the_gauges_and_count_their_tokens() -> None:
+    line = Timeline()
+    line.metrics.step(EngineStats(running=3, waiting=2, kv_usage=0.25, preemptions=4, step_tokens=(7, 9)))
+    line.metrics.step(EngineStats(running=1, waiting=0, kv_usage=0.5, preemptions=5, step_tokens=(1,)))
+    assert (line.value("num_requests_running"), line.value("num_requests_waiting")) == (1, 0)
+    assert line.value("kv_cache_usage_perc") == 0.5 and line.value("num_preemptions_total") == 5
+    assert line.seen("iteration_tokens_total") == (3, 17)
+    labels = {"block_size": "64", "num_gpu_blocks": "10", "enable_prefix_caching": "False"}
+    assert line.value("cache_config_info", **labels) == 1
+
+
+def test_buckets_of_tokens_are_one_two_five_up_to_the_context() -> None:
+    assert token_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert token_buckets(4096)[-3:] == (500, 1000, 2000)
+
+
+def samples(server: Served) -> dict[str, float]:
+    """The samples of /metrics that have no labels of their own, by name."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            if set(sample.labels) <= {"model_name", "engine"}:
+                found[sample.name] = sample.value
+    return found
+
+
+def test_all_series_are_zero_from_the_start_and_documented() -> None:
+    with serving() as server:
+        text = server.http.get("/metrics").text
+        names = set(re.findall(r"^# TYPE (vllm:\S+|http_\S+) ", text, re.MULTILINE))
+        documented = set(re.findall(r"`(vllm:\w+|http_\w+)`", DOCUMENT.read_text()))
+        assert {name for name in names if not name.endswith("_created")} == documented
+        start = samples(server)
+        zero = {n: v for n, v in start.items() if n.startswith("vllm:") and not n.endswith("_created")}
+        assert len(zero) >= 40 and not any(zero.values())
+
+
+def test_a_served_request_is_seen() -> None:
+    with serving(chat_parts(FakeRecipe(page_size=16))) as server:
+        server.complete(prompt=["a" * 10, "b" * 20], n=2, max_tokens=5, ignore_eos=True)
+        wait_for(lambda: samples(server)["vllm:request_params_n_count"] == 2)
+        now = samples(server)
+        assert now["vllm:prompt_tokens_total"] == 30 and now["vllm:generation_tokens_total"] == 20
+        assert (
+            now["vllm:time_to_first_token_seconds_count"] == 4 and now["vllm:inter_token_latency_seconds_count"] == 16
+        )
+        assert now["vllm:request_queue_time_seconds_count"] == 4 and now["vllm:iteration_tokens_total_count"] >= 5
+        # The prompt of two choices is computed once, but for its last token.
+        assert now["vllm:iteration_tokens_total_sum"] == 30 + 2 + 4 * 4
+        assert (now["vllm:num_requests_running"], now["vllm:kv_cache_usage_perc"]) == (0, 0)
+        text = server.http.get("/metrics").text
+        assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in text
+
+
+def test_a_stopped_choice_is_counted_as_its_client_sees_it() -> None:
+    with serving() as server:
+        whole = server.complete(seed=1, max_tokens=30, ignore_eos=True).json()["choices"][0]["text"]
+        reply = server.complete(seed=1, max_tokens=30, ignore_eos=True, stop=whole[10]).json()
+        server.wait_idle()
+        text = server.http.get("/metrics").text
+        assert 'finished_reason="stop",model_name="fake"} 1.0' in text
+        assert samples(server)["vllm:generation_tokens_total"] == 30 + reply["usage"]["completion_tokens"]
