@@ -1,0 +1,107 @@
+"""Many clients at once: those who leave, and those who read slowly, change nothing for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_fakes import FakeRecipe, ServedFake
+from ferrum.engine.host import Built
+from serve_kit import Served, chat_parts, serving, wait_for
+
+RECIPE = FakeRecipe(seconds_per_step=0.001, max_sequences=16, num_pages=400)
+SEEDS = 10
+
+
+async def text_of(client: httpx.AsyncClient, seed: int, max_tokens: int) -> str:
+    """The text of a stream, whose end must be a good one."""
+    body = {"model": "fake", "prompt": "ab", "seed": seed, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    pieces: list[str] = []
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+    assert line == "" or line == "data: [DONE]"
+    return "".join(pieces)
+
+
+async def leave(client: httpx.AsyncClient, number: int, rng: random.Random) -> None:
+    """Ask for much and go, somewhere on the way."""
+    body = {"model": "fake", "prompt": "x" * rng.randint(1, 500), "max_tokens": 3000, "ignore_eos": True, "n": 2}
+    delay, streamed = rng.uniform(0, 0.15), rng.random() < 0.5
+    try:
+        async with asyncio.timeout(delay):
+            await client.post("/v1/completions", json={**body, "stream": streamed, "request_id": f"left-{number}"})
+    except (TimeoutError, httpx.HTTPError):
+        return
+    raise AssertionError("it cannot be done yet")
+
+
+def cancel_under_load(count: int, together: int) -> None:
+    built: list[Built] = []
+
+    def recipe() -> Built:
+        built.append(RECIPE())
+        return built[0]
+
+    async def run(server: Served) -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client:
+            alone = [await text_of(client, seed, 40) for seed in range(SEEDS)]
+            rng = random.Random(1)
+            for start in range(0, count, together):
+                leaving = [leave(client, number, rng) for number in range(start, start + together)]
+                staying = [text_of(client, seed, 40) for seed in range(SEEDS)]
+                results: list[Any] = await asyncio.gather(*leaving, *staying)
+                assert results[together:] == alone
+
+    with serving(chat_parts(recipe, max_requests=500)) as server:  # type: ignore[arg-type]
+        asyncio.run(run(server))
+        server.wait_idle()
+        executor = built[0].executor
+        assert isinstance(executor, ServedFake)
+        wait_for(lambda: executor.pages.used == 0)
+        executor.pages.check()
+
+
+def test_clients_who_leave_at_any_instant_change_nothing_for_the_others() -> None:
+    cancel_under_load(40, 20)
+
+
+@pytest.mark.soak
+def test_a_thousand_clients_who_leave() -> None:
+    cancel_under_load(1000, 25)
+
+
+def test_a_reader_who_sleeps_holds_up_nobody_and_loses_nothing() -> None:
+    """The reader takes nothing while the others are served; all of the text is there when it wakes."""
+    body = {"model": "fake", "prompt": "ab", "seed": 1, "max_tokens": 3000, "ignore_eos": True, "logprobs": 1}
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.0))) as server:
+        whole = server.complete(**body).json()["choices"][0]["text"]
+        host, port = server.url.removeprefix("http://").split(":")
+        payload = json.dumps({**body, "stream": True}).encode()
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(payload)
+        )
+        with socket.socket() as sleeper:
+            sleeper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sleeper.connect((host, int(port)))
+            sleeper.sendall(head + payload)
+            wait_for(lambda: server.service.num_live == 1)
+            wait_for(lambda: server.service.engine.num_live == 0)  # computed to the end, though nobody reads
+            assert all(server.complete(max_tokens=4).status_code == 200 for _ in range(5))
+            received = b"".join(iter(lambda: sleeper.recv(1 << 16), b""))
+        assert b"data: [DONE]" in received
+        lines = [line for line in received.decode().split("\r\n") if line.startswith("data: {")]
+        chunks = [
+            json.loads(each.removeprefix("data: ")) for line in lines for each in line.split("\n\n") if "{" in each
+        ]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole

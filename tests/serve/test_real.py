@@ -1,0 +1,149 @@
+"""The server over a real model: what travels over HTTP is what `LLM` says, to the bit and to the byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from ferrum.core.params import SamplingParams
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.offline import LLM
+from ferrum.runtime.hub import BUILT_IN
+from serve_kit import TEMPLATE, Served, events, serving
+
+PROMPTS = ["def read(path):\n", "import os\n\nclass Café:\n", 'x = "日本語🦀"\n', "    return "]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(BUILT_IN, generation_config="none") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Served]:
+    with serving(lambda: AsyncEngine(BUILT_IN, generation_config="none")) as served:
+        yield served
+
+
+def post(server: Served, **body: Any) -> Any:
+    response = server.post("/v1/completions", **{"model": BUILT_IN, "max_tokens": 12, "temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def scores_over_http(server: Served, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """The log-likelihood of a continuation and whether it is the greedy one, as evaluation harnesses ask for them."""
+    tokens = [*context, *continuation]
+    [choice] = post(server, prompt=[tokens], max_tokens=1, logprobs=1, echo=True, seed=1).json()["choices"]
+    logprobs = choice["logprobs"]
+    scored = range(len(context), len(tokens))
+    total = sum(logprobs["token_logprobs"][at] for at in scored)
+    greedy = all(
+        max(logprobs["top_logprobs"][at].items(), key=lambda item: item[1])[0] == logprobs["tokens"][at]
+        for at in scored
+    )
+    return total, greedy
+
+
+def test_a_harness_over_http_agrees_with_the_scores_of_llm(real: Served, llm: LLM) -> None:
+    tokenizer = llm.front.tokenizer
+    assert tokenizer is not None
+    for prompt in PROMPTS:
+        ids = list(tokenizer.encode(prompt + "value = self.path\n"))
+        cut = len(ids) // 2
+        total, _ = scores_over_http(real, ids[:cut], ids[cut:])
+        [scores] = llm.score([ids], use_tqdm=False)
+        assert total == pytest.approx(sum(each.logprob for each in scores[cut:] if each), abs=1e-6)
+        [output] = llm.generate(
+            [ids[:cut]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False
+        )
+        assert scores_over_http(real, ids[:cut], output.outputs[0].token_ids)[1]
+
+
+def test_texts_and_log_probabilities_are_those_of_llm(real: Served, llm: LLM) -> None:
+    params = {"temperature": 0.9, "seed": 5, "max_tokens": 24, "logprobs": 2, "top_p": 0.9, "frequency_penalty": 0.5}
+    outputs = llm.generate(PROMPTS, SamplingParams(**params), use_tqdm=False)
+    reply = post(real, prompt=PROMPTS, **params).json()
+    Completion.model_validate(reply)
+    for choice, output in zip(reply["choices"], outputs, strict=True):
+        [expected] = output.outputs
+        assert choice["text"] == expected.text and choice["finish_reason"] == expected.finish_reason
+        assert expected.logprobs is not None
+        assert choice["logprobs"]["token_logprobs"] == [
+            position[token].logprob for token, position in zip(expected.token_ids, expected.logprobs, strict=True)
+        ]
+    assert reply["system_fingerprint"] == llm.info.numerics_id
+
+
+def test_offsets_point_at_their_tokens(real: Served) -> None:
+    for choice in post(real, prompt=PROMPTS, echo=True, logprobs=0, temperature=1, seed=3).json()["choices"]:
+        logprobs, text = choice["logprobs"], choice["text"]
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            if "\ufffd" not in token:
+                assert text[offset : offset + len(token)] == token
+
+
+def test_streams_are_their_replies_byte_for_byte(real: Served) -> None:
+    check_streams(real, 12)
+
+
+@pytest.mark.soak
+def test_five_hundred_streams_are_their_replies(real: Served) -> None:
+    check_streams(real, 500)
+
+
+def check_streams(server: Served, count: int) -> None:
+    """Random requests with stop strings out of their own text, streamed and whole."""
+    random.seed(count)
+    for number in range(count):
+        body: dict[str, Any] = {
+            "prompt": random.choice(PROMPTS),
+            "temperature": random.choice([0, 1, 1.8]),
+            "seed": number,
+            "max_tokens": random.randint(1, 30),
+            "n": random.choice([1, 2]),
+            "logprobs": random.choice([None, 1]),
+        }
+        text = post(server, **body).json()["choices"][0]["text"]
+        if text:
+            start = random.randrange(len(text))
+            body["stop"] = [text[start : start + random.randint(1, 4)], "never there"]
+        whole = post(server, **body).json()
+        *chunks, done = events(post(server, **body, stream=True))
+        assert done is None
+        for choice in whole["choices"]:
+            mine = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+            assert "".join(part["text"] for part in mine) == choice["text"]
+            assert mine[-1]["finish_reason"] == choice["finish_reason"]
+            if choice["logprobs"] is not None:
+                streamed = [lp for part in mine if part["logprobs"] for lp in part["logprobs"]["token_logprobs"]]
+                assert streamed == choice["logprobs"]["token_logprobs"]
+
+
+def test_a_chat_with_a_template_of_its_own(real: Served) -> None:
+    body = {"model": BUILT_IN, "messages": [{"role": "user", "content": "def f"}], "chat_template": TEMPLATE}
+    reply = real.post("/v1/chat/completions", **body, max_tokens=8, logprobs=True, top_logprobs=5).json()
+    parsed = ChatCompletion.model_validate(reply)
+    logprobs = parsed.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    for position in logprobs.content:
+        best = [each.logprob for each in position.top_logprobs]
+        assert best == sorted(best, reverse=True) and len(best) == 5
+        assert position.logprob <= best[0]
+
+
+def test_tokens_and_text_go_both_ways(real: Served) -> None:
+    for prompt in PROMPTS:
+        made = real.post("/tokenize", prompt=prompt, add_special_tokens=False, return_token_strs=True).json()
+        assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+        assert real.post("/detokenize", tokens=made["tokens"]).json() == {"prompt": prompt, "content": prompt}
+        llama = real.post("/tokenize", content=prompt, with_pieces=True).json()["tokens"]
+        assert [each["id"] for each in llama] == made["tokens"]
+        pieces = b"".join(p.encode() if isinstance(p := each["piece"], str) else bytes(p) for each in llama)
+        assert pieces.decode() == prompt
