@@ -1,0 +1,39 @@
+"""docs/server.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ferrum.server.requests import Body, ChatRequest, CompletionRequest, GenerationBody, StreamOptions
+from serve_kit import Served
+
+TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+
+
+def paragraph(opening: str) -> str:
+    return next(each for each in TEXT.split("\n\n") if each.startswith(opening))
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_.]+)`", text))
+
+
+def own(body: type[Body], table: str) -> set[str]:
+    return set(getattr(body, table)) - set(getattr(GenerationBody, table))
+
+
+def test_the_lists_of_fields_are_those_of_the_code() -> None:
+    both, chats = paragraph("No effect").split("in\nchats also")
+    options = {f"stream_options.{name}" for name in StreamOptions.NO_OPS}
+    assert names(both) - {"x-ferrum-ignored"} == {*GenerationBody.NO_OPS, *options}
+    assert names(chats) == own(ChatRequest, "NO_OPS") and not own(CompletionRequest, "NO_OPS")
+    both, chats = paragraph("Refused until").split("in chats also")
+    assert names(both) - {"response_format", "text"} == {*GenerationBody.REFUSED, *own(CompletionRequest, "REFUSED")}
+    assert names(chats) == own(ChatRequest, "REFUSED")
+
+
+def test_every_route_is_listed(server: Served) -> None:
+    paths = server.http.get("/openapi.json").json()["paths"]
+    listed = set(re.findall(r"(/[\w/{}]+)`", TEXT.split("## Fields")[0]))
+    assert {path.replace("{model_id}", "{id}").replace("{request_id}", "{id}") for path in paths} <= listed
