@@ -44,12 +44,17 @@ def _machine() -> Iterator[tuple[str, str]]:
     described = _cpuinfo()
     flags = set((described.get("flags") or described.get("Features") or "").split())
     yield "system", f"{platform.system()} {platform.release()} {platform.machine()}"
-    yield "cpu", described.get("model name") or platform.processor() or "unknown"
+    yield "cpu", processor_name()
     yield "cpu features", " ".join(each for each in FEATURES if each in flags) or "unknown"
     yield "cores allowed", f"{allowed_cores()} of {os.cpu_count()}"
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
     yield "memory", f"{size(total)}, {size(free)} of it unused"
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    return _cpuinfo().get("model name") or platform.processor() or "unknown"
 
 
 def _cpuinfo() -> dict[str, str]:

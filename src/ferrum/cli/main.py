@@ -2,6 +2,8 @@
 
     0 done    2 refused or failed, with one line that says what to do next    130 interrupted
 
+`ferrum bench compare` alone ends with 1, where it found a regression.
+
 Nothing heavy is imported before a command needs it: the first token is to come about a second after the start.
 """
 
@@ -14,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import chat, doctor, models, plan, run, serve
+from ferrum.cli import bench, chat, doctor, models, plan, run, serve
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -50,6 +52,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.add_typer(bench.app, name="bench")
 app.command("plan")(plan.plan)
 app.command("list")(models.list_models)
 app.command("pull")(models.pull)

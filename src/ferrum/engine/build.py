@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
@@ -20,6 +20,9 @@ from ferrum.text.chat import load_chat_template
 from ferrum.text.generation import GenerationConfig, load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
 from ferrum.text.tokenizer_config import read_tokenizer_config
+
+if TYPE_CHECKING:
+    from ferrum.runtime.local import LocalExecutor
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,24 +38,33 @@ class EngineRecipe:
         """See `Recipe`."""
         from ferrum.runtime.load import build_executor  # numpy and the kernels: only where the engine lives
 
-        model = self.config.model
-        executor = build_executor(model)
-        context = executor.capabilities().max_sequence_length
-        scheduler = Scheduler(
-            executor.lm.pages,
-            policy=POLICIES[self.config.policy],
-            max_tokens_per_step=self.config.max_tokens_per_step,
-            max_sequences=model.max_batch_size,
-            max_sequence_length=context,
-        )
-        info = EngineInfo(
-            model=self.name,
-            vocab_size=executor.info.vocab_size,
-            max_sequence_length=context,
-            kv_capacity=executor.kv_capacity(),
-            numerics_id=executor.status().numerics_id,
-        )
-        return Built(executor, scheduler, info)
+        return with_scheduler(build_executor(self.config.model), self.config, self.name)
+
+
+def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> Built:
+    """An engine's parts on an executor that is loaded already.
+
+    Args:
+        executor: runs the steps.
+        config: what it was loaded by, and how it is to be served.
+        name: of the model, for its clients.
+    """
+    context = executor.capabilities().max_sequence_length
+    scheduler = Scheduler(
+        executor.lm.pages,
+        policy=POLICIES[config.policy],
+        max_tokens_per_step=config.max_tokens_per_step,
+        max_sequences=config.model.max_batch_size,
+        max_sequence_length=context,
+    )
+    info = EngineInfo(
+        model=name,
+        vocab_size=executor.info.vocab_size,
+        max_sequence_length=context,
+        kv_capacity=executor.kv_capacity(),
+        numerics_id=executor.status().numerics_id,
+    )
+    return Built(executor, scheduler, info)
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:

@@ -1,0 +1,158 @@
+"""Other engines on the same workloads: each peer's own script, run in its own environment between ferrum's series.
+
+Nothing is downloaded or installed here. A script appends JSON lines {"variant", "metric", "unit", "median"} to the file
+that $RESULTS names; metrics are called as workloads are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from ferrum.bench.report import Cell, PeerCell
+from ferrum.core.errors import ConfigError, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How a peer is measured.
+
+    Attributes:
+        script: the script's file name.
+        arguments: its arguments, with `{size}` ("0.6b") and `{format}`.
+        formats: ferrum's weight formats and what the peer calls the same precision.
+        variants: arguments of the settings among which the best counts.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    formats: Mapping[str, str]
+    variants: tuple[tuple[str, ...], ...] = ((),)
+
+
+_LLAMA_VARIANTS: Final = tuple(("--fa", fa, "--ubatch", ubatch) for fa in ("1", "0") for ubatch in ("512", "2048"))
+
+PEERS: Final[Mapping[str, Peer]] = {
+    "llama.cpp": Peer(
+        "llamacpp.py",
+        ("bench", "{size}", "{format}"),
+        {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"},
+        _LLAMA_VARIANTS,
+    ),
+    "vllm-cpu": Peer("vllm_cpu.py", ("bench", "qwen3-{size}{format}"), {"bfloat16": "", "int8": "-w8a8"}),
+    "openvino": Peer(
+        "openvino_genai_bench.py", ("bench", "ov-{size}-{format}"), {"bfloat16": "fp16", "int8": "int8", "int4": "int4"}
+    ),
+}
+"""The peers that have scripts."""
+
+Run = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
+"""Runs a command with extra environment variables: its exit code and the last line it said on standard error."""
+
+
+def run_command(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
+    """See `Run`."""
+    done = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True, check=False)
+    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+class PeerSeries:
+    """A peer's samples so far.
+
+    Args:
+        name: a key of `PEERS`.
+        shape: ferrum's name of the shape that is measured; None for a model of the user's own.
+        format: the format of most of ferrum's weights.
+        threads: that ferrum computes with.
+        scripts: the folder of the peers' scripts.
+        python: the interpreter of the environment that the peer is installed in.
+        run: runs a command.
+
+    Raises:
+        ConfigError: no such peer, a shape or format that it is not measured in.
+        Unsupported: script or interpreter are not there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        shape: str | None,
+        format: str,
+        threads: int,
+        scripts: Path | None,
+        python: Path | None,
+        run: Run = run_command,
+    ) -> None:
+        if name not in PEERS:
+            raise ConfigError(f"there is no peer {name!r}; there are {', '.join(PEERS)}", param="peer")
+        peer = PEERS[name]
+        if shape is None or "-" not in shape:
+            raise ConfigError("peers are measured on the shapes of real models only", param="shape")
+        if format not in peer.formats:
+            raise ConfigError(f"{name} is not measured in {format}, only in {', '.join(peer.formats)}", param="peer")
+        script = _existing(name, scripts and scripts / peer.script, "--peer-scripts")
+        values = {"size": shape.partition("-")[2], "format": peer.formats[format]}
+        arguments = [each.format(**values) for each in peer.arguments]
+        command = [str(_existing(name, python, "--peer-python")), str(script), *arguments]
+        self.name = name
+        self._commands = [(" ".join(variant), [*command, *variant]) for variant in peer.variants]
+        self._threads = threads
+        self._run = run
+        self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def __call__(self) -> None:
+        """Take one sample of everything, in each variant.
+
+        Raises:
+            Unsupported: the script failed, or told nothing.
+        """
+        for variant, command in self._commands:
+            with tempfile.TemporaryDirectory() as folder:
+                results = Path(folder) / "results.jsonl"
+                extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
+                code, said = self._run(command, extra)
+                if code or not results.exists():
+                    raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
+                for record in map(json.loads, results.read_text().splitlines()):
+                    self._take(variant, record)
+
+    def _take(self, variant: str, record: Mapping[str, Any]) -> None:
+        if record.get("unit") == "tok/s":
+            self._samples[record["metric"], variant].append(float(record["median"]))
+
+    def cells(self, measured: Sequence[Cell]) -> tuple[PeerCell, ...]:
+        """The peer beside ferrum: of every workload that both measured its best variant."""
+        return tuple(
+            max((self._cell(cell, variant) for metric, variant in found), key=lambda each: each.figure)
+            for cell in measured
+            if (found := [key for key in self._samples if key[0] == cell.workload])
+        )
+
+    def _cell(self, cell: Cell, variant: str) -> PeerCell:
+        samples = self._samples[cell.workload, variant]
+        figure = median(samples)
+        return PeerCell(
+            peer=self.name,
+            variant=variant,
+            workload=cell.workload,
+            figure=figure,
+            times=cell.whole / figure,
+            samples=tuple(samples),
+        )
+
+
+def _existing(peer: str, path: Path | None, option: str) -> Path:
+    if path is None:
+        raise Unsupported(f"peer {peer}", f"it is not installed by ferrum: say with {option} where it is")
+    if not path.is_file():
+        raise Unsupported(f"peer {peer}", f"{path} is not there, see {option}")
+    return path

@@ -1,0 +1,191 @@
+"""What a run found, as one JSON document: figures, limits, ratios, where the time went, and the peers' figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final, Self
+
+from ferrum.bench.limits import Rates
+from ferrum.bench.series import Judged
+from ferrum.core.errors import RequestError
+from ferrum.core.serial import JsonRecord
+
+VERSION: Final = 1
+"""Of the document's layout."""
+
+_MAX_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(JsonRecord):
+    """What was measured. Reports of different settings are not compared.
+
+    Attributes:
+        model: its name.
+        formats: of the weights, by how many bytes are held in each, most first ("int8", "bfloat16").
+        kv_format: of keys and values.
+        threads: of the kernels.
+    """
+
+    model: str
+    formats: tuple[str, ...]
+    kv_format: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin(JsonRecord):
+    """Where, when and by what: reports of different origins are what comparisons are for.
+
+    Attributes:
+        ferrum: its version.
+        numerics_id: kernels, instruction tier and version of the numerics.
+        started: UTC, ISO 8601.
+        processor: the CPU's name.
+        prober: how the machine was probed.
+    """
+
+    ferrum: str
+    numerics_id: str
+    started: str
+    processor: str
+    prober: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent(JsonRecord):
+    """One line of a roofline receipt: operations of one label in the passes of a sample.
+
+    Attributes:
+        label: kind and size of the operations.
+        count: how many.
+        seconds: that they took.
+        limit: seconds that they would take at the machine's limit; 0 for what a limit leaves out.
+    """
+
+    label: str
+    count: int
+    seconds: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell(JsonRecord):
+    """One workload.
+
+    Attributes:
+        figure, whole, limit: medians in tokens per second, see `Judged`.
+        ratio: median share of the limit.
+        noise: relative standard error of `ratio`; None where one sample says nothing of it.
+        settled: whether they are over samples that count; else none did, and they are over all.
+        samples: every sample.
+        receipt: where one sample's time went; empty where the backend cannot tell.
+    """
+
+    workload: str
+    figure: float
+    whole: float
+    limit: float
+    ratio: float
+    noise: float | None
+    settled: bool
+    samples: tuple[Judged, ...]
+    receipt: tuple[Spent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerCell(JsonRecord):
+    """A peer's figure for a workload: the best of its variants.
+
+    Attributes:
+        peer, variant, workload: whose, in which setting, of what.
+        figure: median tokens per second.
+        times: ferrum's `whole` over it.
+        samples: tokens per second.
+    """
+
+    peer: str
+    variant: str
+    workload: str
+    figure: float
+    times: float
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(JsonRecord):
+    """A run.
+
+    Attributes:
+        version: of the document's layout.
+        setting, origin: what was measured, and where.
+        weight_bytes: that the model's matrices hold.
+        best: the best rates among the run's probes.
+        levels: the states of read bandwidth that were seen, fastest first.
+        cells: the workloads.
+        peers: other engines' figures beside them.
+    """
+
+    version: int
+    setting: Setting
+    origin: Origin
+    weight_bytes: int
+    best: Rates
+    levels: tuple[float, ...]
+    cells: tuple[Cell, ...]
+    peers: tuple[PeerCell, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Write the document."""
+        path.write_text(self.to_json() + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a document.
+
+        Raises:
+            RequestError: no report of this version; `param` names the field.
+            OSError: the file cannot be read.
+        """
+        if path.stat().st_size > _MAX_BYTES:
+            raise RequestError(f"{path} is too large to be one", param="report")
+        report = cls.from_json(path.read_text())
+        if report.version != VERSION:
+            raise RequestError(f"{path}: {report.version}, this ferrum reads {VERSION}", param="version")
+        return report
+
+
+def cell(workload: str, judged: Sequence[Judged], receipt: Sequence[Spent] = ()) -> Cell:
+    """Sum up a workload's samples: at least one."""
+    counted = [each for each in judged if each.counted]
+    used = counted or judged
+    ratios = [each.ratio for each in used]
+    error = median_error(ratios)
+    return Cell(
+        workload=workload,
+        figure=median(each.figure for each in used),
+        whole=median(each.whole for each in used),
+        limit=median(each.limit for each in used),
+        ratio=median(ratios),
+        noise=None if error is None else error / median(ratios),
+        settled=bool(counted),
+        samples=tuple(judged),
+        receipt=tuple(receipt),
+    )
+
+
+def median_error(values: Sequence[float]) -> float | None:
+    """Standard error of the median of values that are nearly normal, from their median absolute deviation.
+
+    None for a single value, which says nothing of its error. Sources: MAD x 1.4826 estimates the standard deviation
+    (Rousseeuw and Croux 1993); the median's standard error is sqrt(pi / 2) of the mean's (Kenney and Keeping 1962).
+    """
+    if len(values) < 2:
+        return None
+    middle = median(values)
+    deviation = 1.4826 * median(abs(value - middle) for value in values)
+    return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(values))

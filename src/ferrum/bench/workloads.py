@@ -1,0 +1,131 @@
+"""What is measured: workloads as data, and the forward passes that each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Final, TypeAlias
+
+from ferrum.core.errors import ConfigError
+from ferrum.core.serial import JsonRecord
+
+
+class Kind(Enum):
+    """What a workload does with its sequences."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    SERVE = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanShape:
+    """A sequence's share of a pass: `count` tokens after `start` stored ones, and how many rows of logits it wants."""
+
+    start: int
+    count: int
+    logits: int
+
+
+Pass: TypeAlias = tuple[SpanShape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(JsonRecord):
+    """One cell of the benchmark. A sample of it processes `tokens` tokens of every sequence.
+
+    Attributes:
+        name: as the peers' scripts call it.
+        kind: DECODE: one token of each sequence per step, `tokens` steps, the context staying as it is.
+            PREFILL: a prompt of `tokens`, up to its first logits. SERVE: through the engine, all requests at once:
+            prompts of `context` tokens, `tokens` sampled ones each.
+        sequences: how many.
+        context: tokens stored before the measured ones.
+        tokens: see above; they are what the figure counts.
+    """
+
+    name: str
+    kind: Kind
+    sequences: int
+    context: int
+    tokens: int
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens of a sample, over all sequences: the figure is these per second."""
+        return self.sequences * self.tokens
+
+    @property
+    def length(self) -> int:
+        """Most tokens that a sequence ever holds."""
+        return self.context + self.tokens
+
+    def passes(self, max_rows: int) -> Iterator[Pass]:
+        """The forward passes of a sample, none larger than `max_rows` tokens; for SERVE those of an ideal schedule."""
+        if self.kind is Kind.DECODE:
+            for _ in range(self.tokens):
+                yield (SpanShape(self.context, 1, 1),) * self.sequences
+        elif self.kind is Kind.PREFILL:
+            yield from _prompts(self.sequences, self.tokens, max_rows)
+        else:
+            yield from _prompts(self.sequences, self.context, max_rows)
+            for done in range(self.tokens - 1):  # the prompts' passes brought the first tokens
+                yield (SpanShape(self.context + done, 1, 1),) * self.sequences
+
+
+def _prompts(sequences: int, length: int, max_rows: int) -> Iterator[Pass]:
+    """Prompts one after the other, cut where a pass is full."""
+    spans: list[SpanShape] = []
+    room = max_rows
+    for _ in range(sequences):
+        done = 0
+        while done < length:
+            count = min(room, length - done)
+            spans.append(SpanShape(done, count, int(done + count == length)))
+            done, room = done + count, room - count
+            if room == 0:
+                yield tuple(spans)
+                spans, room = [], max_rows
+    if spans:
+        yield tuple(spans)
+
+
+def _decode(context: int) -> Workload:
+    return Workload(f"decode@{context}", Kind.DECODE, 1, context, 16)
+
+
+def _batch(sequences: int) -> Workload:
+    return Workload(f"batch{sequences}@256", Kind.DECODE, sequences, 256, 4)
+
+
+def _prefill(tokens: int) -> Workload:
+    return Workload(f"prefill{tokens}", Kind.PREFILL, 1, 0, tokens)
+
+
+WORKLOADS: Final = (
+    *map(_decode, (128, 1024, 4096)),
+    *map(_batch, (8, 16, 32)),
+    *map(_prefill, (128, 512, 2048)),
+    Workload("serve16", Kind.SERVE, 16, 256, 64),
+)
+
+
+def chosen_workloads(patterns: Sequence[str]) -> tuple[Workload, ...]:
+    """The workloads whose names fit one of the patterns (`decode*`), in the table's order; all without a pattern.
+
+    Raises:
+        ConfigError: a pattern fits none.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(workload.name, pattern) for workload in WORKLOADS):
+            known = ", ".join(workload.name for workload in WORKLOADS)
+            raise ConfigError(f"{pattern!r} fits none of {known}", param="workload")
+    fitting = [each for each in WORKLOADS if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
+    return tuple(fitting) if patterns else WORKLOADS
+
+
+def pool_tokens(workloads: Iterable[Workload], page_size: int) -> int:
+    """Tokens that a pool must hold for any one of the workloads, and a page beside them."""
+    return page_size + max(each.sequences * -(-each.length // page_size) * page_size for each in workloads)

@@ -1,0 +1,93 @@
+"""A model without numbers for tests of the benchmark: real shapes, weights that only know their size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ferrum.bench.limits import Costs, Rates
+from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting
+from ferrum.bench.shapes import SHAPES
+from ferrum.kernels.recorder import record
+from ferrum.models.decoder import build_decoder
+from ferrum.models.families import decoder_spec
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625, "int4": 0.5625}
+
+
+@dataclass(frozen=True, eq=False)
+class SizedWeight:
+    shape: tuple[int, int]
+    format: str
+
+    @property
+    def nbytes(self) -> float:
+        return BYTES[self.format] * self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True)
+class SizedSource:
+    """Parameters of one format, the embedding (and so a tied head) perhaps of another."""
+
+    format: str
+    head: str
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
+        return SizedWeight(shape, self.head if "embed" in name or "lm_head" in name else self.format)
+
+    def vector(self, name: str, size: int) -> Any:
+        return None
+
+    def weight(self, weight: Any) -> Any:
+        return weight
+
+    def rope_table(self, *arguments: Any) -> Any:
+        return None
+
+
+class VectorlessKernels(SizedSource):
+    def vector(self, values: Any) -> Any:  # type: ignore[override]
+        return values
+
+
+def costs_of(shape: str, format: str, head: str | None = None, kv_format: str = "bfloat16", **changes: Any) -> Costs:
+    """What a step of a shape costs in a format."""
+    spec = decoder_spec({**SHAPES[shape], **changes})
+    source = SizedSource(format, head or format)
+    program = record(build_decoder(spec, source, VectorlessKernels(format, format), 64))
+    attention = spec.layers[0].attention
+    kv_bytes = 2 * attention.num_kv_heads * attention.head_dim * (4.0 if kv_format == "float32" else 2.0)
+    groups = {op.arguments[1].group for op in program.ops if op.name == "attention"}
+    return Costs(program, kv_format, (kv_bytes,) * len(groups))
+
+
+def rates(read: float = 50.0, peak: float = 1000.0) -> Rates:
+    """Rates in units of 1e9 per second; int8 twice as fast as bfloat16, which is twice as fast as float32."""
+    return Rates(read * 1e9, peak / 2 * 1e9, peak * 1e9, 2 * peak * 1e9)
+
+
+def cell_of(workload: str, ratio: float, noise: float | None = 0.001, *, settled: bool = True) -> Cell:
+    return Cell(
+        workload=workload,
+        figure=100 * ratio,
+        whole=90 * ratio,
+        limit=100.0,
+        ratio=ratio,
+        noise=noise,
+        settled=settled,
+        samples=(),
+    )
+
+
+def report_of(*cells: Cell, **setting: Any) -> Report:
+    named = {"model": "m", "formats": ("bfloat16",), "kv_format": "bfloat16", "threads": 2, **setting}
+    origin = Origin(ferrum="0", numerics_id="n", started="2026-01-01T00:00:00+00:00", processor="p", prober="q")
+    return Report(
+        version=VERSION,
+        setting=Setting(**named),
+        origin=origin,
+        weight_bytes=1,
+        best=rates(),
+        levels=(50e9,),
+        cells=cells,
+    )

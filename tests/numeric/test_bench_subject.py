@@ -1,0 +1,147 @@
+"""The benchmark on a real tiny model: what it runs is what it says, and it leaves the pool as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench_kit import rates
+from ferrum.bench.limits import weights
+from ferrum.bench.report import Report
+from ferrum.bench.run import receipt
+from ferrum.bench.shapes import SHAPES
+from ferrum.bench.subject import ExecutorSubject
+from ferrum.bench.workloads import Kind, Workload
+from ferrum.cli.main import execute
+from ferrum.core.errors import KvExhausted
+from ferrum.engine.build import engine_config
+from ferrum.kernels.interface import StepTables
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
+PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 130)
+SERVE = Workload("serve", Kind.SERVE, 3, 20, 4)
+
+WINDOWS = {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}
+
+
+@contextmanager
+def subject_of(
+    kernels: str = "auto", max_rows: int = 64, capacity: int = 1024, **changes: Any
+) -> Iterator[ExecutorSubject]:
+    config = engine_config("tiny", {"kernels": kernels, "kv_capacity": capacity, "max_batch_size": 4})
+    checkpoint = RandomCheckpoint("tiny", {**SHAPES["tiny"], **changes})
+    executor = build_executor(config.model, checkpoint=checkpoint, max_rows=max_rows)
+    with ExecutorSubject(executor, config, "tiny") as subject:
+        yield subject
+
+
+def spied(subject: ExecutorSubject, monkeypatch: pytest.MonkeyPatch) -> list[StepTables]:
+    """The tables of every pass from now on."""
+    seen: list[StepTables] = []
+    begin = subject.executor.lm.kernels.begin
+
+    def noted(tables: StepTables) -> None:
+        seen.append(tables)
+        begin(tables)
+
+    monkeypatch.setattr(subject.executor.lm.kernels, "begin", noted)
+    return seen
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS])
+@pytest.mark.parametrize("workload", [DECODE, PREFILL, SERVE], ids=lambda each: each.name)
+def test_a_sample_takes_time_and_gives_every_page_back(workload, changes):
+    with subject_of(**changes) as subject:
+        pages = subject.executor.lm.pages
+        used = pages.used
+        times = subject.run(workload)
+        assert times.bare > 0
+        assert times.whole > 0
+        assert pages.used == used
+        pages.check()
+
+
+def test_a_decoding_sample_is_its_passes_at_the_stated_context_on_pages_of_their_own(monkeypatch):
+    with subject_of() as subject:
+        seen = spied(subject, monkeypatch)
+        subject.run(DECODE)
+    whole, bare = seen[: DECODE.tokens], seen[DECODE.tokens :]
+    assert len(bare) == DECODE.tokens + 1, "one pass before the clock starts"
+    assert [set(tables.positions) for tables in whole] == [{100}, {101}]
+    assert all(set(tables.positions) == {100} for tables in bare)
+    assert all(len(tables.token_ids) == len(tables.logit_rows) == 3 for tables in seen)
+    pages = bare[0].pages[0]
+    assert pages.shape == (3, 2)
+    assert len(np.unique(pages)) == 6, "nothing is read from a neighbour's page"
+
+
+def test_a_prompt_runs_in_passes_of_the_planned_rows_and_asks_for_its_last_logits_only(monkeypatch):
+    with subject_of() as subject:
+        seen = spied(subject, monkeypatch)
+        subject.run(PREFILL)
+    for passes in (seen[:3], seen[4:]):
+        assert [len(tables.token_ids) for tables in passes] == [64, 64, 2]
+        assert [list(tables.logit_rows) for tables in passes] == [[], [], [1]]
+        assert [tables.positions[0] for tables in passes] == [0, 64, 128]
+
+
+def test_a_receipt_accounts_for_every_operation_of_every_pass():
+    with subject_of() as subject:
+        timed = subject.receipt(PREFILL)
+        ops = subject.costs.program.ops
+        probe = rates()
+        lines = receipt(timed, subject.costs, PREFILL, subject.max_rows, probe)
+        assert sum(line.count for line in lines) == 3 * len(ops)
+        assert sum(line.seconds for line in lines) == pytest.approx(sum(seconds for _, seconds in timed))
+        whole = subject.costs.seconds(PREFILL.passes(subject.max_rows), probe)
+        assert sum(line.limit for line in lines) == pytest.approx(whole)
+        assert subject.receipt(SERVE) == []
+
+
+def test_a_pool_that_is_too_small_is_told_with_the_option_that_helps():
+    with subject_of(capacity=128) as subject, pytest.raises(KvExhausted, match="--kv-capacity"):
+        subject.run(DECODE)
+
+
+def test_the_limit_counts_the_bytes_that_are_really_held():
+    with subject_of() as subject:
+        held = sum(weight.nbytes for weight in weights(subject.costs.program))
+        assert held == subject.executor.memory_plan.weights
+        (part,) = subject.executor.memory_plan.pool
+        assert sum(subject.costs.kv_bytes) * SHAPES["tiny"]["num_hidden_layers"] == part.bytes_per_token
+
+
+def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_itself(tmp_path: Path, capsys):
+    path = tmp_path / "report.json"
+    chosen = ["--workload", "decode@128", "--workload", "prefill128", "--workload", "serve16"]
+    assert execute(["bench", "--shape", "tiny", "--series", "1", *chosen, "--output", str(path)]) == 0
+    report = Report.read(path)
+    assert [cell.workload for cell in report.cells] == ["decode@128", "prefill128", "serve16"]
+    assert report.setting.model == "tiny"
+    assert report.setting.formats == ("bfloat16",)
+    assert all(cell.ratio == pytest.approx(cell.figure / cell.limit) for cell in report.cells if len(cell.samples) == 1)
+    shown = capsys.readouterr().out
+    assert all(cell.workload in shown for cell in report.cells)
+    assert execute(["bench", "compare", str(path), str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "a model or a shape"),
+        (["tiny", "--shape", "tiny"], "a model or a shape"),
+        (["--shape", "huge"], "qwen3-0.6b"),
+        (["--shape", "tiny", "--workload", "sleep"], "prefill512"),
+        (["--shape", "tiny", "--peer", "someone", "--workload", "decode@128"], "llama.cpp"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_what_can(arguments, told, capsys):
+    assert execute(["bench", *arguments]) == 2
+    assert told in capsys.readouterr().err

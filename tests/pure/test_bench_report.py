@@ -1,0 +1,232 @@
+"""Reports: their summary, their file, two of them compared, and a peer's figures beside them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+
+from bench_kit import cell_of, rates, report_of
+from ferrum.bench.compare import LEAST, compare
+from ferrum.bench.peers import PeerSeries, run_command
+from ferrum.bench.report import PeerCell, Report, Spent, cell, median_error
+from ferrum.bench.series import Judged, Sample
+from ferrum.cli.bench import BAR, bar
+from ferrum.cli.main import execute
+from ferrum.core.errors import ConfigError, RequestError, Unsupported
+
+
+def judged(figure: float, limit: float = 100.0, *, counted: bool = True) -> Judged:
+    return Judged(Sample("w", 1.0, 1.0, 0.0, rates(), rates()), figure, 0.9 * figure, limit, counted)
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+# Summary
+
+
+def test_a_cell_is_the_median_of_the_samples_that_count():
+    found = cell("w", [judged(80), judged(10, counted=False), judged(90), judged(84)])
+    assert (found.figure, found.ratio, found.settled, len(found.samples)) == (84, 0.84, True, 4)
+
+
+def test_a_cell_without_a_sample_that_counts_says_so():
+    found = cell("w", [judged(80, counted=False), judged(60, counted=False)])
+    assert not found.settled
+    assert found.figure == 70
+
+
+def test_the_ratio_is_the_median_of_each_samples_own():
+    """Two states of the machine: every sample reaches .8 of what its own minute allowed."""
+    found = cell("w", [judged(80, 100), judged(40, 50), judged(82, 102.5)])
+    assert found.ratio == pytest.approx(0.8)
+    assert found.noise == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_error_of_a_median_is_that_of_statistics():
+    """For normal values sqrt(pi / 2) sigma / sqrt(n)."""
+    values = NormalDist(10.0, 2.0).samples(20_001, seed=1)
+    assert median_error(values) == pytest.approx(1.2533 * 2.0 / 20_001**0.5, rel=0.03)
+    assert median_error([3.0]) is None
+
+
+# The document
+
+
+def full_report() -> Report:
+    lines = (Spent(label="linear 1>2", count=3, seconds=0.5, limit=0.25),)
+    peers = (PeerCell(peer="p", variant="--fa 1", workload="w", figure=50.0, times=1.5, samples=(49.0, 51.0)),)
+    base = report_of(cell("w", [judged(80)], lines), cell_of("v", 0.5))
+    return Report.from_dict({**base.to_dict(), "peers": [peer.to_dict() for peer in peers]})
+
+
+def test_a_report_survives_its_file_and_is_strict_json(tmp_path):
+    path = tmp_path / "report.json"
+    full_report().write(path)
+    json.loads(path.read_text(), parse_constant=refuse_constant)
+    assert Report.read(path) == full_report()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"version": 2}, "version"), ({"extra": 1}, "extra"), ({"best": 3}, "best"), ({"cells": [{}]}, "workload")],
+)
+def test_what_is_no_report_is_refused_with_the_field(tmp_path, change, field):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**full_report().to_dict(), **change}))
+    with pytest.raises(RequestError) as told:
+        Report.read(path)
+    assert told.value.param == field
+
+
+# Comparison
+
+
+def changes(before: float, after: float, noise: float | None = 0.001, **more: bool) -> tuple[float | None, bool]:
+    (change,) = compare(report_of(cell_of("w", before)), report_of(cell_of("w", after, noise, **more)))
+    return change.relative, change.regressed
+
+
+def test_a_fall_beyond_the_noise_is_a_regression_and_a_smaller_one_or_a_rise_is_none():
+    assert changes(0.80, 0.80)[1] is False
+    assert changes(0.80, 0.80 * (1 - LEAST / 2))[1] is False
+    assert changes(0.80, 0.80 * (1 - 2 * LEAST)) == (pytest.approx(-2 * LEAST), True)
+    assert changes(0.80, 0.95)[1] is False
+
+
+def test_noise_widens_what_is_forgiven():
+    assert changes(0.80, 0.72, noise=0.001)[1] is True
+    assert changes(0.80, 0.72, noise=0.04)[1] is False
+
+
+def test_nothing_is_claimed_of_one_sample_or_of_disturbed_ones():
+    assert changes(0.80, 0.40, noise=None)[1] is False
+    assert changes(0.80, 0.40, settled=False)[1] is False
+
+
+def test_a_workload_that_is_gone_is_a_regression_and_a_new_one_is_none():
+    old, new = report_of(cell_of("a", 0.8), cell_of("b", 0.8)), report_of(cell_of("a", 0.8), cell_of("c", 0.1))
+    assert {change.workload: change.regressed for change in compare(old, new)} == {"a": False, "b": True, "c": False}
+
+
+@pytest.mark.parametrize("setting", [{"model": "other"}, {"formats": ("int8",)}, {"kv_format": "int8"}, {"threads": 1}])
+def test_different_settings_are_not_compared(setting):
+    with pytest.raises(RequestError) as told:
+        compare(report_of(), report_of(**setting))
+    assert told.value.param == next(iter(setting))
+
+
+def test_the_command_ends_with_one_on_a_regression_and_two_on_a_wrong_file(tmp_path, capsys):
+    good, bad, none = (tmp_path / name for name in ("good.json", "bad.json", "none.json"))
+    report_of(cell_of("w", 0.8)).write(good)
+    report_of(cell_of("w", 0.7)).write(bad)
+    none.write_text("[]")
+    assert execute(["bench", "compare", str(good), str(good)]) == 0
+    assert execute(["bench", "compare", str(good), str(bad)]) == 1
+    assert "regressed" in capsys.readouterr().out
+    assert execute(["bench", "compare", str(good), str(none)]) == 2
+    assert execute(["bench", "compare", str(good), str(tmp_path / "missing.json")]) == 2
+
+
+# Peers
+
+
+class Scripted:
+    """Stands for a peer's script: the figures of each variant, in order of the calls."""
+
+    def __init__(self, figures: Mapping[str, Sequence[float]]) -> None:
+        self.figures = {variant: iter(values) for variant, values in figures.items()}
+        self.commands: list[Sequence[str]] = []
+        self.extra: list[Mapping[str, str]] = []
+
+    def __call__(self, command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
+        self.commands.append(command)
+        self.extra.append(extra)
+        record = {"variant": "x", "metric": "decode@128", "unit": "tok/s"}
+        figure = next(self.figures[" ".join(command[-4:])])
+        lines = [{**record, "median": figure}, {**record, "metric": "rss_peak_bench", "unit": "MiB", "median": 1}]
+        Path(extra["RESULTS"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return 0, ""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, Path]:
+    for name in ("llamacpp.py", "python"):
+        (tmp_path / name).touch()
+    return {"scripts": tmp_path, "python": tmp_path / "python"}
+
+
+def peer(run=run_command, **changes) -> PeerSeries:
+    options = {"shape": "qwen3-0.6b", "format": "int8", "threads": 2, "scripts": None, "python": None, **changes}
+    return PeerSeries(options.pop("name", "llama.cpp"), run=run, **options)
+
+
+def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
+    script = Scripted(
+        {
+            "--fa 1 --ubatch 512": [50, 10, 52],
+            "--fa 1 --ubatch 2048": [40, 90, 41],
+            "--fa 0 --ubatch 512": [45, 45, 45],
+            "--fa 0 --ubatch 2048": [1, 1, 1],
+        }
+    )
+    series = peer(script, **installed)
+    for _ in range(3):
+        series()
+    (found,) = series.cells([cell_of("decode@128", 1.0), cell_of("prefill512", 1.0)])
+    assert (found.variant, found.figure, found.samples) == ("--fa 1 --ubatch 512", 50.0, (50.0, 10.0, 52.0))
+    assert found.times == 90 / 50
+    assert list(script.commands[0][2:5]) == ["bench", "0.6b", "q8_0"]
+    assert {(extra["REPS"], extra["THREADS"]) for extra in script.extra} == {("1", "2")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"name": "someone"}, ConfigError, "llama.cpp"),
+        ({"shape": None}, ConfigError, "shapes"),
+        ({"shape": "tiny"}, ConfigError, "shapes"),
+        ({"format": "float32"}, ConfigError, "bfloat16"),
+        ({}, Unsupported, "--peer-scripts"),
+        ({"scripts": Path("/nowhere")}, Unsupported, "llamacpp.py is not there"),
+    ],
+)
+def test_a_peer_that_cannot_be_measured_is_refused_before_anything_runs(changes, error, text):
+    with pytest.raises(error, match=text):
+        peer(**changes)
+
+
+def test_a_peer_whose_environment_is_not_named_is_refused(installed):
+    with pytest.raises(Unsupported, match="--peer-python"):
+        peer(scripts=installed["scripts"])
+
+
+def test_a_script_that_fails_is_told_with_its_last_words(installed):
+    series = peer(lambda command, extra: (1, "ModuleNotFoundError: No module named 'llama_cpp'"), **installed)
+    with pytest.raises(Unsupported, match="No module named 'llama_cpp'"):
+        series()
+
+
+def test_commands_run_with_the_extra_environment(tmp_path):
+    import sys
+
+    script = "import os, sys; sys.stderr.write('first\\n' + os.environ['REPS']); sys.exit(3)"
+    assert run_command([sys.executable, "-c", script], {"REPS": "1"}) == (3, "1")
+
+
+# The plot
+
+
+def test_a_bar_grows_with_the_share_and_ends_at_the_limit():
+    shares = [random.Random(1).random() for _ in range(100)]
+    lengths = [len(bar(share)) for share in sorted(shares)]
+    assert lengths == sorted(lengths)
+    assert bar(1.0) == bar(1.3) == "█" * BAR
+    assert bar(0.0) == ""
+    assert bar(0.5) == "█" * (BAR // 2)
