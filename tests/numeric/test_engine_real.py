@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_twin import require_native
 from spoken import EOS_IDS, spoken
 from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
@@ -27,7 +28,7 @@ DRAWN: dict[str, Any] = {"temperature": 0.8, "seed": 11, "max_tokens": 40, "logp
 
 
 def open_llm(**options: Any) -> LLM:
-    return LLM(str(spoken(NAME)), kernels="reference", **{"kv_capacity": 4096} | options)
+    return LLM(str(spoken(NAME)), **{"kernels": "reference", "kv_capacity": 4096} | options)
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +217,17 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
     with open_llm(**options) as model:
         assert essence(run(model, PROMPTS, **params)) == alone
     assert ("kv_capacity" in options) == bool(preempted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nor_do_those_of_the_native_kernels_on_any_number_of_threads(dtype: str) -> None:
+    require_native()
+    params = DRAWN | {"n": 2, "prompt_logprobs": 1, "repetition_penalty": 1.2}
+    native = {"kernels": "native", "dtype": dtype}
+    with open_llm(**native, threads=1) as model:
+        alone = [essence(run(model, prompt, **params))[0] for prompt in PROMPTS]
+    with open_llm(**native, threads=2, max_tokens_per_step=7, max_batch_size=5, kv_capacity=64 * 3) as model:
+        assert essence(run(model, PROMPTS, **params)) == alone
 
 
 @pytest.mark.contract("0.LLM")
