@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import bench, chat, doctor, models, plan, run, serve
+from ferrum.cli import bench, chat, doctor, models, plan, quantize, run, serve
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -54,6 +54,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.command("plan")(plan.plan)
+app.command("quantize")(quantize.quantize)
 app.command("list")(models.list_models)
 app.command("pull")(models.pull)
 app.command("doctor")(doctor.doctor)

@@ -26,6 +26,9 @@ from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.math import ordered_sum
 from ferrum.quant.groups import GROUPS, in_groups
 
+NUMERICS_ID: Final = "grouped-1"
+"""The version of this arithmetic: packed directories name it, and another version refuses them."""
+
 LEAST: Final = np.float32(2.0**-64)
 """The smallest magnitude that keeps a group from counting as zeros."""
 

@@ -81,7 +81,7 @@ def quantize_int4(values: NDArray[Any], group: int = 32, clipping: Sequence[floa
         blocks = in_groups(values[rows], group)
         scales[rows], codes = _plain(blocks)
         _improve(blocks, scales[rows], codes, clipping)
-        packed[rows] = _packed(codes)
+        packed[rows] = pack_nibbles(codes)
 
     over_pieces(values.shape, round_piece)
     return Int4Weight(scales=scales, inputs=values.shape[1], group=group, packed=packed)
@@ -153,15 +153,15 @@ def quantize_int4_zero_points(values: NDArray[Any], group: int = 128) -> Int4Wei
         inverse = reciprocal(scales[rows].astype(np.float32))
         zero = np.minimum(np.rint(-smallest * inverse), np.float32(_LEVELS))
         codes = np.clip(np.rint(blocks * inverse[..., None]) + zero[..., None], 0, _LEVELS)
-        zero_points[rows], packed[rows] = zero, _packed(codes - np.float32(_MIDDLE))
+        zero_points[rows], packed[rows] = zero, pack_nibbles(codes - np.float32(_MIDDLE))
 
     over_pieces(values.shape, round_piece)
     return Int4Weight(scales=scales, inputs=values.shape[1], group=group, packed=packed, zero_points=zero_points)
 
 
-def _packed(codes: F32) -> NDArray[np.uint8]:
-    """Codes -8..7 [n, G, group], two to a byte -> uint8 [n, G x group / 2]."""
-    unsigned = (codes + np.float32(_MIDDLE)).astype(np.uint8).reshape(len(codes), -1, 2)
+def pack_nibbles(codes: F32 | NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Codes -8..7 [n, G, group], two to a byte -> uint8 [n, G x group / 2], as `Int4Weight.packed`."""
+    unsigned = (codes + codes.dtype.type(_MIDDLE)).astype(np.uint8).reshape(len(codes), -1, 2)
     return unsigned[..., 0] | unsigned[..., 1] << np.uint8(4)
 
 
@@ -175,5 +175,5 @@ def from_q4_0(blocks: NDArray[np.uint8]) -> Int4Weight:
     parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 18)
     scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]
     halves = np.concatenate((parts[..., 2:] & 15, parts[..., 2:] >> 4), axis=-1)  # inputs 0 to 31 of the group
-    packed = _packed(halves.astype(np.float32) - np.float32(_MIDDLE))
+    packed = pack_nibbles(halves.astype(np.float32) - np.float32(_MIDDLE))
     return Int4Weight(scales=scales, inputs=halves.shape[1] * 32, group=32, packed=packed)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
@@ -82,6 +83,10 @@ class Checkpoint:
     def read(self, name: str) -> NDArray[Any]:
         """See `TensorFile.read`."""
         return self._files[name].read(name)
+
+    def read_bytes(self, name: str) -> NDArray[np.uint8]:
+        """See `TensorFile.read_bytes`."""
+        return self._files[name].read_bytes(name)
 
     def forget(self, name: str) -> None:
         """See `TensorFile.forget`."""

@@ -19,13 +19,14 @@ from ferrum.models.decoder import Decoder, build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
-from ferrum.quant.formats import INTEGERS, SCHEMES
+from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import LIBRARIES, PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
+from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, Progress
 
 MAX_ROWS: Final = 512
@@ -112,7 +113,7 @@ def build_executor(
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
-    parameters = Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
+    parameters = _parameters(config, checkpoint, group, progress)
     decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
@@ -132,6 +133,12 @@ def build_executor(
         traits=replace(_traits(lm, decoder, kv_format, groups, limits), notes=chosen.notes),
         log_tokens=config.switches.log_tokens,
     )
+
+
+def _parameters(config: ModelConfig, checkpoint: TensorStore, group: int, progress: Progress | None) -> Parameters:
+    if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
+        return PackedParameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
+    return Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
 
 
 def _refuse(config: ModelConfig) -> None:
@@ -192,7 +199,7 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
 
 def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:
     attention = spec.layers[0].attention
-    format = parameters.format if config.quantize is None else SCHEMES[config.quantize].layers
+    format = parameters.format if parameters.scheme is None else parameters.scheme.layers
     return ModelInfo(
         model_id=config.model,
         family=spec.family,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
 from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
-from ferrum.quant.formats import QUANTIZERS, SCHEMES
+from ferrum.quant.formats import QUANTIZERS, SCHEMES, Scheme
 from ferrum.quant.groups import GROUPS
 from ferrum.runtime.checkpoint import TensorStore, listed
 
@@ -36,11 +35,15 @@ class Parameters:
         count: how many numbers have been handed out, each tensor once.
         format: floating-point format of the matrices (where they differ, of the first) before they are quantised; empty
             until one has been handed out.
+        scheme: how matrices are quantised, or None.
 
     Raises:
         ConfigError: no such dtype, scheme or group.
         Unsupported: the checkpoint's weights are quantised.
     """
+
+    quantized_by: ClassVar[str | None] = None
+    """The `quant_method` of checkpoints that are read; None: of those that are not quantised."""
 
     def __init__(
         self,
@@ -57,14 +60,13 @@ class Parameters:
             raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
         if group not in GROUPS:
             raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
-        quantization = checkpoint.config.get("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        method = quantization_method(checkpoint.config)
+        if method != self.quantized_by:
             raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
-        self._scheme = None if quantize is None else SCHEMES[quantize]
+        self.scheme = None if quantize is None else SCHEMES[quantize]
         self._group = group
         self._used: set[str] = set()
         self._done_bytes = 0
@@ -89,23 +91,22 @@ class Parameters:
             weight = self._weight(name, dense)
         except ConfigError as error:
             raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
-        if dense is not values or self._scheme is not None:
+        if dense is not values or self.scheme is not None:
             self._checkpoint.forget(name)
         self.format = self.format or dense.dtype.name
-        self._hand_out(name)
+        self._hand_out(name, values.size)
         return weight
 
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
-        if self._scheme is None:
+        if self.scheme is None:
             return DenseWeight(values)
-        format = self._scheme.ends if name in (EMBEDDING, HEAD) else self._scheme.layers
-        return QUANTIZERS[format](values, self._group)
+        return QUANTIZERS[format_of(self.scheme, name)](values, self._group)
 
     def vector(self, name: str, size: int) -> F32:
         """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""
         vector: F32 = self._read(name, (size,)).astype(np.float32)
         self._checkpoint.forget(name)
-        self._hand_out(name)
+        self._hand_out(name, size)
         return vector
 
     def finish(self, ignored: tuple[str, ...] = ()) -> None:
@@ -130,6 +131,11 @@ class Parameters:
         return [name for name in self._checkpoint.tensors if name not in self._used]
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        self._check(name, shape)
+        return self._checkpoint.read(name)
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise CheckpointError unless the checkpoint has a tensor of that name and shape."""
         info = self._checkpoint.tensors.get(name)
         if info is None:
             others = self._unused()
@@ -140,13 +146,25 @@ class Parameters:
                 f"{self._checkpoint.directory}: tensor {name!r} in {self._checkpoint.file_of(name)}: "
                 f"expected shape {list(shape)}, found {list(info.shape)}"
             )
-        return self._checkpoint.read(name)
 
-    def _hand_out(self, name: str) -> None:
-        """Remember that a tensor was used."""
+    def _hand_out(self, name: str, numbers: int) -> None:
+        """Remember that a tensor of so many numbers was used."""
         if name not in self._used:
             self._used.add(name)
             self._done_bytes += self._checkpoint.tensors[name].nbytes
-            self.count += math.prod(self._checkpoint.tensors[name].shape)
+            self.count += numbers
         if self._progress is not None:
             self._progress(self._done_bytes, self._checkpoint.nbytes)
+
+
+def format_of(scheme: Scheme, name: str) -> str:
+    """The format that the scheme has for the matrix of that name, a key of `QUANTIZERS`."""
+    return scheme.ends if name in (EMBEDDING, HEAD) else scheme.layers
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """How a model's `config.json` says that its weights are quantised; None: not at all."""
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return None
+    return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)

@@ -100,6 +100,11 @@ class TensorFile:
         self.forget(name)
         return aligned
 
+    def read_bytes(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's bytes, whatever they mean, as a read-only view [nbytes] of the mapped file."""
+        info = self.tensors[name]
+        return np.frombuffer(self._map, np.uint8, info.nbytes, info.begin)
+
     def forget(self, name: str) -> None:
         """Let go of the memory that reading a tensor took; views stay valid and read the file again."""
         info = self.tensors[name]

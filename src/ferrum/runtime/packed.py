@@ -1,0 +1,155 @@
+"""Packed directories: a model quantised once, whose matrices are used where they lie in the mapped file.
+
+A packed directory is a model's directory in the Hugging Face layout. Its `model.safetensors` holds each matrix as bytes
+[panels, groups, bytes] in the layout of `quant/panels.py`, the same for every instruction set and backend, and each
+vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
+
+    "quantization_config": {
+        "quant_method": "ferrum", "version": 1, "numerics_id": "grouped-1",
+        "scheme": a key of `SCHEMES`, "dtype": the matrices' format before, "checksums": {tensor: number}
+    }
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.kernels.interface import Weight
+from ferrum.quant.activations import NUMERICS_ID
+from ferrum.quant.dense import FORMATS
+from ferrum.quant.formats import SCHEMES
+from ferrum.quant.panels import GROUP, from_panels, panel_shape
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
+
+METHOD: Final = "ferrum"
+VERSION: Final = 1
+
+_PIECE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeader:
+    """What a packed directory says of itself; see the module.
+
+    Attributes:
+        scheme: a key of `SCHEMES`.
+        dtype: a key of `FORMATS`.
+        checksums: of every tensor, by name.
+    """
+
+    scheme: str
+    dtype: str
+    checksums: Mapping[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """The value of `quantization_config`."""
+        return {
+            "quant_method": METHOD,
+            "version": VERSION,
+            "numerics_id": NUMERICS_ID,
+            "scheme": self.scheme,
+            "dtype": self.dtype,
+            "checksums": dict(self.checksums),
+        }
+
+
+def is_packed(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a packed directory."""
+    return quantization_method(checkpoint.config) == METHOD
+
+
+def read_header(checkpoint: Checkpoint) -> PackedHeader:
+    """The header of a packed directory.
+
+    Raises:
+        Unsupported: another version made it.
+        CheckpointError: it contradicts itself.
+    """
+    found = checkpoint.config["quantization_config"]
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{checkpoint.directory}: config.json: quantization_config must be an object")
+    for name, ours in (("version", VERSION), ("numerics_id", NUMERICS_ID)):
+        if found.get(name) != ours:
+            reason = f"{checkpoint.directory}: this release reads {ours!r}; make it again with `ferrum quantize`"
+            raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)
+    for name, known in (("scheme", SCHEMES), ("dtype", FORMATS)):
+        if not isinstance(found.get(name), str) or found[name] not in known:
+            raise CheckpointError(f"{checkpoint.directory}: config.json: no {name} {found.get(name)!r}")
+    checksums = found.get("checksums")
+    if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
+        raise CheckpointError(f"{checkpoint.directory}: config.json has not one checksum for each tensor")
+    return PackedHeader(found["scheme"], found["dtype"], checksums)
+
+
+def checksum(data: NDArray[np.uint8]) -> int:
+    """Of a tensor's bytes: CRC-32 of the sums (of 64-bit words, modulo 2^64) of each 4 KiB, the end filled with zeros.
+
+    Finds what disks and copies do to files, at the speed of memory; it is no protection from intent.
+    """
+    whole = len(data) // _PIECE * _PIECE
+    end = np.zeros(_PIECE, np.uint8)
+    end[: len(data) - whole] = data[whole:]
+    sums = [part.reshape(-1, _PIECE).view("<u8").sum(axis=1) for part in (data[:whole], end)]
+    return zlib.crc32(np.concatenate(sums).astype("<u8").tobytes())
+
+
+class PackedParameters(Parameters):
+    """The `ParameterSource` of a packed directory: matrices stay in the mapped file.
+
+    Args: as `Parameters`; what is asked for must be what the directory holds, or nothing.
+
+    Raises:
+        ConfigError: another dtype, scheme or group is asked for.
+        CheckpointError, Unsupported: as `read_header`.
+    """
+
+    quantized_by: ClassVar[str | None] = METHOD
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str = "auto",
+        progress: Progress | None = None,
+        *,
+        quantize: str | None = None,
+        group: int = GROUP,
+    ) -> None:
+        header = read_header(checkpoint)
+        super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=group)
+        held = (("dtype", dtype, header.dtype), ("quantize", quantize, header.scheme), ("group", group, GROUP))
+        for name, asked, packed in held:
+            if asked not in (None, "auto", packed):
+                raise ConfigError(f"{checkpoint.directory} was packed as {packed}, not {asked}", param=name)
+        self.format = header.dtype
+        self._files = checkpoint
+        self._checksums = header.checksums
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """The matrix [N, K] of that name.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another shape or format.
+        """
+        assert self.scheme is not None, "packed directories are quantised"
+        format = format_of(self.scheme, name)
+        held = panel_shape(format, shape)
+        self._check(name, held)
+        if self._files.tensors[name].dtype != "U8":
+            raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
+        weight = from_panels(self._files.read_bytes(name).reshape(held), format, shape)
+        self._hand_out(name, shape[0] * shape[1])
+        return weight
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        super()._check(name, shape)
+        if checksum(self._files.read_bytes(name)) != self._checksums[name]:
+            file = self._files.file_of(name)
+            raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged: another checksum")

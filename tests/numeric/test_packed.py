@@ -1,0 +1,221 @@
+"""Packed directories: the same bits as quantising on load, nothing copied, and no damage or mismatch goes unseen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from ferrum.cli.main import execute
+from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
+from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.quant.formats import SCHEMES
+from ferrum.quant.panels import PanelWeight
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.packed import PackedParameters, checksum
+from ferrum.runtime.packing import pack_directory
+from numeric.tiny import directory_of, find, tokens_of
+
+NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")
+MATRIX = "model.layers.0.mlp.up_proj.weight"
+
+
+@cache
+def packed_of(name: str, scheme: str, dtype: str = "auto") -> Path:
+    target = Path(mkdtemp(prefix=f"ferrum-packed-{name}-")) / "out"
+    pack_directory(directory_of(find(name)), target, scheme, dtype)
+    return target
+
+
+def copy_of(directory: Path, target: Path) -> Path:
+    shutil.copytree(directory, target)
+    return target
+
+
+def change(directory: Path, **values: object) -> Path:
+    """The header with other values."""
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"].update(values)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def logits_of(directory: Path, name: str, **options) -> np.ndarray:
+    with load_executor(directory, **options) as executor:
+        span = Span("s", 0, tuple(tokens_of(find(name), 40)), Want.LOGITS, Rows.ALL)
+        logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
+        return logits
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packed_model_has_the_bits_of_one_quantised_on_load(name, scheme):
+    ours = logits_of(packed_of(name, scheme), name, kernels="reference")
+    np.testing.assert_array_equal(ours, logits_of(directory_of(find(name)), name, kernels="reference", quantize=scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_whatever_kernels_serve_give_the_same_bits_as_on_load(scheme):
+    ours = logits_of(packed_of("llama3", scheme), "llama3")
+    np.testing.assert_array_equal(ours, logits_of(directory_of(find("llama3")), "llama3", quantize=scheme))
+
+
+def test_matrices_lie_in_the_mapped_file_on_whole_cache_lines():
+    directory = packed_of("llama3", "int4")
+    with safe_open(directory / "model.safetensors", framework="numpy") as file:
+        assert MATRIX in file.keys()  # noqa: SIM118 - it is no mapping
+    checkpoint = Checkpoint(directory)
+    file_bytes = (directory / "model.safetensors").stat().st_size
+    header = file_bytes - checkpoint.nbytes
+    weight = PackedParameters(checkpoint).matrix(MATRIX, (80, 48))
+    assert isinstance(weight, PanelWeight)
+    assert not weight.panels.flags.owndata and not weight.panels.flags.writeable
+    for info in checkpoint.tensors.values():
+        assert info.dtype != "U8" or info.begin % 64 == 0
+    assert header % 64 == 0
+
+
+def test_what_belongs_to_a_model_comes_along(tmp_path):
+    source = copy_of(directory_of(find("llama3")), tmp_path / "in")
+    (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
+    (source / "pytorch_model.bin").write_bytes(b"weights once more")
+    pack_directory(source, tmp_path / "out", "int8")
+    assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
+    assert not (tmp_path / "out" / "pytorch_model.bin").exists()
+
+
+def test_numbers_and_formats_are_those_of_the_model():
+    directory = packed_of("llama3", "int4", "bfloat16")
+    with load_executor(directory, kernels="reference") as ours:
+        source = directory_of(find("llama3"))
+        with load_executor(source, dtype="bfloat16", quantize="int4", kernels="reference") as theirs:
+            assert ours.info.num_parameters == theirs.info.num_parameters
+            assert ours.info.dtype == theirs.info.dtype == "int4"
+            assert ours.traits.kv_dtype == theirs.traits.kv_dtype == "bfloat16"
+
+
+def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
+    directory = packed_of("llama3", "int4")
+    load_executor(directory, quantize="int4", dtype="float32", kernels="reference").shutdown()
+    for name, value in (("quantize", "int8"), ("dtype", "bfloat16"), ("group", 64)):
+        with pytest.raises(ConfigError, match="was packed as") as caught:
+            load_executor(directory, **{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("version", 2, Unsupported),
+        ("version", None, Unsupported),
+        ("numerics_id", "grouped-0", Unsupported),
+        ("scheme", "int3", CheckpointError),
+        ("scheme", ["int8"], CheckpointError),
+        ("scheme", "int8", CheckpointError),  # another than the matrices are in
+        ("dtype", "float8", CheckpointError),
+        ("checksums", {}, CheckpointError),
+        ("checksums", [], CheckpointError),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(name, value, error, tmp_path):
+    directory = change(copy_of(packed_of("llama3", "int4"), tmp_path / "m"), **{name: value})
+    with pytest.raises(error, match=str(tmp_path)):
+        load_executor(directory)
+
+
+def test_a_header_of_another_kind_is_refused(tmp_path):
+    directory = copy_of(packed_of("llama3", "int4"), tmp_path / "m")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": "ferrum"}))
+    with pytest.raises(CheckpointError, match="must be an object"):
+        load_executor(directory)
+
+
+def test_another_shape_is_refused(tmp_path):
+    directory = copy_of(packed_of("llama3", "int8"), tmp_path / "m")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 200}))
+    with pytest.raises(CheckpointError, match="expected shape"):
+        load_executor(directory)
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), cut=st.booleans())
+def test_every_damaged_byte_is_found(at, flip, cut):
+    """One byte changed anywhere, or the file cut there: never a crash, never a wrong number."""
+    source = packed_of("llama3", "int4")
+    data = bytearray((source / "model.safetensors").read_bytes())
+    place = int(at * len(data))
+    target = Path(mkdtemp(prefix="ferrum-damaged-"))
+    shutil.copyfile(source / "config.json", target / "config.json")
+    if cut:
+        del data[place:]
+    else:
+        data[place] ^= flip
+    (target / "model.safetensors").write_bytes(data)
+    try:
+        logits = logits_of(target, "llama3", kernels="reference")
+    except FerrumError:
+        pass
+    else:  # white space of the header's end, or a digit that means the same
+        np.testing.assert_array_equal(logits, logits_of(source, "llama3", kernels="reference"))
+    finally:
+        shutil.rmtree(target)
+
+
+def test_the_checksum_sees_bytes_and_pages_but_not_the_filling():
+    data = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
+    known = checksum(data)
+    for place in (0, 4095, 4096, 19_999):
+        damaged = data.copy()
+        damaged[place] += 1
+        assert checksum(damaged) != known
+    assert checksum(np.concatenate((data[4096:8192], data[:4096], data[8192:]))) != known
+    assert checksum(data[:-1]) != known
+
+
+def test_only_an_empty_place_is_written_to(tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="there already") as caught:
+        pack_directory(directory_of(find("llama3")), tmp_path / "used", "int8")
+    assert caught.value.param == "out"
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]
+    (tmp_path / "empty").mkdir()
+    pack_directory(directory_of(find("llama3")), tmp_path / "empty", "int8")
+
+
+def test_a_run_that_fails_leaves_nothing_that_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr("ferrum.runtime.packing.to_panels", lambda weight: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pack_directory(directory_of(find("llama3")), tmp_path / "out", "int8")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_executor(tmp_path / "out")
+
+
+def test_a_packed_directory_is_not_packed_again(tmp_path):
+    with pytest.raises(Unsupported, match="ferrum"):
+        pack_directory(packed_of("llama3", "int8"), tmp_path / "out", "int8")
+
+
+def test_the_command_packs_and_says_where(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert execute(["quantize", str(directory_of(find("llama3"))), str(out), "--quantize", "int4-all"]) == 0
+    assert str(out) in capsys.readouterr().out
+    np.testing.assert_array_equal(logits_of(out, "llama3"), logits_of(packed_of("llama3", "int4-all"), "llama3"))
+
+
+@pytest.mark.parametrize(("option", "value"), [("--quantize", "int3"), ("--dtype", "float8")])
+def test_the_command_refuses_what_there_is_not(option, value, tmp_path, capsys):
+    assert execute(["quantize", str(directory_of(find("llama3"))), str(tmp_path / "out"), option, value]) == 2
+    assert value in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
