@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from native_twin import require_native
+from safetensors.numpy import load_file, save_file
 from spoken import EOS_IDS, spoken
 from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
 
 from ferrum import LLM, AsyncEngine, SamplingParams
+from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.lm import DecoderLM
@@ -296,3 +300,26 @@ def test_a_cancelled_request_gives_its_pages_back(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LocalExecutor, "submit", seen)
     asyncio.run(serve())
+
+
+@pytest.mark.contract("5.nothing half-written is used")
+def test_a_request_that_fails_on_the_way_fails_alone(tmp_path: Path) -> None:
+    poison = 9
+    shutil.copytree(spoken(NAME), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poison] = np.nan
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    params = DRAWN | {"max_tokens": 8}
+    prompts = [[3, 4, 5], [3, poison, 5], list(range(20, 50))]
+    with LLM(str(tmp_path), kernels="reference", kv_capacity=1024) as model:
+        # The first one is made to sample the token that it cannot go on from.
+        several = [SamplingParams.from_dict(params | {"logit_bias": bias}) for bias in ({poison: 100.0}, None, None)]
+        sampled, prompted, innocent = model.generate(prompts, several, use_tqdm=False)
+        assert sampled.outputs[0].token_ids == [poison] and prompted.outputs[0].token_ids == []
+        for failed in (sampled, prompted):
+            assert failed.outputs[0].finish_reason == "error"
+            assert isinstance(failed.outputs[0].error, NonFiniteLogits)
+        assert innocent.outputs == run(model, prompts[2:], **params)[0].outputs
+        assert innocent.outputs[0].finish_reason == "length"
+        with pytest.raises(NonFiniteLogits):
+            model.score(prompts, use_tqdm=False)
