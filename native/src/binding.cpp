@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "operations.hpp"
+#include "sampler.hpp"
 #include "probe.hpp"
 
 namespace nb = nanobind;
@@ -209,6 +210,14 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
     return std::make_shared<Attention>(runtime, args, group);
 }
 
+using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t draw(Sampler& sampler, const Row& row, float temperature, int64_t top_k, double top_p, float min_p, uint64_t seed,
+             uint32_t position, uint32_t choice) {
+    const auto count = static_cast<int64_t>(row.size());
+    return sampler.draw(row.data(), count, {temperature, top_k, top_p, min_p}, {seed, position, choice});
+}
+
 std::vector<std::string> tier_names() {
     std::vector<std::string> names;
     for (const KernelTable* table : available_tiers()) names.emplace_back(table->name);
@@ -228,6 +237,16 @@ NB_MODULE(_native, module) {
         .def_prop_ro("nbytes", &Weight::nbytes)
         .def("rows", &read_rows);
     nb::class_<Operation>(module, "Operation");
+    nb::class_<Sampler>(module, "Sampler")
+        .def("__init__", [](Sampler* self, const std::string& name) { new (self) Sampler(tier(name)); })
+        .def("greedy", [](const Sampler& s, const Row& row) { return s.greedy(row.data(), static_cast<int64_t>(row.size())); },
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("draw", &draw, nb::call_guard<nb::gil_scoped_release>())
+        .def("log_total", [](Sampler& s, const Row& row) { return s.log_total(row.data(), static_cast<int64_t>(row.size())); },
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("top", [](Sampler& s, const Row& row, int64_t most) {
+            return s.top(row.data(), static_cast<int64_t>(row.size()), most);
+        });
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })

@@ -98,6 +98,12 @@ struct AttentionItem {
 
 constexpr int64_t kItemRows = 96;  // query rows of an item: their state stays in the second-level cache
 
+// What a draw depends on besides the logits (sampling/philox.py).
+struct DrawKey {
+    uint64_t seed;
+    uint32_t position, choice;
+};
+
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
@@ -109,6 +115,17 @@ struct KernelTable {
     int64_t (*attention_scratch)(int64_t key_dim, int64_t value_dim);           // bytes a thread needs
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
     bool (*finite)(const float* x, int64_t count);
+
+    // Over a row of logits; `x` are distances below the greatest, divided by the temperature.
+    float (*largest)(const float* x, int64_t count);  // NaN where there is one
+    int64_t (*first_equal)(const float* x, int64_t count, float value);
+    void (*scale_below)(const float* x, int64_t count, float peak, float divisor, float* out);
+    int64_t (*mass_of)(const float* x, int64_t count, int64_t* each);  // sum; `each` may be null
+    void (*exp_of)(const float* x, int64_t count, float* out);
+    float (*log_of)(float x);
+    int64_t (*collect_from)(const float* x, int64_t count, float cut, int32_t* tokens);  // x >= cut, ascending
+    int64_t (*draw_among)(const float* x, const int32_t* tokens, int64_t count, const DrawKey& key);
+    int64_t (*draw_from_all)(const float* x, int64_t count, const DrawKey& key);
 };
 
 }  // namespace ferrum

@@ -14,6 +14,15 @@ void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end);
 int64_t attention_scratch(int64_t key_dim, int64_t value_dim);
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch);
 bool finite(const float* x, int64_t count);
+float largest(const float* x, int64_t count);
+int64_t first_equal(const float* x, int64_t count, float value);
+void scale_below(const float* x, int64_t count, float peak, float divisor, float* out);
+int64_t mass_of(const float* x, int64_t count, int64_t* each);
+void exp_of(const float* x, int64_t count, float* out);
+float log_of(float x);
+int64_t collect_from(const float* x, int64_t count, float cut, int32_t* tokens);
+int64_t draw_among(const float* x, const int32_t* tokens, int64_t count, const DrawKey& key);
+int64_t draw_from_all(const float* x, int64_t count, const DrawKey& key);
 
 extern const KernelTable kTable;
 

@@ -10,6 +10,8 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.sampling.native import NativeChooser
+from ferrum.sampling.sampler import REFERENCE, Chooser
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) 
         note = f"the slow reference kernels serve: {error.reason}"
         _tell(note)
         return ChosenKernels(ReferenceKernels(), (note,))
+
+
+def chooser_for(kernels: Kernels) -> Chooser:
+    """Who samples beside these kernels: both give the same tokens, in different times."""
+    return NativeChooser(kernels.tier) if isinstance(kernels, NativeKernels) else REFERENCE
 
 
 @cache

@@ -23,6 +23,7 @@ from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.recorder import Extent, record
 from ferrum.runtime.graphs import prepare_replay
 from ferrum.runtime.inputs import Piece, stage
+from ferrum.runtime.kernels import chooser_for
 from ferrum.runtime.rows import SpanRows
 
 
@@ -55,6 +56,7 @@ class DecoderLM(StepwiseLLM):
     ) -> None:
         self.network = network
         self.kernels = kernels
+        self.chooser = chooser_for(kernels)
         self.pages: PageTable = pages
         self._config = config
         self.max_rows = max_rows
@@ -141,7 +143,7 @@ class DecoderLM(StepwiseLLM):
         return alone
 
     def _attempt(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
-        rows = {span.cache_id: SpanRows(span) for span in spans}
+        rows = {span.cache_id: SpanRows(span, self.chooser) for span in spans}
         failed: dict[str, SpanResult | FerrumError] = {}
         capture = any(span.attention_weights for span in spans)
         for pieces in self._passes(list(rows.values())):

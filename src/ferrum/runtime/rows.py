@@ -11,7 +11,7 @@ from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
 from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.math import tree_sum
 from ferrum.sampling.accept import accept
-from ferrum.sampling.logprobs import score
+from ferrum.sampling.sampler import REFERENCE, Chooser, score
 
 
 class SpanRows:
@@ -20,8 +20,9 @@ class SpanRows:
     Scores are taken as rows come by and the rows let go, so that a prompt's log-probabilities never hold [S, V].
     """
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, chooser: Chooser = REFERENCE) -> None:
         self.span = span
+        self._chooser = chooser
         self._logits: list[F32] = []
         self._hidden: list[F32] = []
         self._scores: list[TokenLogprobs] = []
@@ -64,7 +65,7 @@ class SpanRows:
             raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             rest = self.span.score.targets[first : first + len(logits)]
-            self._scores += score(logits, type(self.span.score)(rest, self.span.score.top))
+            self._scores += score(logits, type(self.span.score)(rest, self.span.score.top), self._chooser)
         wanted = self._wanted_rows()
         kept = logits[max(0, wanted.start - first) : max(0, wanted.stop - first)]
         if len(kept):
@@ -97,8 +98,7 @@ class SpanRows:
             StepError: nothing can be sampled.
         """
         span = self.span
-        logits = np.concatenate(self._logits) if self._logits else None
-        hidden = np.concatenate(self._hidden) if self._hidden else None
+        logits, hidden = _joined(self._logits), _joined(self._hidden)
         if watch is not None and logits is not None:
             watch(span, logits[-1])
         if hidden is not None and span.hidden is Hidden.MEAN:
@@ -107,7 +107,7 @@ class SpanRows:
         if span.want is Want.TOKEN:
             assert span.sampling is not None and logits is not None, "checked before the step"
             drafts = span.tokens[len(span.tokens) - span.drafts :]
-            chosen = accept(logits[-1 - span.drafts :], drafts, span.sampling)
+            chosen = accept(logits[-1 - span.drafts :], drafts, span.sampling, self._chooser)
             length = span.end - span.drafts + chosen.accepted
             return SpanResult(
                 length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, self._attention_weights()
@@ -115,3 +115,8 @@ class SpanRows:
         return SpanResult(
             span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=self._attention_weights()
         )
+
+
+def _joined(pieces: Sequence[F32]) -> F32 | None:
+    """The pieces as one array; nearly always there is one already."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else None

@@ -15,7 +15,7 @@ from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.kernels.reference.math import exp
 from ferrum.sampling.math import F32
-from ferrum.sampling.sampler import Sampled, sample
+from ferrum.sampling.sampler import REFERENCE, Chooser, Sampled, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Accepted:
     accepted: int
 
 
-def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
+def accept(logits: F32, drafts: Sequence[int], sampling: Sampling, chooser: Chooser = REFERENCE) -> Accepted:
     """Choose tokens row by row for as long as the drafts agree; without drafts this is `sample`.
 
     A row that cannot be sampled after others could hands back the last right draft as unverified, so that the error
@@ -43,6 +43,7 @@ def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
         logits: raw logits f32 [k + 1, V]: row i follows the history and the first i drafts.
         drafts: k guessed tokens.
         sampling: the request's parameters, seed and history (without the drafts).
+        chooser: does the work.
 
     Raises:
         NonFiniteLogits, StepError: as `sample`, from the first row.
@@ -50,7 +51,7 @@ def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
     chosen: list[Sampled] = []
     for row, logit_row in enumerate(logits):
         try:
-            chosen.append(sample(logit_row, sampling, drafts[:row]))
+            chosen.append(sample(logit_row, sampling, drafts[:row], chooser))
         except StepError:
             if not chosen:
                 raise

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ferrum.core.params import ALL_TOKENS
-from ferrum.core.step import Score, TokenLogprobs
-from ferrum.sampling.math import F32, greatest, log_total, mass
+from ferrum.core.step import TokenLogprobs
+from ferrum.sampling.math import F32, Int64, greatest, log_total, mass
 from ferrum.sampling.order import rank, top
 
 
@@ -20,26 +20,18 @@ def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
     Raises:
         NonFiniteLogits: as `math.greatest`.
     """
-    below = logits - greatest(logits)
-    normaliser = log_total(mass(below))
-    best = top(logits, logits.size if count == ALL_TOKENS else count)
-    values = below[best] - normaliser
+    normaliser = log_total(mass(logits - greatest(logits)))
+    return report(logits, token, top(logits, logits.size if count == ALL_TOKENS else count), normaliser)
+
+
+@np.errstate(over="ignore")
+def report(logits: F32, token: int, best: Int64, normaliser: np.float32) -> TokenLogprobs:
+    """The result for `token`, given the most likely tokens, best first, and log(sum(exp(logits - greatest)))."""
+    peak = logits.max()
+    values = (logits[best] - peak) - normaliser
     return TokenLogprobs(
         token=token,
-        logprob=float(below[token] - normaliser),
+        logprob=float((logits[token] - peak) - normaliser),
         rank=rank(logits, token),
         top=tuple(zip(best.tolist(), values.tolist(), strict=True)),
     )
-
-
-def score(logits: F32, wish: Score) -> tuple[TokenLogprobs, ...]:
-    """The log-probabilities of given next tokens, one result per target.
-
-    Args:
-        logits: raw logits f32 [R, V]; rows after the last target are not looked at.
-        wish: at most R targets.
-
-    Raises:
-        NonFiniteLogits: as `math.greatest`.
-    """
-    return tuple(token_logprobs(row, target, wish.top) for row, target in zip(logits, wish.targets, strict=False))

@@ -210,20 +210,29 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 
 @np.errstate(over="ignore")
+def edited(logits: F32, row: Row) -> F32:
+    """A copy of f32 [V] after the rules over the vocabulary; a forbidden token's logit is minus infinity."""
+    logits = logits.copy()
+    for rule in LOGIT_RULES:
+        rule(logits, row)
+    return logits
+
+
+def nothing_allowed(row: Row) -> StepError:
+    """What is raised where the masks leave no token."""
+    return StepError(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
+
+
 def permitted(logits: F32, row: Row) -> Candidates:
     """Every token that may follow, with its logit after the rules over the vocabulary: f32 [V] -> candidates.
-
-    `logits` is left as it is.
 
     Raises:
         StepError: the masks leave no token.
     """
-    logits = logits.copy()
-    for rule in LOGIT_RULES:
-        rule(logits, row)
+    logits = edited(logits, row)
     tokens = np.flatnonzero(logits > _NEVER)
     if not tokens.size:
-        raise StepError(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
+        raise nothing_allowed(row)
     return Candidates(tokens, logits[tokens])
 
 

@@ -1,0 +1,45 @@
+// One row of logits becomes one token: the candidate rules and the draw of sampling/rules.py and sampling/sampler.py, with
+// the same result for every row, and the log-probabilities of sampling/logprobs.py.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernel_table.hpp"
+
+namespace ferrum {
+
+// Neutral values: top_k 0, top_p 1, min_p 0.
+struct DrawRules {
+    float temperature;
+    int64_t top_k;
+    double top_p;
+    float min_p;
+};
+
+class Sampler {
+public:
+    explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
+
+    // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
+    int64_t greedy(const float* logits, int64_t count) const;
+    // A draw after temperature, top-k, top-p and min-p; -1 as above.
+    int64_t draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key);
+    // log(sum(exp(logits - greatest))) by whole masses.
+    float log_total(const float* logits, int64_t count);
+    // The `most` first tokens, best first, the lower id among equals.
+    std::vector<int32_t> top(const float* logits, int64_t count, int64_t most);
+
+private:
+    void keep_top_k(const float* x, int64_t count, int64_t most);
+    void keep_top_p(const float* x, int64_t count, double share, bool all);
+    void keep_min_p(const float* x, int64_t count, float least, bool all);
+
+    const KernelTable& kernels_;
+    std::vector<float> scaled_, values_, exponentials_;
+    std::vector<int32_t> tokens_;  // the candidates, ascending once a rule has kept some
+    std::vector<int64_t> masses_;
+};
+
+}  // namespace ferrum

@@ -1,0 +1,99 @@
+"""The native chooser gives numpy's results, whatever the logits, the rules and the tier."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_twin import TIERS
+from sampling_twin import request
+
+from ferrum.core.errors import NonFiniteLogits, StepError
+from ferrum.core.params import ALL_TOKENS
+from ferrum.core.step import Score
+from ferrum.sampling.native import NativeChooser
+from ferrum.sampling.sampler import ReferenceChooser, sample, score
+
+SIZES = (1, 2, 5, 16, 63, 64, 65, 1000, 4099)
+
+
+def logits_of(seed: int, size: int) -> np.ndarray:
+    """Rows of many kinds: flat, peaked, full of ties, with tokens that never come."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal(size) * rng.choice([0.01, 1, 5, 30])).astype(np.float32)
+    if rng.random() < 0.5:
+        x = np.round(x * 2) / 2
+    if rng.random() < 0.3:
+        x[rng.random(size) < 0.3] = -np.inf
+        x[rng.integers(size)] = 0.5
+    return x
+
+
+rules = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.01, 0.3, 0.8, 1.0, 2.0]),
+        "top_k": st.sampled_from([1, 2, 7, 50, 999, 4000]),
+        "top_p": st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.95, 0.9999]),
+        "min_p": st.sampled_from([1e-6, 0.02, 0.3, 1.0]),
+    },
+)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES), params=rules, key=st.integers(-(2**63), 2**63 - 1))
+def test_draws_are_those_of_numpy(tier, seed, size, params, key):
+    chooser, logits = NativeChooser(tier), logits_of(seed, size)
+    for position in range(1, 4):
+        wish = request([0] * position, seed=key, choice=seed % 3, **params)
+        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
+    chooser = NativeChooser(tier)
+    for seed in range(3):
+        logits = (np.random.default_rng(seed).standard_normal(151_936) * 3).astype(np.float32)
+        for params in ({}, {"temperature": 0.7, "top_p": 0.95}, {"top_k": 20}, {"min_p": 0.05}, {"temperature": 0.0}):
+            wish = request([1, 2, 3], seed=seed, logprobs=5, **params)
+            assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_rules_over_the_vocabulary_come_first(tier):
+    chooser, logits = NativeChooser(tier), logits_of(3, 100)
+    for params in (
+        {"allowed_token_ids": [4, 77]},
+        {"logit_bias": {5: 3.5}, "temperature": 0.0},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+    ):
+        wish = request([0, 5, 6, 6, 7], **params)
+        kept = logits.copy()
+        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+        np.testing.assert_array_equal(logits, kept)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("count", [0, 1, 5, ALL_TOKENS])
+def test_log_probabilities_are_those_of_numpy(tier, count):
+    chooser = NativeChooser(tier)
+    for size in SIZES:
+        logits = np.stack([logits_of(seed, size) for seed in range(4)])
+        wish = Score(tuple(int(row.argmax()) for row in logits), count)
+        assert score(logits, wish, chooser) == score(logits, wish, ReferenceChooser())
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_rows_that_cannot_be_sampled_raise_what_numpy_raises(tier):
+    chooser = NativeChooser(tier)
+    for bad in (np.nan, np.inf):
+        logits = logits_of(1, 70)
+        logits[69] = bad
+        with pytest.raises(NonFiniteLogits):
+            sample(logits, request(), (), chooser)
+    for temperature in (0.0, 1.0):
+        nothing = request(allowed_token_ids=[3], bad_words=[(3,)], temperature=temperature)
+        with pytest.raises(StepError, match="no token is allowed"):
+            sample(np.zeros(8, np.float32), nothing, (), chooser)
