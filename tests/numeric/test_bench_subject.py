@@ -26,6 +26,7 @@ from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
 DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
 PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 130)
+ENGINE = Workload("engine", Kind.ENGINE, 3, 100, 6)
 SERVE = Workload("serve", Kind.SERVE, 3, 20, 4)
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}
@@ -56,7 +57,7 @@ def spied(subject: ExecutorSubject, monkeypatch: pytest.MonkeyPatch) -> list[Ste
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWS])
-@pytest.mark.parametrize("workload", [DECODE, PREFILL, SERVE], ids=lambda each: each.name)
+@pytest.mark.parametrize("workload", [DECODE, PREFILL, ENGINE, SERVE], ids=lambda each: each.name)
 def test_a_sample_takes_time_and_gives_every_page_back(workload, changes):
     with subject_of(**changes) as subject:
         pages = subject.executor.lm.pages
@@ -90,6 +91,14 @@ def test_a_prompt_runs_in_passes_of_the_planned_rows_and_asks_for_its_last_logit
         assert [len(tables.token_ids) for tables in passes] == [64, 64, 2]
         assert [list(tables.logit_rows) for tables in passes] == [[], [], [1]]
         assert [tables.positions[0] for tables in passes] == [0, 64, 128]
+
+
+def test_an_engines_turns_decode_every_sequence_and_hold_their_passes():
+    with subject_of() as subject:
+        replay = subject.executor.lm.replay
+        times = subject.run(ENGINE)
+        assert 0 < times.bare < times.whole
+        assert subject.executor.lm.replay is replay, "the watch is taken off again"
 
 
 def test_a_receipt_accounts_for_every_operation_of_every_pass():

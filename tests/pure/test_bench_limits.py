@@ -128,7 +128,7 @@ def test_workloads_are_chosen_by_pattern_and_an_unknown_one_is_refused():
 
 def test_the_pool_holds_the_largest_workload_in_whole_pages():
     assert pool_tokens(chosen_workloads(["batch32@256"]), 64) == 64 + 32 * 320
-    assert pool_tokens(WORKLOADS, 64) == 64 + 32 * 320
+    assert pool_tokens(WORKLOADS, 64) == 64 + 32 * 320, "an engine's first sequence goes on while its last begins"
 
 
 def test_more_of_anything_never_makes_a_limit_longer():

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from ferrum.bench.limits import Costs, label, layer_kv_bytes
+from ferrum.bench.loop import time_engine_steps
 from ferrum.bench.workloads import Kind, Pass, SpanShape, Workload
 from ferrum.cache.pages import PageCopy
 from ferrum.core.config import EngineConfig
@@ -39,7 +40,8 @@ class Times:
 
     Attributes:
         bare: the forward passes alone, as one native call each; with SERVE the same as `whole`.
-        whole: the same work up to its sampled tokens: through the language model, with SERVE through the engine.
+        whole: the same work up to its sampled tokens: through the language model, with ENGINE turns of the engine's
+            loop, with SERVE from the requests to their last token.
     """
 
     bare: float
@@ -101,6 +103,10 @@ class ExecutorSubject:
         if workload.kind is Kind.SERVE:
             seconds = self._serve(workload)
             return Times(seconds, seconds)
+        if workload.kind is Kind.ENGINE:
+            built = with_scheduler(self.executor, self._config, self._name)
+            prompts = [self._random(workload.context) for _ in range(workload.sequences)]
+            return Times(*time_engine_steps(built, self._lm, prompts, workload.tokens))
         with self._sequences(workload) as ids:
             whole = self._whole(workload, ids)
         with self._sequences(workload) as ids:
@@ -114,7 +120,7 @@ class ExecutorSubject:
             KvExhausted: as `run`.
         """
         replay = self._lm.replay
-        if replay is None or workload.kind is Kind.SERVE:
+        if replay is None or workload.kind in (Kind.ENGINE, Kind.SERVE):
             return []
         labels = [label(op) for op in replay.program.ops]
         with self._sequences(workload) as ids:

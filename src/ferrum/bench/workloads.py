@@ -17,6 +17,7 @@ class Kind(Enum):
 
     DECODE = "decode"
     PREFILL = "prefill"
+    ENGINE = "engine"
     SERVE = "serve"
 
 
@@ -39,8 +40,9 @@ class Workload(JsonRecord):
     Attributes:
         name: as the peers' scripts call it.
         kind: DECODE: one token of each sequence per step, `tokens` steps, the context staying as it is.
-            PREFILL: a prompt of `tokens`, up to its first logits. SERVE: through the engine, all requests at once:
-            prompts of `context` tokens, `tokens` sampled ones each.
+            PREFILL: a prompt of `tokens`, up to its first logits. ENGINE: as DECODE, but as turns of the engine's loop
+            after prompts of `context` tokens. SERVE: through the engine's queue, all requests at once: prompts of
+            `context` tokens, `tokens` sampled ones each.
         sequences: how many.
         context: tokens stored before the measured ones.
         tokens: see above; they are what the figure counts.
@@ -59,8 +61,8 @@ class Workload(JsonRecord):
 
     @property
     def length(self) -> int:
-        """Most tokens that a sequence ever holds."""
-        return self.context + self.tokens
+        """Most tokens that a sequence ever holds; in an engine's loop the first goes on while the last begins."""
+        return self.context + self.tokens * (2 if self.kind is Kind.ENGINE else 1)
 
     def passes(self, max_rows: int) -> Iterator[Pass]:
         """The forward passes of a sample, none larger than `max_rows` tokens; for SERVE those of an ideal schedule."""
@@ -69,10 +71,16 @@ class Workload(JsonRecord):
                 yield (SpanShape(self.context, 1, 1),) * self.sequences
         elif self.kind is Kind.PREFILL:
             yield from _prompts(self.sequences, self.tokens, max_rows)
+        elif self.kind is Kind.ENGINE:
+            yield from self._decodes(self.tokens)
         else:
             yield from _prompts(self.sequences, self.context, max_rows)
-            for done in range(self.tokens - 1):  # the prompts' passes brought the first tokens
-                yield (SpanShape(self.context + done, 1, 1),) * self.sequences
+            yield from self._decodes(self.tokens - 1)  # the prompts' passes brought the first tokens
+
+    def _decodes(self, steps: int) -> Iterator[Pass]:
+        """Steps of a token each, with the context growing."""
+        for done in range(steps):
+            yield (SpanShape(self.context + done, 1, 1),) * self.sequences
 
 
 def _prompts(sequences: int, length: int, max_rows: int) -> Iterator[Pass]:
@@ -108,6 +116,8 @@ WORKLOADS: Final = (
     *map(_decode, (128, 1024, 4096)),
     *map(_batch, (8, 16, 32)),
     *map(_prefill, (128, 512, 2048)),
+    Workload("engine1@128", Kind.ENGINE, 1, 128, 32),
+    Workload("engine32@256", Kind.ENGINE, 32, 256, 32),
     Workload("serve16", Kind.SERVE, 16, 256, 64),
 )
 
