@@ -12,13 +12,29 @@ from dataclasses import dataclass
 
 from ferrum.cache.pages import PageTable
 from ferrum.core.errors import FerrumError
-from ferrum.core.step import CARRY, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
+from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
 
 Visible = tuple[tuple[int, ...], ...]
 """Per layer group the tokens that a query sees, its own last."""
 
 GARBAGE = -7
+
+
+class Vector(tuple[float, ...]):
+    """As much of an array as pooling needs."""
+
+    def __radd__(self, other: float) -> Vector:
+        return Vector(other + each for each in self)
+
+    def __add__(self, other: Vector) -> Vector:  # type: ignore[override]
+        return Vector(a + b for a, b in zip(self, other, strict=True))
+
+    def __truediv__(self, count: int) -> Vector:
+        return Vector(each / count for each in self)
+
+    def tolist(self) -> list[float]:
+        return list(self)
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,10 @@ class FakeModel:
         while token in forbidden:
             token = (token + 1) % self.vocabulary
         return token
+
+    def hidden(self, visible: Visible) -> Vector:
+        """The final hidden state at the last position of what is visible."""
+        return Vector((float(hash(visible) % 1000 - 500), float(hash((visible, 1)) % 1000), 1.0))
 
     def score(self, visible: Visible, target: int) -> TokenLogprobs:
         """The log-probability of `target` after what is visible."""
@@ -156,11 +176,14 @@ class FakeExecutor:
             self.model.score(self._visible(span, span.start + row), target)
             for row, target in enumerate(span.score.targets if span.score is not None else ())
         )
+        wanted = {Hidden.ALL: range(span.start, span.end), Hidden.LAST: range(span.end - 1, span.end)}
+        hidden = [self.model.hidden(self._visible(span, position)) for position in wanted.get(span.hidden, ())]
         self.pages.commit(span.cache_id, span.end - span.drafts + accepted)
         logprobs = None
         if span.sampling is not None and span.sampling.params.logprobs is not None:
             logprobs = tuple(TokenLogprobs(token, -token / 7, 1) for token in tokens)
-        return SpanResult(span.end - span.drafts + accepted, tuple(tokens), logprobs, accepted, scores=scores)
+        length = span.end - span.drafts + accepted
+        return SpanResult(length, tuple(tokens), logprobs, accepted, hidden=hidden, scores=scores)
 
 
 def first(position: int, window: int | None) -> int:

@@ -32,6 +32,7 @@ ROUTES = [
     ("post", "/v1/chat/completions"),
     ("post", "/v1/chat/completions/render"),
     ("post", "/v1/completions"),
+    ("post", "/v1/embeddings"),
     ("delete", "/v1/requests/{request_id}"),
     ("post", "/tokenize"),
     ("post", "/detokenize"),

@@ -235,7 +235,7 @@ def test_a_body_of_another_type_is_a_415(server: Served) -> None:
 
 def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:
     assert error_of(server.http.get("/nope"), 404)["code"] == "not_found"
-    for path in ("/v1/responses", "/v1/messages", "/v1/embeddings"):
+    for path in ("/v1/responses", "/v1/messages"):
         assert error_of(server.http.post(path, json={}), 404)
     response = server.http.get("/v1/chat/completions")
     assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == "POST"

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Sampling, TokenLogprobs
+from ferrum.core.step import Array, Sampling, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -21,6 +21,13 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     DEADLINE = "deadline"
     ERROR = "error"
+
+
+class Pooling(StrEnum):
+    """How the final hidden states of a prompt become one vector: their mean, or the last one."""
+
+    MEAN = "mean"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class Request:
         tenant, salt: whose request it is, and what keeps its cached prefixes apart.
         trace_id: echoed in every event.
         adapter: name of a loaded adapter, or None.
+        pooling: the prompt is to become a vector (`params.max_tokens` is 0 and `n` 1 then), or None.
     """
 
     request_id: str
@@ -57,6 +65,7 @@ class Request:
     salt: str = ""
     trace_id: str = ""
     adapter: str | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +77,7 @@ class Sequence:
         computed: how many of them are in the KV cache. What is left is what the next spans process.
         preemptions: how often it lost its pages and began anew.
         scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
+        pooled: the hidden states that count so far, added up; an array of the executor's kind.
     """
 
     request: Request
@@ -78,6 +88,7 @@ class Sequence:
     computed: int = 0
     preemptions: int = 0
     scheduled: float | None = None
+    pooled: Array | None = None
     finish: FinishReason | None = field(default=None)
 
     @property
@@ -98,6 +109,7 @@ class TokenEvent:
         cached_tokens: prompt tokens that came from a cache; meaningful in the terminal event.
         error: what went wrong, with `FinishReason.ERROR`.
         scheduled, preemptions: of the sequence, as it stands.
+        embedding: the prompt's vector, where asked for, in the terminal event.
     """
 
     request_id: str
@@ -112,3 +124,4 @@ class TokenEvent:
     trace_id: str = ""
     scheduled: float | None = field(default=None, compare=False)
     preemptions: int = field(default=0, compare=False)
+    embedding: tuple[float, ...] | None = None

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams, bad_word_tokens
-from ferrum.core.types import Request
+from ferrum.core.types import Pooling, Request
 from ferrum.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -60,6 +60,7 @@ class Admission:
         trace_id: str | None = None,
         adapter: str | None = None,
         add_special_tokens: bool = True,
+        pooling: Pooling | None = None,
     ) -> Request:
         """A request that the engine can take as it is.
 
@@ -72,6 +73,7 @@ class Admission:
             trace_id: None: the request id.
             adapter: refused, for there are none yet.
             add_special_tokens: False for a text that holds its special tokens already, as chat templates do.
+            pooling: how to make the prompt a vector; nothing is generated then (`params.max_tokens` must be 0, `n` 1).
 
         Raises:
             RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
@@ -80,6 +82,8 @@ class Admission:
         """
         if adapter is not None:
             raise Unsupported("adapter", "this engine has no adapters")
+        if pooling is not None and (params.max_tokens != 0 or params.n != 1):
+            raise RequestError("demands max_tokens = 0 and n = 1", param="pooling")
         self._check_text_options(params)
         params.check_vocabulary(self._vocab_size)
         name = f"request-{secrets.token_hex(8)}" if request_id is None else _named("request_id", request_id)
@@ -99,6 +103,7 @@ class Admission:
             tenant=tenant,
             salt=salt,
             trace_id=name if trace_id is None else trace_id,
+            pooling=pooling,
         )
 
     def _check_text_options(self, params: SamplingParams) -> None:

@@ -69,6 +69,7 @@ class Choice:
             trace_id=self._request.trace_id,
             scheduled=event.scheduled,
             preemptions=event.preemptions,
+            embedding=event.embedding,
         )
 
     def _decode(self, event: TokenEvent) -> tuple[str | None, int, str | None]:

@@ -66,6 +66,7 @@ class Delta:
         trace_id: as given with the request.
         scheduled: monotonic seconds when the choice last left the queue before its first token; None if it never did.
         preemptions: how often it lost its pages.
+        embedding: the prompt's vector, in the last delta, where asked for.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class Delta:
     trace_id: str = ""
     scheduled: float | None = field(default=None, compare=False)
     preemptions: int = field(default=0, compare=False)
+    embedding: tuple[float, ...] | None = None
 
 
 def join(first: Delta, second: Delta) -> Delta:
@@ -101,6 +103,7 @@ def join(first: Delta, second: Delta) -> Delta:
         trace_id=first.trace_id,
         scheduled=second.scheduled,
         preemptions=second.preemptions,
+        embedding=second.embedding,
     )
 
 

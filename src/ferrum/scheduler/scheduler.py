@@ -20,7 +20,7 @@ from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.plan import OpenStep, Pages, Plan, Ranked
 from ferrum.scheduler.policy import Policy, Rank
-from ferrum.scheduler.sequence import begin, draft_limit, event, judge, make_span, shared_length
+from ferrum.scheduler.sequence import begin, draft_limit, event, judge, make_span, pool, shared_length
 
 
 @dataclass(slots=True, eq=False)
@@ -297,6 +297,7 @@ class Scheduler:
         """One good result: the computed tokens, the scores and the sampled tokens, of which there may be none."""
         assert result.length == span.end - span.drafts + result.accepted
         sequence.computed = result.length
+        pool(sequence, span, result)
         if span.score is not None:
             scores = self._live[sequence.request.request_id].scores
             scores += result.scores[len(scores) - span.start :]

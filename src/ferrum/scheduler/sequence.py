@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.core.errors import FerrumError
-from ferrum.core.step import Rows, Sampling, Score, Span, TokenLogprobs, Want
-from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.core.step import Hidden, Rows, Sampling, Score, Span, SpanResult, TokenLogprobs, Want
+from ferrum.core.types import FinishReason, Pooling, Request, Sequence, TokenEvent
 
 
 def begin(request: Request, choice: int) -> Sequence:
@@ -48,6 +48,7 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
         rows=Rows.ALL if drafts else Rows.LAST,
         drafts=len(drafts),
         sampling=sequence.sampling if finishing else None,
+        hidden=_hidden(sequence, end),
         score=_score(sequence, start, end, scored),
         adapter=sequence.request.adapter,
     )
@@ -59,6 +60,35 @@ def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | Non
     if top is None or min(end + 1, len(prompt)) <= scored:
         return None
     return Score(prompt[start + 1 : end + 1], top)
+
+
+def _hidden(sequence: Sequence, end: int) -> Hidden:
+    """The hidden states that the sequence's vector is made of."""
+    match sequence.request.pooling:
+        case Pooling.MEAN:
+            return Hidden.ALL
+        case Pooling.LAST if end == len(sequence.tokens):
+            return Hidden.LAST
+    return Hidden.NONE
+
+
+def pool(sequence: Sequence, span: Span, result: SpanResult) -> None:
+    """Add a span's hidden states, one by one in ascending order: the sum is the same however the prompt was cut."""
+    if span.hidden is Hidden.NONE:
+        return
+    if span.start == 0 or sequence.request.pooling is Pooling.LAST:
+        sequence.pooled = 0.0
+    assert result.hidden is not None
+    for row in result.hidden:
+        sequence.pooled = sequence.pooled + row
+
+
+def embedding(sequence: Sequence) -> tuple[float, ...] | None:
+    """The vector of a prompt that is computed, where asked for."""
+    if sequence.pooled is None:
+        return None
+    count = len(sequence.request.prompt) if sequence.request.pooling is Pooling.MEAN else 1
+    return tuple((sequence.pooled / count).tolist())
 
 
 def draft_limit(sequence: Sequence, context: int) -> int:
@@ -118,5 +148,6 @@ def event(
         error=error,
         trace_id=sequence.request.trace_id,
         scheduled=sequence.scheduled,
+        embedding=None if sequence.finish is not FinishReason.LENGTH else embedding(sequence),
         preemptions=sequence.preemptions,
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.serial import JsonRecord
+from ferrum.core.types import Pooling
 
 _PORTS: Final = range(65536)
 
@@ -40,6 +41,10 @@ class ServerConfig(JsonRecord):
     drain_seconds: float = field(
         default=300.0, metadata=_about("How long running requests may go on after SIGTERM.", 0.0)
     )
+    pooling: str = field(
+        default="mean",
+        metadata={**_about("How hidden states become an embedding."), "choices": tuple(map(str, Pooling))},
+    )
     allow_origin: str | None = field(
         default=None, metadata=_about("Origin that may use the server from a browser (CORS); none: no other.")
     )
@@ -49,5 +54,8 @@ class ServerConfig(JsonRecord):
             raise ConfigError(f"must be in 0..65535, not {self.port}", param="port")
         for each in fields(self):
             value, least = getattr(self, each.name), each.metadata.get("least")
+            choices = each.metadata.get("choices")
+            if choices is not None and value not in choices:
+                raise ConfigError(f"must be one of {', '.join(choices)}, not {value!r}", param=each.name)
             if least is not None and value is not None and value < least:
                 raise ConfigError(f"must be at least {least}, not {value}", param=each.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -49,8 +49,8 @@ class Generation(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the job and send what it becomes. Raises what fails before the first byte."""
         log = scope["state"]["log"]
-        with self._service.run(self._job, self._tenant) as running:
-            async with self._watched(receive, running):
+        with self._service.run(self._job.id, self._job.requests, self._tenant) as running:
+            async with watched(receive, self._leave, running):
                 try:
                     await (self._stream(running, scope, send) if self._streamed else self._whole(running, send))
                 except CancelledError:
@@ -61,21 +61,8 @@ class Generation(Response):
                     log["prompt_tokens"] = self._job.tally.prompt
                     log["completion_tokens"] = self._job.tally.completion
 
-    @asynccontextmanager
-    async def _watched(self, receive: Receive, running: Running) -> AsyncGenerator[None, None]:
-        """Abort the requests when the client goes."""
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self._gone = True
-            running.abort()
-
-        watching = asyncio.create_task(watch())
-        try:
-            yield
-        finally:
-            watching.cancel()
+    def _leave(self) -> None:
+        self._gone = True
 
     async def _whole(self, running: Running, send: Send) -> None:
         chunks: list[Reply] = []
@@ -120,6 +107,23 @@ class Generation(Response):
 
     def _start(self) -> Message:
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+@asynccontextmanager
+async def watched(receive: Receive, gone: Callable[[], None], running: Running) -> AsyncGenerator[None, None]:
+    """Within the block, call `gone` when the client goes, and abort the requests."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone()
+        running.abort()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 def sse(reply: Reply) -> bytes:

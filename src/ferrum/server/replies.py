@@ -178,6 +178,30 @@ class CompletionReply(Reply):
     usage: Usage | None = None
 
 
+class EmbeddingUsage(Reply):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Reply):
+    """The vector of one input, of length 1: numbers, or their little-endian f32 bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingReply(Reply):
+    """The reply of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Model(Reply):
     """A model that is served."""
 

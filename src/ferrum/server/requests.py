@@ -210,6 +210,20 @@ class CompletionRequest(GenerationBody):
     response_format: ResponseFormat | None = None
 
 
+class EmbeddingRequest(Body):
+    """The body of /v1/embeddings; unknown fields are refused."""
+
+    NO_OPS = MappingProxyType({"user": "nothing is counted per user"})
+
+    model: str = Field(description="A name from /v1/models.")
+    input: str | list[str] | list[int] | list[list[int]] = Field(description="A text or its token ids, or several.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        default=None, description="base64: little-endian floats."
+    )
+    dimensions: int | None = Field(default=None, description="Those of the model, or refused.")
+    user: str | None = Field(default=None, description="No effect.")
+
+
 class RenderRequest(TemplateBody):
     """The body of /v1/chat/completions/render."""
 

@@ -16,9 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 
+from ferrum.core.types import Pooling
 from ferrum.server import replies
 from ferrum.server.chat import chat_job
 from ferrum.server.completions import completion_job
+from ferrum.server.embeddings import Embeddings, embedding_requests
 from ferrum.server.errors import ApiError
 from ferrum.server.generation import Generation
 from ferrum.server.prepare import Caller, survey
@@ -27,6 +29,7 @@ from ferrum.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationBody,
     RenderRequest,
     TokenizeRequest,
@@ -189,6 +192,17 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows one prompt or several; with `echo` and no new tokens, how likely they are."""
         return await _generate(service, request, body, "cmpl", completion_job)
+
+    @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """The vectors of one text or several."""
+        service.check_ready()
+        service.check_model(body.model)
+        survey(body, strict=True)
+        caller = Caller(request.state.tenant, request.state.request_id, service.config.request_seconds)
+        name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
+        requests = await asyncio.to_thread(embedding_requests, service.engine.front, body, caller, name, pooling)
+        return Embeddings(service, body, requests, name, caller.tenant)
 
     @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
     async def cancel(request_id: str, request: Request) -> Response:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -17,13 +17,13 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
+from ferrum.core.types import Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.running import Running
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
 from ferrum.server.metrics import Metrics
-from ferrum.server.writers import Job
 
 RATE_WINDOW: Final = 32
 """Finished requests that the drain rate looks back on."""
@@ -170,22 +170,22 @@ class Service:
         return len(self._live)
 
     @contextmanager
-    def run(self, job: Job, tenant: str) -> Iterator[Running]:
-        """Queue a job's requests; they are over, or aborted, at the end of the block.
+    def run(self, name: str, requests: Sequence[Request], tenant: str) -> Iterator[Running]:
+        """Queue requests under one name; they are over, or aborted, at the end of the block.
 
         Raises:
             ApiError, FerrumError: they cannot be queued now.
         """
         self.check_ready()
-        if job.id in self._live:
-            raise RequestError(f"{job.id!r} is live", param="request_id")
-        running = self.engine.open(job.requests)
-        self._live[job.id] = Live(running, tenant)
+        if name in self._live:
+            raise RequestError(f"{name!r} is live", param="request_id")
+        running = self.engine.open(requests)
+        self._live[name] = Live(running, tenant)
         try:
             yield running
         finally:
             running.abort()
-            del self._live[job.id]
+            del self._live[name]
             self._rate.finished()
 
     def cancel(self, request_id: str, tenant: str) -> str:

@@ -1,0 +1,121 @@
+"""Embeddings: hidden states pooled the same however a prompt was cut, in the shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from engine_fakes import POISON, FakeRecipe
+from fakes import FakeModel
+from ferrum import PrefillInput, load_executor
+from ferrum.engine.client import AsyncEngine
+from ferrum.runtime.hub import BUILT_IN
+from serve_kit import Served, chat_parts, error_of, serving
+
+IDS = [int(i) for i in np.random.default_rng(0).integers(1, 4000, 150)]
+
+
+@pytest.fixture(scope="module")
+def hidden() -> Any:
+    """f32 [150, H]: the final hidden states of IDS, straight from the executor."""
+    with load_executor(BUILT_IN) as executor:
+        states = executor.prefill(PrefillInput(np.array([IDS]), return_hidden_states=True)).hidden_states
+    return np.asarray(states).reshape(len(IDS), -1)
+
+
+@pytest.fixture(scope="module", params=[512, 40])
+def real(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """The prompt in one step, and in four."""
+    with serving(lambda: AsyncEngine(BUILT_IN, max_tokens_per_step=request.param)) as served:
+        yield served
+
+
+def vectors(server: Served, **body: Any) -> list[list[float]]:
+    response = server.post("/v1/embeddings", **{"model": server.service.model, **body})
+    assert response.status_code == 200, response.text
+    return [each["embedding"] for each in response.json()["data"]]
+
+
+def unit(vector: Any) -> Any:
+    return vector / np.linalg.norm(vector)
+
+
+def test_the_mean_of_the_hidden_states_however_the_prompt_was_cut(real: Served, hidden: Any) -> None:
+    [vector] = vectors(real, input=IDS)
+    total = np.zeros_like(hidden[0])
+    for row in hidden:
+        total += row
+    exact = (total / np.float32(len(IDS))).astype(np.float64)
+    np.testing.assert_allclose(vector, unit(exact), rtol=1e-12)
+
+
+def test_the_last_hidden_state(hidden: Any) -> None:
+    with serving(lambda: AsyncEngine(BUILT_IN, max_tokens_per_step=64), pooling="last") as server:
+        [vector] = vectors(server, input=[IDS])
+        np.testing.assert_allclose(vector, unit(hidden[-1].astype(np.float64)), rtol=1e-12)
+
+
+def test_the_sdk_reads_them_in_both_encodings(server: Served) -> None:
+    client = server.openai()
+    plain = client.embeddings.create(model="fake", input=["ab", "cd", "ab"], encoding_format="float")
+    packed = client.embeddings.create(model="fake", input=["ab", "cd", "ab"])  # the SDK asks for base64
+    assert [each.index for each in plain.data] == [0, 1, 2] and plain.usage.prompt_tokens == 6
+    assert plain.data[0].embedding == plain.data[2].embedding != plain.data[1].embedding
+    for one, other in zip(plain.data, packed.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, rel=1e-6)
+    [text] = vectors(server, input="ab", encoding_format="base64")
+    assert isinstance(text, str)
+    assert struct.unpack("<3f", base64.b64decode(text)) == pytest.approx(plain.data[0].embedding, rel=1e-6)
+
+
+def test_preemption_and_company_change_no_vector() -> None:
+    tight = FakeRecipe(num_pages=12, page_size=4, max_tokens_per_step=8)
+    inputs = [[1 + i] * (5 + 3 * i) for i in range(10)]
+    with serving(chat_parts(tight)) as server:
+        together = vectors(server, input=inputs)
+        assert together == [vectors(server, input=each)[0] for each in inputs]
+    model = FakeModel()
+    states = [model.hidden(model.visible(inputs[3], at)) for at in range(len(inputs[3]))]
+    assert together[3] == pytest.approx(unit(np.mean(states, axis=0)))
+
+
+def test_more_inputs_than_the_queue_holds_are_served_in_turns() -> None:
+    with serving(chat_parts(max_requests=3)) as server:
+        assert len(vectors(server, input=["a"] * 50)) == 50
+        server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": [[1], [500]]}, "input[1]"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 2}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "odd": 1}, "odd"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+    assert error_of(server.post("/v1/embeddings", model="fake", **body), 400)["param"] == param
+
+
+def test_the_models_own_dimensions_are_fine_and_a_user_changes_nothing(server: Served) -> None:
+    assert vectors(server, input="a", dimensions=3, user="u") == vectors(server, input="a")
+
+
+def test_a_failure_fails_the_whole(server: Served) -> None:
+    assert error_of(server.post("/v1/embeddings", model="fake", input=[[1], [POISON]]), 500)
+    with pytest.raises(openai.NotFoundError):
+        server.openai().embeddings.create(model="other", input="a")
+    server.wait_idle()
