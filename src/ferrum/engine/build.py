@@ -14,6 +14,7 @@ from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.process import ProcessHost
+from ferrum.engine.progress import loading_bar
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.chat import load_chat_template
@@ -38,7 +39,9 @@ class EngineRecipe:
         """See `Recipe`."""
         from ferrum.runtime.load import build_executor  # numpy and the kernels: only where the engine lives
 
-        return with_scheduler(build_executor(self.config.model), self.config, self.name)
+        with loading_bar(self.name) as progress:
+            executor = build_executor(self.config.model, progress=progress)
+        return with_scheduler(executor, self.config, self.name)
 
 
 def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> Built:
@@ -63,6 +66,7 @@ def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> 
         max_sequence_length=context,
         kv_capacity=executor.kv_capacity(),
         numerics_id=executor.status().numerics_id,
+        page_size=executor.lm.pages.groups[0].page_size,
     )
     return Built(executor, scheduler, info)
 
