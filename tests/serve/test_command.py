@@ -1,0 +1,91 @@
+"""`ferrum serve`: what reaches the server and the engine, and how it fails."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from ferrum.cli.main import execute
+from ferrum.core.errors import ModelNotFound
+from ferrum.engine.build import build
+from ferrum.engine.client import AsyncEngine
+from ferrum.server.config import ServerConfig
+from ferrum.server.run import JsonFormatter
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sets up the logs of its process, which is the test's here."""
+    monkeypatch.setattr("ferrum.server.run.log_to_stderr", lambda: None)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the server: the configuration it got, and the options of the engine that it would build."""
+    got: list[Any] = []
+
+    def serve(make: Any, config: ServerConfig) -> None:
+        got.append(config)
+        make()
+
+    def begin(model: str, **options: Any) -> AsyncEngine:
+        got.append((model, options))
+        return AsyncEngine.__new__(AsyncEngine)
+
+    monkeypatch.setattr("ferrum.server.run.serve", serve)
+    monkeypatch.setattr("ferrum.engine.client.AsyncEngine", begin)
+    return got
+
+
+def test_options_reach_the_server_and_the_engine(served: list[Any]) -> None:
+    arguments = "serve some/model --port 9 --strict --keep-alive-seconds 2.5 --max-queue 3 --engine-host process"
+    assert execute([*arguments.split(), "--policy", "priority"]) == 0
+    config, engine = served
+    assert config == ServerConfig(port=9, strict=True, keep_alive_seconds=2.5)
+    assert engine == ("some/model", {"max_queue": 3, "host": "process", "policy": "priority"})
+
+
+def test_the_built_in_model_on_this_machine_alone_is_the_default(served: list[Any]) -> None:
+    assert execute(["serve"]) == 0
+    config, engine = served
+    assert config.host == "127.0.0.1" and engine == ("ferrum-tiny", {})
+
+
+@pytest.mark.parametrize("option", ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--api-key-file=/nowhere"])
+def test_an_option_that_cannot_be_is_told_in_a_line(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert execute(["serve", option]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and option.split("=")[0].removeprefix("--").replace("-", "_") in told
+
+
+def test_a_model_that_is_not_there_ends_the_server_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelNotFound):
+        build("./nothing-here")
+    assert execute(["serve", "./nothing-here", "--port", "0"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: ")
+
+
+def test_without_its_libraries_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "ferrum.server.run":
+            raise ImportError("no", name="fastapi")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert execute(["serve"]) == 2
+    assert "pip install 'ferrum[server]'" in capsys.readouterr().err
+
+
+def test_a_log_line_is_one_object_whatever_is_in_it() -> None:
+    record = logging.LogRecord("ferrum", logging.INFO, "", 0, "a\nb %s", ("\ud800",), None)
+    record.fields = {"path": 'x"\n\u2028'}
+    line = JsonFormatter().format(record)
+    assert "\n" not in line and json.loads(line)["path"] == 'x"\n\u2028'
