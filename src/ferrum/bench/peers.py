@@ -7,7 +7,6 @@ that $RESULTS names; metrics are called as workloads are.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -66,7 +65,8 @@ Run = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
 
 def run_command(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
     """See `Run`."""
-    done = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True, check=False)
+    added = [f"{name}={value}" for name, value in extra.items()]  # env(1) adds to what the script inherits
+    done = subprocess.run(["env", *added, *command], capture_output=True, text=True, check=False)
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
 
 
