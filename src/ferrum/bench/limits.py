@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ferrum.bench.workloads import Pass
 from ferrum.core.serial import JsonRecord
@@ -48,6 +48,10 @@ class Part:
         return max(self.nbytes / rates.read, self.operations / peak)
 
 
+Work: TypeAlias = Mapping[Part, int]
+"""Parts, and how often each is done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The work of a recorded program's operations.
@@ -77,15 +81,23 @@ class Costs:
         peak = "float32" if self.kv_format == "float32" else "bfloat16"
         return Part(stored * self.kv_bytes[shape.group], operations, peak)
 
+    def work(self, passes: Iterable[Pass]) -> Work:
+        """All parts of some passes, one after the other. Layers are alike, so there are few different ones."""
+        work: Counter[Part] = Counter()
+        for spans, times in Counter(passes).items():
+            for op in self.program.ops:
+                for part in self.of(op, spans):
+                    work[part] += times
+        return work
+
     def seconds(self, passes: Iterable[Pass], rates: Rates) -> float:
         """The limit of some passes, one after the other."""
-        counted = Counter(passes)
-        return sum(
-            count * part.seconds(rates)
-            for spans, count in counted.items()
-            for op in self.program.ops
-            for part in self.of(op, spans)
-        )
+        return seconds_of(self.work(passes), rates)
+
+
+def seconds_of(work: Work, rates: Rates) -> float:
+    """The limit of some work."""
+    return sum(times * part.seconds(rates) for part, times in work.items())
 
 
 def layer_kv_bytes(program: Program, group_bytes: Sequence[int]) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ferrum.bench.limits import Costs, Rates, weights
+from ferrum.bench.limits import Costs, Rates, seconds_of, weights
 from ferrum.bench.machine import Prober
 from ferrum.bench.peers import PeerSeries
 from ferrum.bench.probes import Judge
@@ -73,13 +73,13 @@ def setting_of(subject: ExecutorSubject, name: str) -> Setting:
 
 
 def _cell(subject: ExecutorSubject, prober: Prober, workload: Workload, samples: Sequence[Sample], by: Judge) -> Cell:
-    costs, passes = subject.costs, tuple(workload.passes(subject.max_rows))
-    judged = judge(samples, workload, lambda rates: costs.seconds(passes, rates), by)
+    work = subject.costs.work(workload.passes(subject.max_rows))
+    judged = judge(samples, workload, lambda rates: seconds_of(work, rates), by)
     before = prober()
     timed = subject.receipt(workload)
     after = prober()
-    stronger = min(before, after, key=lambda rates: costs.seconds(passes, rates))
-    return cell(workload.name, judged, receipt(timed, costs, workload, subject.max_rows, stronger))
+    stronger = min(before, after, key=lambda rates: seconds_of(work, rates))
+    return cell(workload.name, judged, receipt(timed, subject.costs, workload, subject.max_rows, stronger))
 
 
 def receipt(
