@@ -15,7 +15,7 @@ class Schedule:
 
     steps: int
     warmup: int = 100
-    decay_from: float = 0.45
+    decay_from: float = 0.5
     decay_to: float = 0.8
     floor: float = 0.03
 

@@ -85,10 +85,10 @@ def measure(run: Path, folder: Path, corpus: Corpus) -> dict[str, Any]:
 
 
 def sample_text(sample: dict[str, Any]) -> str:
-    how = "greedy" if sample["seed"] is None else f"sampled, seed {sample['seed']}"
-    return f"Prompt ({how}):\n```python\n{sample['prompt']}\n```\nPrompt and text:\n" + (
-        f"```python\n{sample['prompt']}{sample['text']}\n```\n"
-    )
+    """A sample in Markdown: how it was drawn and from what, then prompt and text as one block."""
+    how = "greedy" if sample["seed"] is None else f"sampled with seed {sample['seed']}"
+    prompt = json.dumps(sample["prompt"])
+    return f"{how.capitalize()} from `{prompt}`:\n```python\n{sample['prompt']}{sample['text']}\n```\n"
 
 
 def card(results: dict[str, Any]) -> str:

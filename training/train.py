@@ -30,10 +30,10 @@ SEED = 1729
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path(__file__).parent / "runs" / "tiny")
-    parser.add_argument("--steps", type=int, default=3600, help=f"optimiser steps of {BATCH_TOKENS} tokens")
+    parser.add_argument("--steps", type=int, default=2000, help=f"optimiser steps of {BATCH_TOKENS} tokens")
     parser.add_argument("--matrix-lr", type=float, default=0.02, help="peak learning rate of Muon")
     parser.add_argument("--other-lr", type=float, default=0.003, help="peak learning rate of AdamW")
-    parser.add_argument("--evaluate-every", type=int, default=150, help="steps between evaluations and checkpoints")
+    parser.add_argument("--evaluate-every", type=int, default=200, help="steps between evaluations and checkpoints")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="compile the step with inductor (needs a C++ compiler)")
     return parser.parse_args()
