@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
-import uvicorn
 from openai import OpenAI
 
 from engine_fakes import EOS, FakeRecipe, parts
@@ -21,6 +20,7 @@ from ferrum.engine.front import Parts
 from ferrum.engine.running import Running
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
+from ferrum.server.run import Server
 from ferrum.server.service import Service, State
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
@@ -83,10 +83,9 @@ def serving(
 ) -> Iterator[Served]:
     """A server, by default over the fake engine; it is ready when the block begins, if it is to be waited for."""
     made = chat_parts() if make is None else make
-    app = create_app(
-        (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, ServerConfig(port=0, **config)
-    )
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    options = ServerConfig(port=0, **config)
+    app = create_app((lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, options)
+    server = Server(app, options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

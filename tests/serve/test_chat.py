@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from engine_fakes import POISON, LetterTokenizer, expected
-from serve_kit import USER, Served, error_of, events
+from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 
 def letters(tokens: tuple[int, ...]) -> str:
@@ -159,6 +159,14 @@ def test_the_sdk_raises_its_own_errors(server: Served) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="fake", messages=USER, temperature=3)  # type: ignore[arg-type]
     assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_wherever_the_engine_lives_it_serves_the_same(server: Served, process: bool) -> None:
+    body = {"seed": 3, "n": 2, "logprobs": True, "prompt_logprobs": 1}
+    with serving(chat_parts(process=process)) as other:
+        assert other.chat(**body).json()["choices"] == server.chat(**body).json()["choices"]
+        assert other.chat(**body).json()["prompt_logprobs"] == server.chat(**body).json()["prompt_logprobs"]
 
 
 def test_many_streams_of_the_asynchronous_sdk_are_as_good_as_alone(server: Served) -> None:

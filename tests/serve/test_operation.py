@@ -269,6 +269,19 @@ def test_a_body_that_never_ends_is_a_408() -> None:
         assert server.complete(max_tokens=1).status_code == 200
 
 
+def test_a_head_that_never_ends_closes_its_connection() -> None:
+    with serving(head_seconds=0.5) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        for first in (b"", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
+            with socket.create_connection((host, int(port)), timeout=10) as slow:
+                slow.sendall(first)
+                while first and not slow.recv(1000).endswith(b"}"):
+                    pass
+                slow.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+                assert slow.recv(1000) == b""
+        assert server.complete(max_tokens=1).status_code == 200
+
+
 def test_garbage_on_the_wire_closes_its_connection_alone(server: Served) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     flood = b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)) + b"\r\n"

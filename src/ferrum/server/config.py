@@ -31,6 +31,7 @@ class ServerConfig(JsonRecord):
     )
     strict: bool = field(default=False, metadata=_about("Refuse unknown request fields instead of naming them."))
     max_body_bytes: int = field(default=16 << 20, metadata=_about("Largest request body.", 1))
+    head_seconds: float = field(default=15.0, metadata=_about("Longest time that a request's head may take.", 0.001))
     body_seconds: float = field(default=30.0, metadata=_about("Longest time that a request body may take.", 0.001))
     request_seconds: float | None = field(
         default=None, metadata=_about("Longest time that a request may wait and run; none: any.", 0.001)

@@ -69,7 +69,9 @@ class Guard:
         """Log and count a request that is over; one without a status was cut off."""
         state = scope["state"]
         log = {"status": sender.status or CLIENT_GONE, **state["log"], "seconds": round(seconds, 6)}
-        LOG.info("request", extra={"fields": {"request_id": state["request_id"], "tenant": state["tenant"], **log}})
+        level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+        fields = {"request_id": state["request_id"], "tenant": state["tenant"], **log}
+        LOG.log(level, "request", extra={"fields": fields})
         handler = getattr(scope.get("route"), "path", "none")
         self._service.http.observe(handler, scope["method"], log["status"], seconds, body.received, sender.sent)
 

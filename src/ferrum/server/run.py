@@ -8,8 +8,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
+from ferrum.server.protocol import PunctualProtocol
 from ferrum.server.service import Service, State
 
 POLL_SECONDS: Final = 0.05
@@ -29,7 +31,15 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         super().__init__(
             uvicorn.Config(
-                app, host=config.host, port=config.port, log_config=None, access_log=False, server_header=False
+                app,
+                host=config.host,
+                port=config.port,
+                # uvicorn calls it as it would call the class.
+                http=cast("Any", partial(PunctualProtocol, head_seconds=config.head_seconds)),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
             )
         )
         self._service: Service = app.state.service
@@ -45,6 +55,12 @@ class Server(uvicorn.Server):
         """See uvicorn. The signals are watched from here on."""
         await super().startup(sockets)
         self._watch = asyncio.create_task(self._watch_signals())
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """See uvicorn. Nothing is left of the watch."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await super().shutdown(sockets)
 
     async def _watch_signals(self) -> None:
         """Drain at the first signal; end when nothing is live, at the second signal, or when the time is over."""
