@@ -331,8 +331,8 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
         wait_for(lambda: server.http.get("/ready").status_code == 200)
         assert server.chat().status_code == 200
     with serving(fail, ready=False) as server:
-        wait_for(lambda: server.service.failure is not None)
-        assert error_of(server.http.get("/ready"), 503)["code"] == "failed"
+        wait_for(lambda: server.service.failure is not None)  # the server ends by itself, and the command tells why
+        assert isinstance(server.service.failure, Unsupported)
 
 
 def test_the_death_of_the_engine_is_told_by_the_probes() -> None:
