@@ -281,6 +281,18 @@ def test_priority_works_where_the_policy_knows_it() -> None:
         assert server.http.get("/v1/config").json()["engine"]["policy"] == "priority"
 
 
+def test_defaults_give_way_where_a_wish_is_refused() -> None:
+    with serving(chat_parts(sampling={"max_tokens": 4000, "min_tokens": 5})) as server:
+        context = server.service.context
+        long = [1] * (context - 3)
+        assert server.complete(prompt=long, ignore_eos=True).json()["usage"]["completion_tokens"] == 3
+        assert error_of(server.complete(prompt=long, max_tokens=16), 400)["code"] == "context_length_exceeded"
+        assert server.chat(messages=[{"role": "user", "content": "x" * 1000}], max_tokens=None).status_code == 200
+        assert server.complete(max_tokens=0, echo=True).status_code == 200
+        assert server.complete(max_tokens=2, ignore_eos=True).json()["usage"]["completion_tokens"] == 2
+        assert error_of(server.complete(max_tokens=2, min_tokens=3), 400)["param"] == "min_tokens"
+
+
 def test_recommended_sampling_is_the_default_and_no_more() -> None:
     with serving(chat_parts(sampling={"temperature": 0.25, "max_tokens": 3})) as server:
         server.post("/v1/chat/completions", model="fake", messages=USER)

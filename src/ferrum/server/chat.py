@@ -53,7 +53,9 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
     try:
         params = sampling_params(body, {"max_tokens": None, **front.recommended}, given)
         special = bool(body.add_special_tokens)
-        [request] = admit(front, context, body, [text], params, caller, name=name, add_special_tokens=special)
+        [request] = admit(
+            front, context, body, [text], params, caller, name=name, limit=limit, add_special_tokens=special
+        )
     except RequestError as error:
         names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
         raise renamed(error, names) from None

@@ -49,7 +49,17 @@ def completion_job(
     special = body.add_special_tokens is not False
     try:
         params = sampling_params(body, front.recommended, given)
-        requests = admit(front, context, body, prompts, params, caller, name=name, add_special_tokens=special)
+        requests = admit(
+            front,
+            context,
+            body,
+            prompts,
+            params,
+            caller,
+            name=name,
+            limit=body.max_tokens,
+            add_special_tokens=special,
+        )
     except RequestError as error:
         raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
     texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]

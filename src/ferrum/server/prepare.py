@@ -104,7 +104,11 @@ def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Ma
         RequestError: a value that makes no sense.
     """
     of_body = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    return SamplingParams(**{**defaults, **of_body, **given})
+    values = {**defaults, **of_body, **given}
+    limit = values.get("max_tokens")
+    if "min_tokens" not in of_body and isinstance(limit, int):
+        values["min_tokens"] = min(values.get("min_tokens", 0), max(0, limit))  # a recommendation gives way
+    return SamplingParams(**values)
 
 
 def wider(first: int | None, second: int | None) -> int | None:
@@ -122,13 +126,15 @@ def admit(
     caller: Caller,
     *,
     name: str,
+    limit: int | None,
     add_special_tokens: bool,
 ) -> list[Request]:
     """One request per prompt.
 
     Args:
         context: most tokens of prompt and output together.
-        name: of the first request; the others get a number.
+        name: of the requests; several get a number each.
+        limit: the most tokens that the client asks for; a default is cut off by the context, a wish must fit.
 
     Raises:
         RequestError: what cannot be served; `param` names the field and, of several prompts, the prompt.
@@ -147,7 +153,7 @@ def admit(
                 trace_id=caller.trace_id,
                 add_special_tokens=add_special_tokens,
             )
-            _check_room(request, context)
+            _check_room(request, context, limit)
         except RequestError as error:
             raise renamed(error, {"prompt": f"prompt[{place}]"} if len(prompts) > 1 else {}) from None
         requests.append(request)
@@ -169,12 +175,11 @@ def _truncated(
     return prompt[-keep:]
 
 
-def _check_room(request: Request, context: int) -> None:
-    length, wanted = len(request.prompt), request.params.max_tokens
-    if length + (1 if wanted is None else wanted) > context:
-        raise ContextOverflow(
-            f"{length} tokens and max_tokens = {wanted} are more than the context of {context}", param="prompt"
-        )
+def _check_room(request: Request, context: int, limit: int | None) -> None:
+    length = len(request.prompt)
+    wanted = 1 if limit is None else limit
+    if length + wanted > context:
+        raise ContextOverflow(f"{length} tokens and {wanted} more do not fit in a context of {context}", param="prompt")
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
