@@ -305,11 +305,17 @@ def test_a_request_keeps_its_own_id_where_it_is_a_sane_one(server: Served) -> No
     assert server.requests[0].trace_id
 
 
-def test_no_client_sees_a_traceback(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_sees_a_traceback_and_the_log_does(
+    server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("ferrum.server.tokens.tokenizer_of", lambda front: 1 / 0)
     error = error_of(server.post("/tokenize", prompt="a"), 500)
     assert error["code"] == "internal_error" and "division" not in error["message"]
-    assert error_of(server.complete(prompt=[CRASH]), 500)["code"] == "internal_error"
+    caplog.clear()
+    response = server.complete(prompt=[CRASH])
+    assert error_of(response, 500)["code"] == "internal_error"
+    [told] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert response.headers["x-request-id"] in told.getMessage() and "a step that crashes" in str(told.exc_info)
     assert server.complete(max_tokens=1).status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,6 +21,9 @@ UNAVAILABLE: Final = "unavailable_error"
 
 TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
 """The type of an error by its status, where it is not the one of its hundred."""
+
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class ApiError(HTTPException):
@@ -73,7 +77,7 @@ def invalid(param: str, reason: str) -> RequestError:
 
 
 def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -> ApiError:
-    """Any error as its reply. What is not ours to explain is an internal error, found in the log by its request id."""
+    """Any error as its reply. What is no client's business is an internal error, and goes to the log under its id."""
     wait = {"retry-after": str(retry_after)}
     match error:
         case ApiError():
@@ -93,6 +97,7 @@ def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -
         case DeadlineError():
             # Another try would take as long: the official clients read this header.
             return ApiError(408, str(error), code="deadline_exceeded", headers={"x-should-retry": "false"})
+    _LOG.error("request %s failed", request_id, exc_info=error)
     return ApiError(500, f"internal error; request id {request_id}", code="internal_error")
 
 

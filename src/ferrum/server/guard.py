@@ -99,8 +99,6 @@ class Guard:
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, sender: _Sender) -> None:
         """Tell the client of an error that nobody else did; too late for it, the connection is cut."""
         told = as_api_error(error, scope["state"]["request_id"], self._service.retry_after())
-        if told.status_code >= 500:
-            logging.getLogger(__name__).error("request %s failed", scope["state"]["request_id"], exc_info=error)
         if sender.status is not None:
             raise error
         await response_of(told)(scope, receive, sender)
