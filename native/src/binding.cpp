@@ -241,6 +241,8 @@ NB_MODULE(_native, module) {
         .def("__init__", [](Sampler* self, const std::string& name) { new (self) Sampler(tier(name)); })
         .def("greedy", [](const Sampler& s, const Row& row) { return s.greedy(row.data(), static_cast<int64_t>(row.size())); },
              nb::call_guard<nb::gil_scoped_release>())
+        .def("finite", [](const Sampler& s, const In<float>& rows) { return s.finite(rows.data(), static_cast<int64_t>(rows.size())); },
+             nb::call_guard<nb::gil_scoped_release>())
         .def("draw", &draw, nb::call_guard<nb::gil_scoped_release>())
         .def("log_total", [](Sampler& s, const Row& row) { return s.log_total(row.data(), static_cast<int64_t>(row.size())); },
              nb::call_guard<nb::gil_scoped_release>())

@@ -22,6 +22,7 @@ class Sampler {
 public:
     explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
+    bool finite(const float* logits, int64_t count) const { return kernels_.finite(logits, count); }
     // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
     int64_t greedy(const float* logits, int64_t count) const;
     // A draw after temperature, top-k, top-p and min-p; -1 as above.

@@ -145,20 +145,25 @@ class DecoderLM(StepwiseLLM):
     def _attempt(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
         rows = {span.cache_id: SpanRows(span, self.chooser) for span in spans}
         failed: dict[str, SpanResult | FerrumError] = {}
+        results: dict[str, SpanResult | FerrumError] = {}
         capture = any(span.attention_weights for span in spans)
         for pieces in self._passes(list(rows.values())):
             self.kernels.captured = [] if capture else None
             output = self._forward(stage(pieces, self.pages))
             failed.update(_hand_out(pieces, output, rows))
             for index, piece in enumerate(pieces):
-                rows[piece.cache_id].take_attention([layer[index] for layer in self.kernels.captured or ()])
-        results: dict[str, SpanResult | FerrumError] = {}
-        for cache_id, collected in rows.items():
-            try:
-                results[cache_id] = failed.get(cache_id) or collected.result(self.watch)
-            except StepError as error:
-                results[cache_id] = error
+                collected = rows[piece.cache_id]
+                collected.take_attention([layer[index] for layer in self.kernels.captured or ()])
+                if piece.start + len(piece.tokens) == collected.span.end:
+                    results[piece.cache_id] = failed.get(piece.cache_id) or self._result(collected)
         return results
+
+    def _result(self, collected: SpanRows) -> SpanResult | FerrumError:
+        """A span's result, once its last rows are there."""
+        try:
+            return collected.result(self.watch)
+        except StepError as error:
+            return error
 
     def _forward(self, tables: StepTables) -> NetworkOutput:
         with np.errstate(all="ignore"):  # a NaN is told by the finite flags

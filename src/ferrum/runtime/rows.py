@@ -51,7 +51,9 @@ class SpanRows:
         return range(count - 1 if self.span.hidden is Hidden.LAST else 0, count)
 
     def take(self, first: int, logits: F32, hidden: F32) -> None:
-        """Rows of one forward pass; the arrays are only lent.
+        """Rows of one forward pass; the arrays are only lent, until the next pass.
+
+        What a token is sampled from is not copied when it is the span's last: call `result` before the next pass.
 
         Args:
             first: row of the span that logits[0] belongs to.
@@ -61,7 +63,7 @@ class SpanRows:
         Raises:
             NonFiniteLogits: a NaN or an infinity among them.
         """
-        if not (np.isfinite(logits).all() and np.isfinite(hidden).all()):
+        if not (self._chooser.finite(logits) and np.isfinite(hidden).all()):
             raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             rest = self.span.score.targets[first : first + len(logits)]
@@ -69,7 +71,8 @@ class SpanRows:
         wanted = self._wanted_rows()
         kept = logits[max(0, wanted.start - first) : max(0, wanted.stop - first)]
         if len(kept):
-            self._logits.append(kept.copy())
+            last = first + len(logits) == len(self.span.tokens)
+            self._logits.append(kept if last and self.span.want is Want.TOKEN else kept.copy())
         if len(hidden):
             self._hidden.append(hidden.copy())
 

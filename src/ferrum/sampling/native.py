@@ -26,6 +26,10 @@ class NativeChooser:
     def __init__(self, isa: str = "auto") -> None:
         self._sampler = load().Sampler(chosen_tier(isa))
 
+    def finite(self, logits: F32) -> bool:
+        """See `Chooser.finite`."""
+        return bool(self._sampler.finite(np.ascontiguousarray(logits)))
+
     def greedy(self, logits: F32, row: Row) -> int:
         """See `Chooser.greedy`."""
         return _permitted(self._sampler.greedy(edited(logits, row)), row)

@@ -3,9 +3,10 @@
     masks (grammar, allowed tokens, bad words, min_tokens), logit bias, repetition penalty, presence penalty,
     frequency penalty | temperature, top-k, top-p, min-p
 
-Left of the bar are rules over the whole vocabulary: each edits f32 logits [V] in place. Right of it are rules over the
-candidates, the tokens still possible: each returns fewer or changed ones. Wherever two tokens tie, the lower id counts
-as the more likely. A rule whose parameter is neutral does nothing; every parameter is read by the one rule of its name.
+Left of the bar are rules over the whole vocabulary: each edits f32 logits [V], which are copied when the first of them
+has something to do. Right of it are rules over the candidates, the tokens still possible: each returns fewer or changed
+ones. Wherever two tokens tie, the lower id counts as the more likely. A rule whose parameter is neutral does nothing;
+every parameter is read by the one rule of its name.
 """
 
 from __future__ import annotations
@@ -73,50 +74,65 @@ class Candidates:
         return Candidates(self.tokens[which], self.logits[which])
 
 
-def grammar(logits: F32, row: Row) -> None:
+class Editable:
+    """A row of logits f32 [V], copied before its first change: most requests change nothing."""
+
+    def __init__(self, logits: F32) -> None:
+        self.logits = logits
+        self.size = logits.size
+        self._own = False
+
+    def __call__(self) -> F32:
+        """The row, to be changed in place."""
+        if not self._own:
+            self.logits, self._own = self.logits.copy(), True
+        return self.logits
+
+
+def grammar(logits: Editable, row: Row) -> None:
     """Forbid what the row's mask does not set; ids past the mask's end are forbidden."""
     masks = row.sampling.masks
     bits = masks[len(row.drafts)] if masks else None
     if bits is not None:
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=logits.size, bitorder="little")
-        logits[allowed == 0] = _NEVER
+        logits()[allowed == 0] = _NEVER
 
 
-def allowed_tokens(logits: F32, row: Row) -> None:
+def allowed_tokens(logits: Editable, row: Row) -> None:
     """Forbid every token that `allowed_token_ids` does not name."""
     if row.params.allowed_token_ids is not None:
         tokens = np.array(row.params.allowed_token_ids, np.int64)
-        kept = logits[tokens]
-        logits[:] = _NEVER
-        logits[tokens] = kept
+        kept = logits()[tokens]
+        logits()[:] = _NEVER
+        logits()[tokens] = kept
 
 
-def _known(tokens: tuple[int, ...], logits: F32) -> Int64:
+def _known(tokens: tuple[int, ...], logits: Editable) -> Int64:
     """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
     return np.array([token for token in tokens if token < logits.size], np.int64)
 
 
-def bad_words(logits: F32, row: Row) -> None:
+def bad_words(logits: Editable, row: Row) -> None:
     """Forbid the last token of every bad word whose other tokens have just been seen."""
     for word in row.sampling.bad_words:
         start = row.position - len(word) + 1
         if start >= 0 and row.tokens(start) == list(word[:-1]):
-            logits[_known((word[-1],), logits)] = _NEVER
+            logits()[_known((word[-1],), logits)] = _NEVER
 
 
-def min_tokens(logits: F32, row: Row) -> None:
+def min_tokens(logits: Editable, row: Row) -> None:
     """Forbid end and stop tokens until `min_tokens` have been generated."""
     if row.generated < row.params.min_tokens:
-        logits[_known((*row.sampling.eos_token_ids, *row.params.stop_token_ids), logits)] = _NEVER
+        logits()[_known((*row.sampling.eos_token_ids, *row.params.stop_token_ids), logits)] = _NEVER
 
 
-def logit_bias(logits: F32, row: Row) -> None:
+def logit_bias(logits: Editable, row: Row) -> None:
     """Add each token's bias."""
     if row.params.logit_bias:
-        logits[list(row.params.logit_bias)] += np.array(list(row.params.logit_bias.values()), np.float32)
+        logits()[list(row.params.logit_bias)] += np.array(list(row.params.logit_bias.values()), np.float32)
 
 
-def repetition_penalty(logits: F32, row: Row) -> None:
+def repetition_penalty(logits: Editable, row: Row) -> None:
     """Divide the positive logits of all tokens seen, prompt included, and multiply the others.
 
     Source: Keskar et al., "CTRL", 2019, section 4.1, with the sign rule that transformers and vLLM give it.
@@ -124,8 +140,8 @@ def repetition_penalty(logits: F32, row: Row) -> None:
     if row.params.repetition_penalty != 1.0:
         penalty = np.float32(row.params.repetition_penalty)
         seen = np.unique(np.array(row.tokens(), np.int64))
-        values = logits[seen]
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+        values = logits()[seen]
+        logits()[seen] = np.where(values > 0, values / penalty, values * penalty)
 
 
 def _counts(row: Row) -> tuple[Int64, Int64]:
@@ -133,18 +149,18 @@ def _counts(row: Row) -> tuple[Int64, Int64]:
     return np.unique_counts(np.array(row.tokens(row.sampling.prompt_length), np.int64))
 
 
-def presence_penalty(logits: F32, row: Row) -> None:
+def presence_penalty(logits: Editable, row: Row) -> None:
     """Subtract the penalty from every token generated so far (OpenAI's definition: the prompt does not count)."""
     if row.params.presence_penalty:
         tokens, _ = _counts(row)
-        logits[tokens] -= np.float32(row.params.presence_penalty)
+        logits()[tokens] -= np.float32(row.params.presence_penalty)
 
 
-def frequency_penalty(logits: F32, row: Row) -> None:
+def frequency_penalty(logits: Editable, row: Row) -> None:
     """Subtract the penalty from every token as often as it was generated (OpenAI's definition)."""
     if row.params.frequency_penalty:
         tokens, counts = _counts(row)
-        logits[tokens] -= np.float32(row.params.frequency_penalty) * counts.astype(np.float32)
+        logits()[tokens] -= np.float32(row.params.frequency_penalty) * counts.astype(np.float32)
 
 
 def temperature(candidates: Candidates, params: SamplingParams) -> Candidates:
@@ -191,7 +207,7 @@ def min_p(candidates: Candidates, params: SamplingParams) -> Candidates:
     return candidates
 
 
-LOGIT_RULES: Final[tuple[Callable[[F32, Row], None], ...]] = (
+LOGIT_RULES: Final[tuple[Callable[[Editable, Row], None], ...]] = (
     grammar,
     allowed_tokens,
     bad_words,
@@ -211,11 +227,11 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 @np.errstate(over="ignore")
 def edited(logits: F32, row: Row) -> F32:
-    """A copy of f32 [V] after the rules over the vocabulary; a forbidden token's logit is minus infinity."""
-    logits = logits.copy()
+    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity."""
+    editable = Editable(logits)
     for rule in LOGIT_RULES:
-        rule(logits, row)
-    return logits
+        rule(editable, row)
+    return editable.logits
 
 
 def nothing_allowed(row: Row) -> StepError:

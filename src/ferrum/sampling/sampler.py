@@ -29,7 +29,11 @@ class Sampled:
 
 
 class Chooser(Protocol):
-    """Work over a whole row of raw logits f32 [V], which are not changed. Every chooser gives the same results."""
+    """Work over whole rows of raw logits f32 [V], which are not changed. Every chooser gives the same results."""
+
+    def finite(self, logits: F32) -> bool:
+        """Whether no number of f32 [R, V] is NaN or infinite."""
+        ...
 
     def greedy(self, logits: F32, row: Row) -> int:
         """The most likely permitted token, the lowest id among equals. Raises StepError: there is none."""
@@ -46,6 +50,10 @@ class Chooser(Protocol):
 
 class ReferenceChooser:
     """`Chooser` in numpy: the specification."""
+
+    def finite(self, logits: F32) -> bool:
+        """See `Chooser.finite`."""
+        return bool(np.isfinite(logits).all())
 
     def greedy(self, logits: F32, row: Row) -> int:
         """See `Chooser.greedy`."""
