@@ -56,13 +56,6 @@ inline vh round_bf16(vf x) {
     return __builtin_convertvector(x == x ? rounded : quiet, vh);
 }
 
-inline uint16_t round_bf16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
 // kLanes halves as floats, exactly.
 inline vf widen_halves(const std::byte* from) {
 #if defined(__AVX512BF16__)

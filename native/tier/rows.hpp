@@ -29,9 +29,6 @@ inline int64_t value_index(int64_t padded, int64_t token, int64_t d) {
     return (token / P::kDepth * padded + d) * P::kDepth + token % P::kDepth;
 }
 
-inline void put(float x, float* to) { *to = x; }
-inline void put(float x, uint16_t* to) { *to = round_bf16(x); }
-
 template <class P>
 struct StoredType {
     using type = float;
@@ -43,12 +40,28 @@ struct StoredType<Bf16> {
 template <class P>
 using Stored = typename StoredType<P>::type;
 
+// A token's elements in the store's format, zeros up to a whole vector.
+template <class P>
+inline void to_stored(const float* x, int64_t count, Stored<P>* out) {
+    for (int64_t d = 0; d < count; d += kLanes) {
+        if constexpr (P::kItem == 2)
+            store(out + d, round_bf16(load_part(x + d, count - d)));
+        else
+            store(out + d, load_part(x + d, count - d));
+    }
+}
+
+// Keys go out as whole words, one per step of the product; values as the token's half of words that neighbours share.
 template <class P>
 inline void write_token(const GroupStore& s, const Slot& slot, const float* key, const float* value) {
-    auto* keys = reinterpret_cast<Stored<P>*>(slot.keys);
-    auto* values = reinterpret_cast<Stored<P>*>(slot.values);
-    for (int64_t d = 0; d < s.key_dim; ++d) put(key[d], keys + key_index<P>(s.block, slot.token, d));
-    for (int64_t d = 0; d < s.value_dim; ++d) put(value[d], values + value_index<P>(s.value_padded, slot.token, d));
+    Stored<P> row[kMaxHead + kLanes];
+    to_stored<P>(key, s.key_dim, row);
+    uint32_t* keys = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
+    for (int64_t step = 0; step < s.key_padded / P::kDepth; ++step)
+        std::memcpy(keys + step * s.block, row + step * P::kDepth, sizeof(uint32_t));
+    to_stored<P>(value, s.value_dim, row);
+    auto* values = reinterpret_cast<Stored<P>*>(slot.values) + value_index<P>(s.value_padded, slot.token, 0);
+    for (int64_t d = 0; d < s.value_dim; ++d) values[d * P::kDepth] = row[d];
 }
 
 }  // namespace ferrum::FERRUM_TIER
