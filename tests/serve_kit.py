@@ -61,7 +61,7 @@ class Served:
         wait_for(lambda: self.service.num_live == 0 and self.service.engine.num_live == 0)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it never came"
@@ -94,7 +94,7 @@ def serving(
         if ready:
             wait_for(lambda: service.state is State.READY, 120)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        with httpx.Client(base_url=url, timeout=30) as http:
+        with httpx.Client(base_url=url, timeout=120) as http:
             served = Served(url, service, http)
             if ready:
                 _record(served)
