@@ -237,6 +237,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("nbytes", &Weight::nbytes)
         .def("rows", &read_rows);
     nb::class_<Operation>(module, "Operation");
+    nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) { new (self) Program{std::move(all)}; });
     nb::class_<Sampler>(module, "Sampler")
         .def("__init__", [](Sampler* self, const std::string& name) { new (self) Sampler(tier(name)); })
         .def("greedy", [](const Sampler& s, const Row& row) { return s.greedy(row.data(), static_cast<int64_t>(row.size())); },
@@ -260,6 +261,8 @@ NB_MODULE(_native, module) {
         .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
         .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),
              nb::arg("logit_rows"), nb::arg("hidden_rows"), nb::arg("embeddings").none())
+        .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
+             nb::call_guard<nb::gil_scoped_release>())
         .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Probe>(module, "Probe")
         .def(nb::init<const std::string&, int, int64_t>())

@@ -136,10 +136,10 @@ void Finite::run(Runtime& runtime, int thread) {
     }
 }
 
-void run_all(Runtime& runtime, const std::vector<std::shared_ptr<Operation>>& operations) {
+void run_all(Runtime& runtime, const Operations& operations) {
     struct Call {
         Runtime& runtime;
-        const std::vector<std::shared_ptr<Operation>>& operations;
+        const Operations& operations;
     } call{runtime, operations};
     const std::lock_guard<std::mutex> lock(runtime.running);
     for (const auto& operation : operations) operation->prepare();

@@ -113,7 +113,14 @@ private:
     bool* out_;
 };
 
+using Operations = std::vector<std::shared_ptr<Operation>>;
+
 // Runs the operations in order, one team call for all of them.
-void run_all(Runtime& runtime, const std::vector<std::shared_ptr<Operation>>& operations);
+void run_all(Runtime& runtime, const Operations& operations);
+
+// A list of operations that is made once and run at every step.
+struct Program {
+    Operations operations;
+};
 
 }  // namespace ferrum

@@ -72,6 +72,7 @@ class NativeProgram:
             for start, size in zip(map(int, starts), self._sizes, strict=False)
         ]
         self._operations = [self._lower(op) for op in program.ops]
+        self._native = kernels.lowering.library.Program(self._operations)
 
     def nbytes(self, extent: Extent) -> int:
         """Bytes of the buffers of that extent."""
@@ -81,7 +82,7 @@ class NativeProgram:
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = self._begin(kernels, tables)
-        self._kernels.lowering.runtime.run(self._operations)
+        self._kernels.lowering.runtime.run(self._native)
         output = self.program.output
         return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
 
