@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 ROWS = 8  # windows evaluated at once
-SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.95}  # the defaults the model ships with
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # the defaults the model ships with
 
 
 def windows(file: Tokens, context: int) -> list[tuple[Tokens, int]]:

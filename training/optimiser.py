@@ -11,22 +11,24 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Warm-up, stable, linear decay, floor. Fractions are of `steps`; `floor` is a share of the peak rate."""
+    """Warm-up, stable, linear decay, floor: borders in steps; `floor` is a share of the peak rate.
 
-    steps: int
+    It does not depend on the length of the run, so that a run can be prolonged at the floor.
+    """
+
     warmup: int = 100
-    decay_from: float = 0.5
-    decay_to: float = 0.8
+    decay_from: int = 1000
+    decay_to: int = 1600
     floor: float = 0.03
 
     def factor(self, step: int) -> float:
         """What the peak rates are multiplied with at `step`."""
-        decayed = (step / self.steps - self.decay_from) / (self.decay_to - self.decay_from)
+        decayed = (step - self.decay_from) / (self.decay_to - self.decay_from)
         return min((step + 1) / self.warmup, 1 - (1 - self.floor) * min(1.0, max(0.0, decayed)))
 
     def stable(self, step: int) -> bool:
-        """True before the decay begins: until then `steps` may still be chosen anew."""
-        return step < self.decay_from * self.steps
+        """True before the decay begins."""
+        return step < self.decay_from
 
 
 def orthogonalise(update: Tensor) -> Tensor:

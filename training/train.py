@@ -1,7 +1,7 @@
 """Trains ferrum-tiny; resumes from the last checkpoint in its run folder. `export.py` turns the result into a model.
 
 A run folder holds tokenizer.json, checkpoint.pt (replaced every `--evaluate-every` steps) and log.jsonl (one line per
-evaluation: the held-out curve). Until the decay begins, `--steps` may be changed between resumes to fit the time left.
+evaluation: the held-out curve). A finished run is prolonged at the floor of its rate by a greater `--steps`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SEED = 1729
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path(__file__).parent / "runs" / "tiny")
-    parser.add_argument("--steps", type=int, default=2000, help=f"optimiser steps of {BATCH_TOKENS} tokens")
+    parser.add_argument("--steps", type=int, default=2500, help=f"optimiser steps of {BATCH_TOKENS} tokens")
     parser.add_argument("--matrix-lr", type=float, default=0.02, help="peak learning rate of Muon")
     parser.add_argument("--other-lr", type=float, default=0.003, help="peak learning rate of AdamW")
-    parser.add_argument("--evaluate-every", type=int, default=200, help="steps between evaluations and checkpoints")
+    parser.add_argument("--evaluate-every", type=int, default=100, help="steps between evaluations and checkpoints")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="compile the step with inductor (needs a C++ compiler)")
     return parser.parse_args()
@@ -73,7 +73,7 @@ class Trainer:
         torch.manual_seed(SEED)
         self.model = Qwen3(ModelConfig(max_position=LONG))
         self.optimisers = build_optimisers(self.model, args.matrix_lr, args.other_lr)
-        self.schedule = Schedule(args.steps)
+        self.schedule = Schedule()
         self.loss = loss_function(self.model, args.compile)
         self.step, self.seconds = 0, 0.0
         self._resume()
@@ -83,8 +83,6 @@ class Trainer:
         if not path.exists():
             return
         saved: dict[str, Any] = torch.load(path)
-        if saved["steps"] != self.args.steps and not Schedule(saved["steps"]).stable(saved["step"]):
-            raise SystemExit(f"the decay of a run of {saved['steps']} steps has begun: --steps can no longer change")
         self.model.load_state_dict(saved["model"])
         for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
             optimiser.load_state_dict(state)
@@ -96,7 +94,6 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
             "step": self.step,
-            "steps": self.args.steps,
             "seconds": self.seconds,
         }
         torch.save(state, self.run / "checkpoint.tmp")
