@@ -1,0 +1,86 @@
+"""Families read configurations strictly: both spellings of rope, and an error with the field for what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
+from ferrum.models.decoder import pool_slots
+from ferrum.models.families import decoder_spec
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"factor": 4.0, "rope_type": "linear"},
+        {"factor": 4.0, "rope_type": "dynamic"},
+        {"factor": 4.0, "rope_type": "yarn", "original_max_position_embeddings": 64},
+        {
+            "factor": 8.0,
+            "rope_type": "llama3",
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_both_spellings_of_rope_are_one(scaling):
+    new = decoder_spec({**CONFIG, "rope_parameters": {**scaling, "rope_theta": 5e5}}, context=300)
+    legacy = {("type" if key == "rope_type" else key): value for key, value in scaling.items()}
+    for section in (scaling, legacy):
+        old = decoder_spec({**CONFIG, "rope_theta": 5e5, "rope_scaling": section}, context=300)
+        assert old == new
+    assert new != decoder_spec({**CONFIG, "rope_theta": 5e5}, context=300)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, Unsupported, ("MambaForCausalLM", "LlamaForCausalLM")),
+        ({"architectures": []}, CheckpointError, ("architectures",)),
+        ({"architectures": "LlamaForCausalLM"}, CheckpointError, ("architectures",)),
+        ({"hidden_size": None}, CheckpointError, ("hidden_size",)),
+        ({"hidden_size": "48"}, CheckpointError, ("hidden_size", "'48'")),
+        ({"num_hidden_layers": -1}, CheckpointError, ("num_hidden_layers",)),
+        ({"num_key_value_heads": 4}, CheckpointError, ("6", "4")),
+        ({"rms_norm_eps": float("nan")}, CheckpointError, ("rms_norm_eps",)),
+        ({"tie_word_embeddings": "yes"}, CheckpointError, ("tie_word_embeddings",)),
+        ({"hidden_act": "gelu"}, Unsupported, ("hidden_act", "gelu")),
+        ({"mlp_bias": True}, Unsupported, ("mlp_bias",)),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, Unsupported, ("spiral", "yarn")),
+        ({"rope_scaling": {"type": "linear"}}, CheckpointError, ("factor",)),
+        ({"rope_scaling": "linear"}, CheckpointError, ("rope_scaling",)),
+        ({"head_dim": 7}, CheckpointError, ("7", "even")),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+def test_what_cannot_be_is_refused_by_its_field(changes, error, words):
+    with pytest.raises(error) as caught:
+        decoder_spec({**CONFIG, **changes})
+    assert isinstance(caught.value, FerrumError)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_pattern_of_windows_is_a_list_of_layers():
+    pattern = ["sliding_attention", "full_attention"] * 2
+    config = {**CONFIG, "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 32}
+    spec = decoder_spec({**config, "layer_types": pattern})
+    assert [layer.attention.window for layer in spec.layers] == [32, None, 32, None]
+    assert pool_slots(spec) == ((0, 0), (1, 0), (0, 1), (1, 1))
+    with pytest.raises(CheckpointError, match="layer_types"):
+        decoder_spec({**config, "layer_types": pattern[:3]})
