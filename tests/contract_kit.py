@@ -29,6 +29,14 @@ VOCABULARY = 131
 HIDDEN = 8
 POISON = 130
 """A span that holds this token fails, alone."""
+PROMPT = [3, 14, 15, 92, 65, 35, 89]
+OTHER = [2, 71, 82, 81]
+
+
+def same(a: np.ndarray, b: np.ndarray) -> None:
+    """Both are float32 and equal, bit for bit."""
+    assert a.dtype == b.dtype == np.float32
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,6 @@ class Kit:
     Attributes:
         passes: forward passes so far.
         hidden: it returns hidden states.
-        paged: its handles name pages.
         check: asserts that its books are consistent.
     """
 
@@ -57,7 +64,6 @@ class Kit:
     passes: Callable[[], int]
     check: Callable[[], None]
     hidden: bool = True
-    paged: bool = True
 
 
 class Maker(Protocol):
@@ -208,4 +214,4 @@ def make_llm(**options: int | None) -> Kit:
     chosen = Options(**options)  # type: ignore[arg-type]
     lm = FakeLM(chosen)
     executor = LlmExecutor(lm, INFO, max_batch_size=chosen.max_batch_size)
-    return Kit(executor, passes=lambda: lm.passes, check=lm.pages.check, hidden=False, paged=False)
+    return Kit(executor, passes=lambda: lm.passes, check=lm.pages.check, hidden=False)

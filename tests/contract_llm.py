@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from contract_kit import POISON
+from contract_kit import OTHER, POISON, PROMPT, same
 from ferrum.core.contract import LogitsPolicy
 from ferrum.core.errors import (
     ContextOverflow,
@@ -18,9 +18,6 @@ from ferrum.core.errors import (
 )
 from ferrum.core.llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
 
-PROMPT = [3, 14, 15, 92, 65, 35, 89]
-OTHER = [2, 71, 82, 81]
-
 contract = pytest.mark.contract
 
 
@@ -29,11 +26,6 @@ def truth(llm: DecoderOnlyLLM, tokens: list[int]) -> np.ndarray:
     logits = llm.forward_verify("truth", tokens)
     llm.release("truth")
     return logits
-
-
-def same(a: np.ndarray, b: np.ndarray) -> None:
-    assert a.dtype == b.dtype == np.float32
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @contract("3.config")

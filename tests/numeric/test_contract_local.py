@@ -14,6 +14,7 @@ from tiny import directory_of, find
 
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
+from contract_verbs.pages import *  # noqa: F403 - and those about pages
 from ferrum.runtime.load import load_executor
 
 

@@ -1,0 +1,91 @@
+"""Errors leave every sequence as it was before the call."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract_kit import OTHER, POISON, PROMPT
+from contract_verbs.kit import begin, contract, usable
+from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.core.errors import ContextOverflow, InvalidToken, KvExhausted, RequestError, StepError
+
+
+@contract("2.batch_decode")
+@contract("2.errors")
+def test_a_batch_is_checked_before_anything_runs(kit, executor):
+    handles = [begin(executor, prompt) for prompt in (PROMPT, OTHER)]
+    before = kit.passes()
+    good = DecodeInput([1], handles[0])
+    for bad, error in [
+        (DecodeInput([executor.info.vocab_size], handles[1]), InvalidToken),
+        (DecodeInput([1], handles[1], [[9]]), RequestError),
+        (DecodeInput([2], handles[0]), RequestError),
+    ]:
+        with pytest.raises(error):
+            executor.batch_decode([good, bad])
+    assert kit.passes() == before
+    usable(executor, handles[0], PROMPT)
+
+
+@contract("2.batch_decode")
+@contract("2.errors")
+def test_all_advance_or_none(kit, executor):
+    handles = [begin(executor, prompt) for prompt in (PROMPT, OTHER, [9])]
+    with pytest.raises(StepError):
+        executor.batch_decode([DecodeInput([token], h) for token, h in zip((1, POISON, 2), handles, strict=True)])
+    for handle, tokens in zip(handles, (PROMPT, OTHER, [9]), strict=True):
+        usable(executor, handle, tokens)
+
+
+@contract("2.errors")
+def test_failures_of_a_mixed_batch_leave_chunks_and_beginnings_undone(kit, executor):
+    handle = begin(executor)
+    for _ in range(2):
+        with pytest.raises(StepError):
+            executor.batch_prefill(
+                [PrefillInput([OTHER], kv_cache=handle), PrefillInput([OTHER]), PrefillInput([[1, POISON]])]
+            )
+        assert executor.cache_metrics_snapshot().sequences == 1
+        kit.check()
+    usable(executor, handle, PROMPT)
+
+
+@contract("2.errors")
+def test_long_chunks_are_undone_under_a_window(make):
+    kit = make(window=6)
+    handle = begin(kit.executor)
+    long = [(7 * i) % 100 for i in range(40)]
+    with pytest.raises(StepError):
+        kit.executor.batch_prefill([PrefillInput([long], kv_cache=handle), PrefillInput([[POISON]])])
+    kit.check()
+    usable(kit.executor, handle, PROMPT)
+
+
+@contract("2.errors")
+def test_exhaustion_is_told_and_undone(make):
+    kit = make(num_pages=6)
+    one, two = begin(kit.executor, PROMPT[:4]), begin(kit.executor, OTHER)
+    with pytest.raises(KvExhausted):
+        kit.executor.batch_prefill([PrefillInput([OTHER], kv_cache=one), PrefillInput([PROMPT * 3], kv_cache=two)])
+    kit.check()
+    usable(kit.executor, one, PROMPT[:4])
+    usable(kit.executor, two, OTHER)
+
+
+@contract("2.errors")
+def test_the_context_is_a_limit(make):
+    kit = make(max_sequence_length=9)
+    handle = begin(kit.executor)
+    with pytest.raises(ContextOverflow):
+        kit.executor.prefill(PrefillInput([[1, 2, 3]], kv_cache=handle))
+    with pytest.raises(ContextOverflow):
+        kit.executor.prefill(PrefillInput([[1] * 10]))
+    kit.executor.release_cache(handle.cache_id)
+    assert kit.executor.prefill(PrefillInput([[1] * 9])).kv_cache.sequence_length == 9
+
+
+@contract("2.errors")
+def test_more_sequences_than_a_step_holds_are_refused(make):
+    executor = make(max_batch_size=2).executor
+    with pytest.raises(RequestError, match="max_batch_size"):
+        executor.batch_prefill([PrefillInput([OTHER])] * 3)

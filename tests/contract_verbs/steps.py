@@ -1,0 +1,137 @@
+"""Any mixture in one step; the lease, and threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from contract_kit import OTHER, POISON, PROMPT, same
+from contract_verbs.kit import begin, contract, truth, usable, verbs_on
+from ferrum.core.contract import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
+from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
+from ferrum.core.executor import BatchModelExecutor, SpeculativeExecutor
+from ferrum.core.step import Rows, Span, StepBatch, Want
+
+
+@contract("1.UnifiedBatch")
+@contract("1.LogitsPolicy")
+@contract("2.unified_decode")
+def test_a_mixture_takes_one_pass(kit, executor):
+    one, two, three = begin(executor), begin(executor, OTHER), begin(executor, [9])
+    before = kit.passes()
+    batch = UnifiedBatch(
+        (
+            UnifiedBatchItem("fresh", [8], 0),
+            UnifiedBatchItem(one, [5], 7),
+            UnifiedBatchItem(two.cache_id, PROMPT, 4, is_final_chunk=False),
+            UnifiedBatchItem(three, [1, 2, 3], 1, logits_policy=LogitsPolicy.ALL),
+        )
+    )
+    assert batch.total_q_tokens == 12 and batch.num_sampled_items == 3
+    logits = executor.unified_decode(batch)
+    assert kit.passes() == before + 1
+    same(logits[0], truth(executor, [8]))
+    same(logits[1], truth(executor, [*PROMPT, 5])[-1:])
+    assert logits[2] is None
+    same(logits[3], truth(executor, [9, 1, 2, 3])[1:])
+    usable(executor, executor.handle(two.cache_id), OTHER + PROMPT)
+    assert executor.status().prefill_operations >= 1
+
+
+@contract("2.unified_decode")
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        (UnifiedBatchItem("fresh", [1], 3), "pos_offset"),
+        (UnifiedBatchItem("llm-cache-99", [1], 0), "seq_id"),
+        (UnifiedBatchItem("fresh", [10**6], 0), "q_tokens"),
+    ],
+)
+def test_items_that_do_not_fit_are_refused_with_their_field(executor, item, param):
+    handle = begin(executor)
+    with pytest.raises(RequestError) as caught:
+        executor.unified_decode(UnifiedBatch((UnifiedBatchItem(handle, [5], 7), item)))
+    assert caught.value.param == param
+    usable(executor, handle, PROMPT)
+
+
+@contract("2.unified_decode")
+def test_an_adapter_that_nobody_loaded_is_refused(executor):
+    with pytest.raises(Unsupported):
+        executor.unified_decode(UnifiedBatch((UnifiedBatchItem("fresh", [1], 0, adapter="mine"),)))
+    assert executor.cache_metrics_snapshot().sequences == 0
+
+
+@contract("2.batch_prefill")
+@contract("2.batch_decode")
+@contract("2.forward_verify")
+@contract("2.unified_decode")
+def test_an_empty_list_is_answered_without_the_model(kit, executor):
+    assert executor.batch_prefill([]) == executor.batch_decode([]) == executor.forward_verify([]) == []
+    assert executor.unified_decode(UnifiedBatch(())) == []
+    assert executor.submit(StepBatch(())).result().results == ()
+    assert kit.passes() == 0
+
+
+@contract("2.submit")
+def test_submit_gives_one_result_or_error_per_span(executor):
+    spans = (
+        Span("a", 0, tuple(PROMPT), Want.LOGITS, Rows.ALL),
+        Span("b", 0, (1, POISON), Want.LOGITS),
+        Span("c", 3, (1,), Want.NONE),
+    )
+    pending = executor.submit(StepBatch(spans))
+    first, second, third = pending.result().results
+    same(first.logits, truth(executor, PROMPT))
+    assert first.length == len(PROMPT)
+    assert isinstance(second, StepError) and isinstance(third, UnknownSequence)
+    assert pending.result() is pending.result()
+
+
+@contract("2.lease")
+def test_while_a_lease_is_held_only_its_owner_has_sequences(executor):
+    handle = begin(executor)
+    with executor.lease("an engine"):
+        others = [
+            *verbs_on(executor, handle),
+            lambda: executor.forward([[1]]),
+            lambda: executor.release_cache(handle.cache_id),
+            executor.reset,
+            executor.shutdown,
+            lambda: executor.acquire_lease("another engine"),
+        ]
+        for verb in others:
+            with pytest.raises(ExecutorInUse, match="an engine"):
+                verb()
+        (result,) = executor.submit(StepBatch((Span(handle.cache_id, 7, (5,), Want.LOGITS),))).result().results
+        assert result.length == 8
+    usable(executor, executor.handle(handle.cache_id), [*PROMPT, 5])
+
+
+@contract("2.submit")
+def test_any_thread_may_call_and_steps_do_not_mix(kit, executor):
+    failures: list[Exception] = []
+    expected = {seed: truth(executor, [seed, seed + 1, seed + 2])[-1:] for seed in range(4)}
+
+    def work(seed: int) -> None:
+        try:
+            for _ in range(5):
+                handle = begin(executor, [seed, seed + 1])
+                same(executor.decode(DecodeInput([seed + 2], handle)).logits, expected[seed])
+                executor.release_cache(handle.cache_id)
+        except Exception as error:  # noqa: BLE001 - told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert executor.cache_metrics_snapshot().sequences == 0
+
+
+@contract("2.BatchModelExecutor")
+def test_one_executor_satisfies_both_protocols(executor):
+    assert isinstance(executor, BatchModelExecutor) and isinstance(executor, SpeculativeExecutor)
