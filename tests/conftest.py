@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("contract_kit", "contract_verbs", "contract_llm")
+pytest.register_assert_rewrite("contract_kit", "contract_verbs", "contract_llm", "scheduler_bench")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,214 @@
+"""How requests end: refused, by length, by a stop token, by an error, aborted, late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Want
+from ferrum.core.types import FinishReason, Request
+from ferrum.scheduler.sequence import Outcome, begin, judge
+from scheduler_bench import CONTEXT, Bench, stop_at
+
+
+def test_a_prompt_beyond_the_context_or_the_pool_is_refused_at_once() -> None:
+    bench = Bench(num_pages=4, context=40)
+    with pytest.raises(ContextOverflow) as caught:
+        bench.add("a", 40)
+    assert caught.value.param == "prompt"
+    with pytest.raises(KvExhausted):
+        bench.add("b", 17)
+    with pytest.raises(RequestError):
+        bench.add("c", 0)
+    assert not bench.scheduler.has_work
+    request = bench.add("d", 16, max_tokens=1)
+    bench.run()
+    bench.agrees(request, context=40)
+
+
+def test_a_live_id_cannot_be_added_twice_and_an_ended_one_can() -> None:
+    bench = Bench()
+    bench.add("a", 3, max_tokens=2)
+    with pytest.raises(RequestError) as caught:
+        bench.add("a", 3)
+    assert caught.value.param == "request_id"
+    bench.run()
+    bench.events.clear()
+    request = bench.add("a", 3, max_tokens=2)
+    bench.run()
+    bench.agrees(request)
+
+
+def test_the_context_ends_a_sequence_that_no_other_bound_ends() -> None:
+    bench = Bench(context=20)
+    request = bench.add("a", 5, max_tokens=None)
+    bench.run()
+    assert len(bench.tokens("a")) == 15 and bench.end("a").finish_reason is FinishReason.LENGTH
+    bench.agrees(request, context=20)
+
+
+def test_a_pool_smaller_than_the_context_ends_a_sequence_once_it_is_full() -> None:
+    bench = Bench(num_pages=4)
+    bench.add("a", 5, max_tokens=None)
+    bench.run()
+    assert len(bench.tokens("a")) == 16 + 1 - 5, "the last token needs no room"
+    assert bench.end("a").finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_ends_the_choice_and_is_its_reason() -> None:
+    bench = Bench()
+    request = stop_at(bench, 5)
+    bench.run()
+    bench.agrees(request)
+    (stop,) = request.stop_token_ids
+    assert bench.tokens("a")[-1] == stop == bench.end("a").stop_reason and len(bench.tokens("a")) <= 6
+
+
+def test_the_models_own_end_of_text_has_no_stop_reason() -> None:
+    bench = Bench()
+    request = stop_at(bench, 5)
+    assert bench.scheduler.abort("a")
+    bench.events.clear()
+    request = replace(request, request_id="b", eos_token_ids=tuple(request.stop_token_ids))
+    bench.scheduler.add(request)
+    bench.run()
+    assert bench.end("b").finish_reason is FinishReason.STOP and bench.end("b").stop_reason is None
+
+
+def test_a_stop_token_before_min_tokens_does_not_stop() -> None:
+    bench = Bench()
+    request = stop_at(bench, 2, min_tokens=8)
+    bench.run()
+    bench.agrees(request)
+    assert len(bench.tokens("a")) > 8
+
+
+def test_scoring_alone_generates_nothing() -> None:
+    bench = Bench(budget=8)
+    request = bench.add("a", 30, max_tokens=0, prompt_logprobs=1)
+    full = bench.add("b", CONTEXT, max_tokens=0, prompt_logprobs=1)
+    assert all(span.want is Want.NONE for spans in bench.run() for span in spans)
+    bench.agrees(request, full)
+    assert len(bench.events["a", 0]) == 1 and bench.end("a").finish_reason is FinishReason.LENGTH
+
+
+def test_an_error_of_a_span_ends_that_choice_alone() -> None:
+    error = NonFiniteLogits("nan")
+    bench = Bench(fault=lambda span: error if span.cache_id == "b/0" and span.start == 6 else None)
+    requests = [bench.add(name, 4, seed=index, max_tokens=6) for index, name in enumerate("abc")]
+    bench.run()
+    bench.agrees(requests[0], requests[2])
+    assert bench.end("b").finish_reason is FinishReason.ERROR and bench.end("b").error is error
+    assert bench.tokens("b") == bench.executor.model.follow(requests[1], 0, CONTEXT).tokens[:3]
+
+
+def test_a_step_that_fails_ends_those_in_it_and_no_one_else() -> None:
+    bench = Bench(max_sequences=2)
+    requests = [bench.add(name, 4, seed=index, max_tokens=3) for index, name in enumerate("abc")]
+    error = NonFiniteLogits("the step broke")
+    bench.take(bench.scheduler.fail(bench.plan(), error))
+    assert [bench.end(name).error for name in "ab"] == [error, error]
+    bench.run()
+    bench.agrees(requests[2])
+
+
+def test_abort_ends_all_choices_at_once_and_frees_their_pages() -> None:
+    bench = Bench()
+    bench.add("a", 8, n=3, max_tokens=9, trace_id="t")
+    for _ in range(3):
+        bench.step()
+    bench.take(bench.scheduler.abort("a"))
+    assert [bench.end("a", choice).finish_reason for choice in range(3)] == [FinishReason.ABORT] * 3
+    assert bench.end("a").trace_id == "t"
+    assert bench.pages.used == 0 and not bench.scheduler.has_work and bench.scheduler.plan() is None
+    assert bench.scheduler.abort("a") == [] == bench.scheduler.abort("unknown")
+
+
+def test_a_sequence_ended_in_flight_keeps_its_pages_until_the_step_is_over() -> None:
+    bench = Bench()
+    bench.add("a", 8, max_tokens=9)
+    bench.step()
+    plan = bench.plan()
+    bench.take(bench.scheduler.abort("a"))
+    assert bench.pages.used > 0
+    with pytest.raises(RequestError):
+        bench.add("a", 3)
+    bench.commit(plan)
+    assert bench.pages.used == 0 and not bench.scheduler.has_work and len(bench.events["a", 0]) == 2
+
+
+def test_a_deadline_ends_the_request_whether_it_runs_or_waits() -> None:
+    bench = Bench(max_sequences=1)
+    for name, deadline in (("runs", 5.0), ("waits", 5.0), ("later", 9.0), ("never", None)):
+        bench.add(name, 4, max_tokens=20, deadline=deadline)
+    bench.step()
+    assert bench.scheduler.expire(4.9) == []
+    bench.take(bench.scheduler.expire(5.0))
+    assert {name for name, _ in bench.events if bench.end(name).finish_reason is FinishReason.DEADLINE} == {
+        "runs",
+        "waits",
+    }
+    assert bench.pages.used == 0
+    bench.run()
+    assert bench.scheduler.expire(99.0) == []
+
+
+def test_a_deadline_dies_with_its_request() -> None:
+    bench = Bench()
+    bench.add("a", 4, max_tokens=20, deadline=5.0)
+    bench.scheduler.abort("a")
+    bench.add("a", 4, max_tokens=3)
+    assert bench.scheduler.expire(6.0) == []
+
+
+@pytest.mark.parametrize("cause", [FinishReason.ABORT, NonFiniteLogits("dead")])
+def test_drain_ends_everything_in_one_terminal_event_each(cause: FinishReason | FerrumError) -> None:
+    bench = Bench(max_sequences=2)
+    for index, name in enumerate("abc"):
+        bench.add(name, 4, seed=index, n=2, max_tokens=9)
+    bench.step()
+    bench.take(bench.scheduler.drain(cause))
+    assert len(bench.events) == 6 and not bench.scheduler.has_work and bench.pages.used == 0
+    for name, choice in tuple(bench.events):
+        end = bench.end(name, choice)
+        expected = FinishReason.ERROR if isinstance(cause, FerrumError) else cause
+        assert end.finish_reason is expected and end.error is (cause if isinstance(cause, FerrumError) else None)
+
+
+def test_pages_held_by_strangers_end_a_request_instead_of_hanging_it() -> None:
+    bench = Bench(num_pages=8)
+    assert bench.pages.reserve("stranger", 24)
+    bench.add("big", 12, max_tokens=2)
+    bench.add("growing", 7, seed=1, max_tokens=5)
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.plan()
+        if plan is not None:
+            bench.commit(plan)
+        bench.take(bench.scheduler.expire(0.0))
+    for name in ("big", "growing"):
+        assert bench.end(name).finish_reason is FinishReason.ERROR
+        assert isinstance(bench.end(name).error, KvExhausted)
+    assert bench.pages.ids() == ("stranger",)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "context", "outcome"),
+    [
+        ((1, 2), 99, Outcome((1, 2))),
+        ((1, 2, 3, 4), 99, Outcome((1, 2, 3), FinishReason.LENGTH)),
+        ((1, 2, 3), 4, Outcome((1, 2), FinishReason.LENGTH)),
+        ((7, 7, 1), 99, Outcome((7, 7), FinishReason.STOP, 7)),
+        ((1, 8, 1), 99, Outcome((1, 8), FinishReason.STOP, None)),
+        ((1, 2, 7), 99, Outcome((1, 2, 7), FinishReason.STOP, 7)),
+    ],
+)
+def test_tokens_after_the_one_that_ends_a_sequence_never_happened(
+    sampled: tuple[int, ...], context: int, outcome: Outcome
+) -> None:
+    request = Request(
+        "a", (0, 0), SamplingParams(max_tokens=3, min_tokens=1), 0, stop_token_ids=frozenset({7, 8}), eos_token_ids=(8,)
+    )
+    assert judge(begin(request, 0), sampled, context) == outcome

@@ -1,0 +1,122 @@
+"""A scheduler on the fake executor, whose tokens come from the pages themselves, and what its tests ask of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fakes import FakeExecutor
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.errors import FerrumError
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Span
+from ferrum.core.types import Request, TokenEvent
+from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.plan import Plan
+from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+
+CONTEXT = 64
+
+
+class Bench:
+    """A scheduler, a fake executor and the events so far."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        window: int | None = None,
+        policy: str = "fcfs",
+        budget: int = 16,
+        max_sequences: int = 8,
+        context: int = CONTEXT,
+        propose: Callable[[Choice], tuple[int, ...]] | None = None,
+        fault: Callable[[Span], FerrumError | None] | None = None,
+    ) -> None:
+        self.pages = PageTable([PageGroup("main", num_pages, 4, window)], max_draft=4)
+        self.executor = FakeExecutor(self.pages, fault=fault)
+        self.scheduler = Scheduler(
+            self.pages,
+            policy=POLICIES[policy],
+            max_tokens_per_step=budget,
+            max_sequences=max_sequences,
+            max_sequence_length=context,
+            propose=propose,
+        )
+        self.events: dict[tuple[str, int], list[TokenEvent]] = defaultdict(list)
+
+    def add(self, request_id: str, length: int, *, seed: int = 0, **options: Any) -> Request:
+        fields = {name: options.pop(name) for name in tuple(options) if name in Request.__dataclass_fields__}
+        prompt = tuple((seed * 31 + position * 7) % 97 for position in range(length))
+        request = Request(request_id, prompt, SamplingParams(**options), seed, **fields)
+        self.scheduler.add(request)
+        return request
+
+    def take(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            assert all(earlier.finish_reason is None for earlier in self.events[event.request_id, event.choice])
+            self.events[event.request_id, event.choice].append(event)
+
+    def plan(self) -> Plan:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        return plan
+
+    def commit(self, plan: Plan) -> None:
+        self.take(self.scheduler.commit(plan, self.executor.submit(plan.batch).result()))
+        self.pages.check()
+
+    def step(self) -> tuple[Span, ...]:
+        plan = self.plan()
+        self.commit(plan)
+        return plan.batch.spans
+
+    def run(self, most: int = 1000) -> list[tuple[Span, ...]]:
+        steps = []
+        while self.scheduler.has_work:
+            assert len(steps) < most, "no progress"
+            steps.append(self.step())
+        assert self.pages.used == 0 and self.pages.ids() == ()
+        return steps
+
+    def tokens(self, request_id: str, choice: int = 0) -> tuple[int, ...]:
+        return tuple(token for event in self.events[request_id, choice] for token in event.token_ids)
+
+    def end(self, request_id: str, choice: int = 0) -> TokenEvent:
+        return self.events[request_id, choice][-1]
+
+    def agrees(self, *requests: Request, context: int = CONTEXT) -> None:
+        for request in requests:
+            for choice in range(request.params.n):
+                told = self.executor.model.follow(request, choice, context)
+                first, last = self.events[request.request_id, choice][0], self.end(request.request_id, choice)
+                assert self.tokens(request.request_id, choice) == told.tokens
+                assert (last.finish_reason, last.stop_reason) == (told.finish, told.stop_reason)
+                assert first.prompt_logprobs == told.prompt_logprobs
+
+
+def lengths(spans: Sequence[Span]) -> dict[str, int]:
+    return {span.cache_id: len(span.tokens) for span in spans}
+
+
+def stop_at(bench: Bench, index: int, **options: Any) -> Request:
+    """A request like "probe", 4 prompt tokens, that stops at the token that comes at `index` without a stop."""
+    probe = Request("probe", tuple(position * 7 % 97 for position in range(4)), SamplingParams(max_tokens=30), 0)
+    token = bench.executor.model.follow(probe, 0, CONTEXT).tokens[index]
+    return bench.add("a", 4, max_tokens=30, stop_token_ids=frozenset({token}), **options)
+
+
+def oracle(bench: Bench, wrong: int) -> Callable[[Choice], tuple[int, ...]]:
+    """Guesses the next six tokens right, but for the one at index `wrong`."""
+
+    def propose(sequence: Choice) -> tuple[int, ...]:
+        free = replace(sequence.request, stop_token_ids=frozenset(), eos_token_ids=())
+        free = replace(free, params=replace(free.params, max_tokens=None))
+        told = bench.executor.model.follow(free, sequence.choice, 200).tokens
+        guesses = told[sequence.generated : sequence.generated + 6]
+        return tuple((token + 1) % 97 if index == wrong else token for index, token in enumerate(guesses))
+
+    return propose
