@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import ferrum
-from ferrum.core.config import EngineConfig, ModelConfig, Switches, help_of
+from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
+from ferrum.core.options import help_of
 
 contract = pytest.mark.contract
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
-from ferrum.core.config import EngineConfig, help_of
+from ferrum.core.config import EngineConfig
 from ferrum.core.errors import Unsupported
+from ferrum.core.options import help_of
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
 """Options of the engine under their own names; `--host` is the server's address here."""

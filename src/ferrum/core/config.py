@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from ferrum.core.errors import ConfigError
+from ferrum.core.options import about, check_options
 from ferrum.core.serial import JsonRecord
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
@@ -30,43 +31,20 @@ _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
-def _about(help: str, choices: tuple[str | None, ...] | None = None, least: int | None = None) -> dict[str, Any]:
-    return {"help": help, "choices": choices, "least": least}
-
-
-def help_of(config: type, name: str) -> str:
-    """What the option does, for people."""
-    text: str = next(item.metadata["help"] for item in fields(config) if item.name == name)
-    return text
-
-
-def _check(config: Any) -> None:
-    """Refuse values that the fields' metadata exclude."""
-    for item in fields(config):
-        value, choices, least = getattr(config, item.name), item.metadata["choices"], item.metadata["least"]
-        if choices is not None and value not in choices:
-            raise ConfigError(f"must be one of {', '.join(map(str, choices))}, not {value!r}", param=item.name)
-        if least is not None and value is not None:
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"must be an integer, not {value!r}", param=item.name)
-            if value < least:
-                raise ConfigError(f"must be at least {least}, not {value}", param=item.name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches(JsonRecord):
     """What the environment says. Raises ConfigError for a value that is no switch."""
 
     disable_graphs: bool = field(
         default=False,
-        metadata=_about(
+        metadata=about(
             "Walk the network at every step instead of replaying it "
             "(FERRUM_DISABLE_GRAPHS=1, or its alias FERRUM_DISABLE_CUDA_RUNNER=1)."
         ),
     )
     log_tokens: bool = field(
         default=False,
-        metadata=_about("Log backend, position and the top 5 ids and logits of each step (FERRUM_LOG_TOKENS=1)."),
+        metadata=about("Log backend, position and the top 5 ids and logits of each step (FERRUM_LOG_TOKENS=1)."),
     )
 
     @classmethod
@@ -100,60 +78,60 @@ def _switch(environment: Mapping[str, str], name: str, *, default: bool = False)
 class ModelConfig(JsonRecord):
     """How a model is loaded. Raises ConfigError, naming the field, for a value that no model could take."""
 
-    model: str = field(metadata=_about("Directory or hub id of the model."))
-    device: str = field(default="cpu", metadata=_about("Where to compute.", DEVICES))
-    dtype: str = field(default="auto", metadata=_about("Format of the weights; auto: the checkpoint's.", DTYPES))
+    model: str = field(metadata=about("Directory or hub id of the model."))
+    device: str = field(default="cpu", metadata=about("Where to compute.", DEVICES))
+    dtype: str = field(default="auto", metadata=about("Format of the weights; auto: the checkpoint's.", DTYPES))
     quantize: str | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             "Quantise the matrices on load, in groups of 32; int4 keeps embedding and head in int8, int4-all does not.",
             QUANTIZATIONS,
         ),
     )
     kv_dtype: str = field(
         default="auto",
-        metadata=_about("Format of keys and values; auto: float32 with float32 weights, else bfloat16.", KV_DTYPES),
+        metadata=about("Format of keys and values; auto: float32 with float32 weights, else bfloat16.", KV_DTYPES),
     )
     kernels: str = field(
-        default="auto", metadata=_about("Kernels to compute with; auto: the fastest there are.", KERNELS)
+        default="auto", metadata=about("Kernels to compute with; auto: the fastest there are.", KERNELS)
     )
     isa: str = field(
-        default="auto", metadata=_about("Instruction tier of the native kernels; auto: this machine's best.", ISAS)
+        default="auto", metadata=about("Instruction tier of the native kernels; auto: this machine's best.", ISAS)
     )
     threads: int | None = field(
-        default=None, metadata=_about("Threads of the native kernels; none: as many as processors allowed.", least=1)
+        default=None, metadata=about("Threads of the native kernels; none: as many as processors allowed.", least=1)
     )
-    max_batch_size: int = field(default=32, metadata=_about("Most sequences of one step.", least=1))
+    max_batch_size: int = field(default=32, metadata=about("Most sequences of one step.", least=1))
     max_sequence_length: int | None = field(
-        default=None, metadata=_about("Most tokens of a sequence; none: the model's context.", least=1)
+        default=None, metadata=about("Most tokens of a sequence; none: the model's context.", least=1)
     )
     kv_capacity: int | None = field(
-        default=None, metadata=_about("Tokens that the KV pool holds; none: as memory allows.", least=1)
+        default=None, metadata=about("Tokens that the KV pool holds; none: as memory allows.", least=1)
     )
-    switches: Switches = field(default_factory=Switches, metadata=_about("What the environment says."))
+    switches: Switches = field(default_factory=Switches, metadata=about("What the environment says."))
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(JsonRecord):
     """How a model is served: the root of the tree. Raises ConfigError, naming the field."""
 
-    model: ModelConfig = field(metadata=_about("The model to serve."))
-    policy: str = field(default="fcfs", metadata=_about("Who is served first.", POLICIES))
+    model: ModelConfig = field(metadata=about("The model to serve."))
+    policy: str = field(default="fcfs", metadata=about("Who is served first.", POLICIES))
     max_tokens_per_step: int = field(
-        default=512, metadata=_about("Most tokens of one step, over all sequences.", least=1)
+        default=512, metadata=about("Most tokens of one step, over all sequences.", least=1)
     )
-    host: str = field(default="thread", metadata=_about("Where the engine runs.", HOSTS))
-    max_queue: int = field(default=1024, metadata=_about("Most requests that wait or run; more are refused.", least=1))
+    host: str = field(default="thread", metadata=about("Where the engine runs.", HOSTS))
+    max_queue: int = field(default=1024, metadata=about("Most requests that wait or run; more are refused.", least=1))
     generation_config: str = field(
         default="auto",
-        metadata=_about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
+        metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
