@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from ferrum.bench.limits import Rates
 from ferrum.bench.series import Judged
@@ -117,27 +117,16 @@ class PeerCell(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(JsonRecord):
-    """A run.
+class Document(JsonRecord):
+    """A report in a file of its own. A class of them says which LAYOUT it reads.
 
     Attributes:
         version: of the document's layout.
-        setting, origin: what was measured, and where.
-        weight_bytes: that the model's matrices hold.
-        best: the best rates among the run's probes.
-        levels: the states of read bandwidth that were seen, fastest first.
-        cells: the workloads.
-        peers: other engines' figures beside them.
     """
 
+    LAYOUT: ClassVar[int]
+
     version: int
-    setting: Setting
-    origin: Origin
-    weight_bytes: int
-    best: Rates
-    levels: tuple[float, ...]
-    cells: tuple[Cell, ...]
-    peers: tuple[PeerCell, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write the document."""
@@ -154,9 +143,33 @@ class Report(JsonRecord):
         if path.stat().st_size > _MAX_BYTES:
             raise RequestError(f"{path} is too large to be one", param="report")
         report = cls.from_json(path.read_text())
-        if report.version != VERSION:
-            raise RequestError(f"{path}: {report.version}, this ferrum reads {VERSION}", param="version")
+        if report.version != cls.LAYOUT:
+            raise RequestError(f"{path}: {report.version}, this ferrum reads {cls.LAYOUT}", param="version")
         return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Document):
+    """A run.
+
+    Attributes:
+        setting, origin: what was measured, and where.
+        weight_bytes: that the model's matrices hold.
+        best: the best rates among the run's probes.
+        levels: the states of read bandwidth that were seen, fastest first.
+        cells: the workloads.
+        peers: other engines' figures beside them.
+    """
+
+    LAYOUT: ClassVar[int] = VERSION
+
+    setting: Setting
+    origin: Origin
+    weight_bytes: int
+    best: Rates
+    levels: tuple[float, ...]
+    cells: tuple[Cell, ...]
+    peers: tuple[PeerCell, ...] = ()
 
 
 def cell(workload: str, judged: Sequence[Judged], receipt: Sequence[Spent] = ()) -> Cell:

@@ -1,0 +1,118 @@
+"""A server of the benchmark's own: `ferrum serve` in a child process, there for as long as it is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+from safetensors.numpy import save_file
+
+from ferrum.bench.serve_client import RequestFailed, get_json
+from ferrum.bench.shapes import shape_config
+from ferrum.core.errors import EngineDead
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+START_SECONDS: Final = 600.0
+"""Longest time that a server may take until it is ready."""
+STOP_SECONDS: Final = 30.0
+
+_LOG_TAIL: Final = 2000
+
+
+@contextmanager
+def own_server(model: str, options: Sequence[str]) -> Iterator[str]:
+    """Serve a model in the block; its URL, once it is ready.
+
+    Args:
+        model: for `ferrum serve`.
+        options: of `ferrum serve`.
+
+    Raises:
+        EngineDead: the server did not start; the message has the end of its log.
+    """
+    port = _free_port()
+    command = [sys.executable, "-m", "ferrum", "serve", model, "--port", str(port), *options]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            if not _ready(f"http://127.0.0.1:{port}", server):
+                log.seek(0)
+                tail = log.read()[-_LOG_TAIL:].decode(errors="replace")
+                raise EngineDead(f"the server did not start: {tail}")
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ready(url: str, server: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server answers, or is gone."""
+    until = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            asyncio.run(get_json(url, "/ready"))
+        except (OSError, RequestFailed, h11.ProtocolError):
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a server is started with: a name for the report, and what `ferrum serve` calls it."""
+
+    name: str
+    model: str
+
+
+@contextmanager
+def subject_of(model: str, shape: str | None) -> Iterator[Subject]:
+    """A model, or a directory of random weights of a known shape for as long as the block lasts.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
+    if shape is None:
+        yield Subject(model, model)
+        return
+    config = shape_config(shape)
+    with tempfile.TemporaryDirectory(prefix="ferrum-bench-") as directory:
+        write_shape(shape, config, Path(directory))
+        yield Subject(shape, directory)
+
+
+def write_shape(name: str, config: Mapping[str, Any], directory: Path) -> None:
+    """Write a loadable model of random weights. Its tokens are texts, so that every one of them shows in a stream."""
+    checkpoint = RandomCheckpoint(name, config)
+    tensors = {tensor: checkpoint.read(tensor) for tensor in checkpoint.tensors}
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(dict(config)))
+    vocabulary = {f"w{index} ": index for index in range(config["vocab_size"])}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0 "},
+        "decoder": {"type": "Fuse"},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))

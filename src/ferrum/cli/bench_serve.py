@@ -1,0 +1,130 @@
+"""`ferrum bench serve`: what a server makes of a load, at any OpenAI-compatible URL or started for the occasion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ferrum.bench.serve_options import Level, Load, Target
+from ferrum.cli.doctor import processor_name
+from ferrum.cli.options import chosen, engine_fields, with_options
+from ferrum.cli.tables import print_table
+from ferrum.core.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from ferrum.bench.serve_report import ServeOrigin, ServeReport, Spread
+
+TARGET_FIELDS: Final = [field for field in fields(Target) if field.name not in ("url", "model")]
+TIMES: Final = (
+    ("ttft", "to the first token"),
+    ("itl", "from piece to piece"),
+    ("tpot", "per output token"),
+    ("e2e", "to the end"),
+)
+
+
+@with_options(fields(Load), "Load")
+@with_options(TARGET_FIELDS, "Requests")
+@with_options(fields(Level), "Service level")
+@with_options(engine_fields(), "A server of its own")
+def serve(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Serve this model, and measure it.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Serve random weights of a known shape, and measure them.")] = None,
+    url: Annotated[str | None, typer.Option(help="Measure the server that is there: http://127.0.0.1:8000/v1.")] = None,
+    served_model: Annotated[
+        str | None, typer.Option(help="The model's name there.", show_default="the first that is listed")
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the API key to send.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    **options: Any,
+) -> None:
+    """Measure a server: latencies and throughput under a load, and what of it was well served."""
+    try:
+        from ferrum.bench.serve_run import measure_server
+        from ferrum.bench.serve_run import served_model as first_model
+    except ImportError as error:
+        raise Unsupported("bench serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
+    load, level = Load(**chosen(fields(Load), options)), Level(**chosen(fields(Level), options))
+    of_server = server_arguments(chosen(engine_fields(), options))
+    key = None if api_key_file is None else api_key_file.read_text().strip()
+    with _server(model, shape, url, of_server) as (address, name):
+        target = Target(url=address, model=served_model or first_model(address, key), **chosen(TARGET_FIELDS, options))
+        report = measure_server(target, load, level=level, key=key, origin=_origin, server=(name, *of_server))
+    print_report(report)
+    if output is not None:
+        report.write(output)
+
+
+def server_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options of the engine as arguments of `ferrum serve`."""
+    named = {"engine_host" if name == "host" else name: value for name, value in options.items()}
+    return [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@contextmanager
+def _server(model: str | None, shape: str | None, url: str | None, arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """The URL of what is to be measured, there while the block lasts, and its name for the report."""
+    if sum(given is not None for given in (model, shape, url)) != 1:
+        raise ConfigError("give a model, a shape or a URL, one of the three", param="url")
+    if url is not None:
+        if arguments:
+            raise ConfigError(f"the server at {url} has its own: {arguments[0]} has no effect", param="url")
+        yield url, url
+        return
+    from ferrum.bench.serve_process import own_server, subject_of
+
+    with ExitStack() as stack:
+        subject = stack.enter_context(subject_of(model or "", shape))
+        typer.echo(f"starting a server of {subject.name}", err=True)
+        yield stack.enter_context(own_server(subject.model, arguments)), subject.name
+
+
+def _origin(fingerprint: str | None) -> ServeOrigin:
+    from ferrum.bench.serve_report import ServeOrigin
+
+    return ServeOrigin(
+        ferrum=version("ferrum"),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor_name(),
+        system_fingerprint=fingerprint,
+    )
+
+
+def print_report(report: ServeReport) -> None:
+    """What was asked, the figures, the times, and charts of the whole run."""
+    from ferrum.bench.serve_plot import charts
+
+    summary, load = report.summary, report.load
+    rate = f"{load.clients} clients" if load.arrivals == "closed" else load.trace or f"{load.rate:g}/s"
+    failures = ", ".join(f"{count} x {error}" for error, count in summary.failures.items())
+    print_table(
+        [
+            ("server", " ".join(report.server)),
+            ("model", report.target.model),
+            ("load", f"{load.arrivals} {rate}, {summary.requests} requests after {load.warmup} of warm-up"),
+            ("failed", failures or "none"),
+            ("requests", f"{summary.requests_per_second:.2f}/s in {summary.seconds:.1f} s"),
+            ("tokens", f"{summary.tokens_per_second:.1f}/s, prompts {summary.prompt_tokens_per_second:.1f}/s"),
+            ("well served", f"{summary.goodput:.2f}/s, {summary.good:.1%} of all"),
+            ("client late", f"{1e3 * summary.lateness:.1f} ms at most"),
+        ]
+    )
+    typer.echo()
+    rows = [_row(text, getattr(summary, name)) for name, text in TIMES]
+    print_table([("MILLISECONDS", "MEAN", "P50", "P90", "P99", "MAX"), *rows])
+    typer.echo()
+    for line in charts(report.timelines):
+        typer.echo(line)
+
+
+def _row(text: str, times: Spread | None) -> tuple[str, ...]:
+    if times is None:
+        return (text, *"-----")
+    return (text, *(f"{1e3 * each:.1f}" for each in (times.mean, times.p50, times.p90, times.p99, times.max)))

@@ -1,0 +1,118 @@
+"""`ferrum bench serve` against real servers over the fake engine: what it counts is what the server did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_fakes import FakeRecipe
+from ferrum.bench.serve_options import Level, Load, Target
+from ferrum.bench.serve_report import ServeOrigin, ServeReport
+from ferrum.bench.serve_run import measure_server, served_model
+from ferrum.cli.main import execute
+from ferrum.core.errors import ConfigError
+from serve_kit import SLOW, Served, chat_parts, serving
+
+
+def origin(fingerprint: str | None) -> ServeOrigin:
+    return ServeOrigin(ferrum="0", started="now", processor="p", system_fingerprint=fingerprint)
+
+
+def measure(server: Served, load: Load, key: str | None = None, **target: Any) -> ServeReport:
+    options = {"url": f"{server.url}/v1", "model": "fake", "vocabulary": 90, **target}
+    return measure_server(Target(**options), load, level=Level(), key=key, origin=origin, server=(), bar=False)
+
+
+def test_the_server_got_what_was_planned_and_every_token_was_counted(server: Served) -> None:
+    load = Load(arrivals="constant", rate=100, requests=10, warmup=2, prompt_tokens=20, output_tokens=7, spread=0.5)
+    report = measure(server, load)
+    assert report.summary.failures == {} and report.summary.requests == 10
+    assert report.origin.system_fingerprint == "fake-1"
+    got = sorted((len(each.prompt), each.params.max_tokens) for each in server.requests)
+    assert got == sorted((each.prompt_tokens, each.tokens) for each in report.timelines)
+    assert len({each.prompt for each in server.requests}) == 12, "no two prompts are the same"
+    assert all(3 <= token < 90 for each in server.requests for token in each.prompt)
+
+
+def test_a_chat_is_measured_too(server: Served) -> None:
+    report = measure(server, Load(rate=100, requests=3, warmup=0, output_tokens=5), endpoint="chat")
+    assert report.summary.failures == {} and {each.tokens for each in report.timelines} == {5}
+
+
+def test_times_are_those_of_the_servers_steps() -> None:
+    """Steps take 10 ms at least, so nothing can be faster; all clients of a closed loop are in each step."""
+    with serving(chat_parts(SLOW)) as server:
+        load = Load(arrivals="closed", clients=4, requests=8, warmup=0, prompt_tokens=4, output_tokens=10)
+        summary = measure(server, load).summary
+    assert summary.ttft is not None and summary.tpot is not None and summary.e2e is not None
+    assert summary.tpot.p50 >= 0.01 and summary.e2e.p50 >= 0.1
+    assert summary.tokens_per_second <= 4 / 0.01
+
+
+def test_failures_are_told_by_their_kind() -> None:
+    with serving(chat_parts(SLOW, max_requests=2)) as server:
+        load = Load(arrivals="burst", burst=6, requests=6, warmup=0, prompt_tokens=4)
+        assert measure(server, load).summary.failures == {"HTTP 429": 4}
+        assert measure(server, Load(rate=100, requests=1, warmup=0), model="other").summary.failures == {"HTTP 404": 1}
+        slow = measure(server, Load(rate=100, requests=1, warmup=0), timeout=0.05)
+        assert slow.summary.failures == {"timeout": 1} and slow.summary.tokens_per_second == 0
+    assert measure(server, Load(rate=100, requests=1, warmup=0)).summary.failures == {"ConnectionRefusedError": 1}
+
+
+def test_a_stream_that_fails_in_its_middle_is_a_failure() -> None:
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.05)), request_seconds=0.5) as server:
+        load = Load(rate=100, requests=1, warmup=0, prompt_tokens=4)
+        assert measure(server, load).summary.failures == {"error in the stream": 1}
+
+
+def test_keys_are_sent(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("secret\n")
+    with serving(api_key_file=str(tmp_path / "keys")) as server:
+        load = Load(rate=100, requests=1, warmup=0, prompt_tokens=4)
+        assert measure(server, load, key="secret").summary.failures == {}
+        assert measure(server, load).summary.failures == {"HTTP 401": 1}
+        assert served_model(f"{server.url}/v1", "secret") == "fake"
+        with pytest.raises(ConfigError):
+            served_model(f"{server.url}/v1", None)
+
+
+def test_the_command_measures_a_server_that_is_there(
+    server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.json"
+    options = "--rate 50 --requests 4 --warmup 1 --prompt-tokens 8 --vocabulary 90 --ttft 30"
+    arguments = ["bench", "serve", "--url", f"{server.url}/v1", *options.split(), "--output", str(out)]
+    assert execute(arguments) == 0
+    report = ServeReport.read(out)
+    assert report.summary.good == 1.0 and report.server == (f"{server.url}/v1",) and len(report.timelines) == 5
+    shown = capsys.readouterr().out
+    assert "4 requests after 1 of warm-up" in shown and "to the first token" in shown and "live requests" in shown
+
+
+def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    options = "--arrivals closed --clients 2 --requests 4 --warmup 0 --output-tokens 8 --quantize int8 --threads 1"
+    assert execute(["bench", "serve", "--shape", "tiny", *options.split(), "--output", str(out)]) == 0
+    report = ServeReport.read(out)
+    assert report.server == ("tiny", "--quantize", "int8", "--threads", "1")
+    assert report.summary.failures == {} and {len(each.pieces) for each in report.timelines} <= set(range(1, 9))
+    assert {each.tokens for each in report.timelines} == {8}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["ferrum-tiny", "--shape", "tiny"],
+        ["--url", "http://127.0.0.1:9/v1", "--quantize", "int8"],
+        ["--url", "http://127.0.0.1:9/v1"],
+        ["--url", "somewhere", "--served-model", "m"],
+        ["--shape", "no-such"],
+        ["./no-such-directory"],
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["bench", "serve", *arguments]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: ")
