@@ -23,7 +23,7 @@ KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
 ISAS: Final = ("auto", "avx512", "avx2", "portable")
 DEVICES: Final = ("cpu", "cuda")
-POLICIES: Final = ("fcfs", "priority")
+POLICIES: Final = ("fcfs", "priority", "fair")
 HOSTS: Final = ("thread", "process")
 GENERATION_CONFIGS: Final = ("auto", "none")
 

@@ -1,15 +1,12 @@
-"""What the scheduler sees of the page table, what it hands to the engine, and what it sorts on the way there."""
+"""What the scheduler sees of the page table, and what it hands to the engine."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
-from ferrum.scheduler.policy import Rank
 
 
 class Pages(Protocol):
@@ -86,39 +83,3 @@ class OpenStep:
             return None
         sequences, spans = zip(*self._spans.values(), strict=True)
         return Plan(StepBatch(spans), sequences)
-
-
-class Ranked:
-    """Sequences in the order of a rank that is unique and never changes."""
-
-    def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
-        self._rank = rank
-        self._items: list[Sequence] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Sequence:
-        return self._items[index]
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._items)
-
-    def __reversed__(self) -> Iterator[Sequence]:
-        return reversed(self._items)
-
-    def __contains__(self, sequence: Sequence) -> bool:
-        index = self._find(sequence)
-        return index < len(self._items) and self._items[index] is sequence
-
-    def add(self, sequence: Sequence) -> None:
-        """Put the sequence in its place."""
-        insort(self._items, sequence, key=self._rank)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that is there."""
-        assert sequence in self
-        del self._items[self._find(sequence)]
-
-    def _find(self, sequence: Sequence) -> int:
-        return bisect_left(self._items, self._rank(sequence), key=self._rank)

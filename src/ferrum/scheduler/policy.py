@@ -1,4 +1,8 @@
-"""Who is served first. A policy ranks requests; the scheduler admits in that order and preempts against it."""
+"""Who is served first. A policy ranks requests and says which of them share one place in the turns.
+
+The scheduler gives turns to shares, to the one that was served least first, and within a share goes by rank. Where all
+requests are of one share, the rank alone decides.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,10 @@ class Policy(Protocol):
         """Where the request stands, asked once, when it is added; ties are served in the order they were added."""
         ...
 
+    def share(self, request: Request) -> str:
+        """Whose turn it takes; always the same for a request."""
+        ...
+
 
 class FirstComeFirstServed:
     """By arrival."""
@@ -27,8 +35,12 @@ class FirstComeFirstServed:
         """The time of arrival."""
         return (request.arrival,)
 
+    def share(self, request: Request) -> str:  # noqa: ARG002 - a policy's signature
+        """One for all."""
+        return ""
 
-class PriorityFirst:
+
+class PriorityFirst(FirstComeFirstServed):
     """By priority, the smaller value first, then by arrival."""
 
     def rank(self, request: Request) -> Rank:
@@ -36,5 +48,15 @@ class PriorityFirst:
         return (request.priority, request.arrival)
 
 
-POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({"fcfs": FirstComeFirstServed(), "priority": PriorityFirst()})
+class FairShares(FirstComeFirstServed):
+    """Tenants take turns by the tokens that they were served; a tenant's own requests go by arrival."""
+
+    def share(self, request: Request) -> str:
+        """The tenant's."""
+        return request.tenant
+
+
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {"fcfs": FirstComeFirstServed(), "priority": PriorityFirst(), "fair": FairShares()}
+)
 """The policies by the names that options use."""

@@ -1,11 +1,12 @@
 """Continuous batching. Every sequence has known tokens and computed ones; a step lets the computed ones catch up.
 
 There is no prefill phase and no decode phase: a prompt is a sequence that is far behind, a preempted one falls back to
-the start, and one that is a single token behind decodes. A step gives its token budget first to those, then to running
-prompts, then to newcomers.
+the start, and one that is a single token behind decodes. A step gives its token budget first to those, then to prompts
+by turns: the share that was served least goes first, in it running prompts before newcomers.
 
 When the pages run out, the running sequence that is served last gives up its own and starts over. The one that is
-served first never does so for another, so it ends at last, and then the next one is first.
+served first never does so for another, so it ends at last, and then the next one is first. With several shares it is
+the one with the most of its own share before it; such a sequence also gives way to a newcomer with fewer.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
+from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
-from ferrum.scheduler.plan import OpenStep, Pages, Plan, Ranked
+from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy, Rank
-from ferrum.scheduler.sequence import begin, draft_limit, event, judge, make_span, pool, shared_length
+from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn
+from ferrum.scheduler.sequence import begin, check_length, draft_limit, event, judge, make_span, pool, shared_length
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,7 @@ class Scheduler:
         self._context = min(max_sequence_length, self._storable + 1)
         self._live: dict[str, _Live] = {}
         self._running = Ranked(self._rank)
-        self._waiting = Ranked(self._rank)
+        self._waiting = Waiting(self._rank, self._share)
         self._in_flight: set[str] = set()
         self._deadlines: list[tuple[float, str]] = []
         self._homeless: list[TokenEvent] = []
@@ -114,7 +116,7 @@ class Scheduler:
         """
         if request.request_id in self._live:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
-        self._check_length(request)
+        check_length(request, self._max_sequence_length, self._storable)
         live = _Live(request, (*self._policy.rank(request), self._added))
         self._added += 1
         self._live[request.request_id] = live
@@ -156,27 +158,56 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to do until a commit, an arrival or `expire`."""
         step = OpenStep(self._max_tokens_per_step)
-        self._plan_running(step)
-        self._admit_waiting(step)
+        self._plan_decodes(step)
+        self._plan_prompts(step)
         while self._waiting and not self._running:
             # All pages are free but those of strangers to this scheduler, and they will not go.
             error = KvExhausted("the pages that others hold leave no room for this sequence")
-            self._homeless += self._end_all([self._waiting[0]], FinishReason.ERROR, error)
-            self._admit_waiting(step)
+            self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
+            self._plan_prompts(step)
         self._add_drafts(step)
         plan = step.close()
         if plan is not None:
             self._in_flight.update(sequence.cache_id for sequence in plan.sequences)
         return plan
 
-    def _plan_running(self, step: OpenStep) -> None:
-        """Spans for the running sequences: those one token behind before those far behind."""
-        ready = [each for each in self._running if each.cache_id not in self._in_flight]
-        for sequence in sorted(ready, key=lambda each: len(each.tokens) - each.computed > 1):
+    def _plan_decodes(self, step: OpenStep) -> None:
+        """Spans for the running sequences that are one token behind."""
+        for sequence in self._running_behind(range(1, 2)):
             if step.budget and sequence.computed:  # else it was preempted just now
-                count = min(len(sequence.tokens) - sequence.computed, step.budget)
-                if self._make_room(sequence, sequence.computed + count, step):
-                    step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+                self._continue(sequence, step)
+
+    def _plan_prompts(self, step: OpenStep) -> None:
+        """By turns, spans for the running sequences far behind, and for newcomers until one does not fit.
+
+        Later newcomers do not overtake that one, or it might wait for ever.
+        """
+        behind = self._running_behind(range(2, self._max_sequence_length + 1))
+        closed = False
+        for sequence in self._waiting.turns(self._running, behind):
+            if not step.budget:
+                return
+            if sequence in self._running:
+                self._waiting.count_prompt(sequence, self._continue(sequence, step))
+            elif not closed:
+                siblings = self._running_siblings(sequence)
+                source = self._prefix_source(sequence, siblings)
+                if source is None and any(each.computed < shared_length(each) for each in siblings):
+                    continue  # the prefix is being computed
+                closed = not self._admit(sequence, source, step)
+
+    def _running_behind(self, tokens: range) -> list[Sequence]:
+        """The running sequences that are so many tokens behind, without those in flight."""
+        ready = [each for each in self._running if each.cache_id not in self._in_flight]
+        return [each for each in ready if len(each.tokens) - each.computed in tokens]
+
+    def _continue(self, sequence: Sequence, step: OpenStep) -> int:
+        """A span for a running sequence, if there is room; its tokens."""
+        count = min(len(sequence.tokens) - sequence.computed, step.budget)
+        if not self._make_room(sequence, sequence.computed + count, step):
+            return 0
+        step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+        return count
 
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
@@ -192,12 +223,25 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, length: int, step: OpenStep) -> bool:
         """Reserve for a running sequence, at the cost of those served last; False when that is the sequence itself."""
         while not self._pages.reserve(sequence.cache_id, length):
-            victim = next(each for each in reversed(self._running) if each.cache_id not in self._in_flight)
-            if victim is sequence and self._in_flight:
+            last = last_in_turn(self._running, self._share, self._in_flight)
+            assert last is not None  # the sequence itself is not in flight
+            if last[0] is sequence and self._in_flight:
                 return False  # those in flight will give way, or end
-            self._preempt(victim, step)
-            if victim is sequence:
+            self._preempt(last[0], step)
+            if last[0] is sequence:
                 return False
+        return True
+
+    def _make_place(self, newcomer: Sequence, step: OpenStep, *, pages: bool) -> bool:
+        """See to a place among the running, and to pages if need be, at the cost of shares that have more places."""
+        share = self._share(newcomer)
+        while len(self._running) >= self._max_sequences or (
+            pages and not self._pages.fits(len(newcomer.tokens), self._max_tokens_per_step)
+        ):
+            last = last_in_turn(self._running, self._share, self._in_flight)
+            if last is None or last[1] <= sum(self._share(each) == share for each in self._running):
+                return False
+            self._preempt(last[0], step)
         return True
 
     def _preempt(self, victim: Sequence, step: OpenStep) -> None:
@@ -212,32 +256,20 @@ class Scheduler:
         self._running.remove(victim)
         self._waiting.add(victim)
 
-    def _admit_waiting(self, step: OpenStep) -> None:
-        """Let sequences in until one does not fit: later ones do not overtake it, or it might wait for ever."""
-        index = 0
-        while index < len(self._waiting) and step.budget and len(self._running) < self._max_sequences:
-            sequence = self._waiting[index]
-            siblings = self._running_siblings(sequence)
-            source = self._prefix_source(sequence, siblings)
-            if source is None and any(each.computed < shared_length(each) for each in siblings):
-                index += 1  # the prefix is being computed
-            elif not self._admit(sequence, source, step):
-                return
-
     def _admit(self, sequence: Sequence, source: Sequence | None, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of `source` where there is one, if there is room for all its tokens."""
-        length = len(sequence.tokens)
+        if not self._make_place(sequence, step, pages=source is None):
+            return False
         if source is not None:
             self._share_prefix(source, sequence)
-        elif not self._pages.fits(length, self._max_tokens_per_step):
-            return False
-        count = min(length - sequence.computed, step.budget)
+        count = min(len(sequence.tokens) - sequence.computed, step.budget)
         if not self._pages.reserve(sequence.cache_id, sequence.computed + count):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
+        self._waiting.count_prompt(sequence, count)
         step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
         return True
 
@@ -310,6 +342,7 @@ class Scheduler:
         prompt_logprobs = self._prompt_logprobs(sequence)
         outcome = judge(sequence, result.tokens, self._context)
         sequence.tokens += outcome.tokens
+        self._waiting.count_output(sequence, len(outcome.tokens))
         sequence.finish = outcome.finish
         if outcome.finish is not None:
             self._leave(sequence)
@@ -357,17 +390,11 @@ class Scheduler:
     def _rank(self, sequence: Sequence) -> Rank:
         return (*self._live[sequence.request.request_id].rank, sequence.choice)
 
+    def _share(self, sequence: Sequence) -> str:
+        return self._policy.share(sequence.request)
+
     def _scored(self, sequence: Sequence) -> int:
         return 1 + len(self._live[sequence.request.request_id].scores)
 
     def _holds(self, length: int) -> bool:
         return self._pages.fits(length, self._max_tokens_per_step, empty=True)
-
-    def _check_length(self, request: Request) -> None:
-        length, limit = len(request.prompt), self._max_sequence_length - (request.params.max_tokens != 0)
-        if not length:
-            raise RequestError("must not be empty", param="prompt")
-        if length > limit:
-            raise ContextOverflow(f"{length} tokens are more than the {limit} that the context takes", param="prompt")
-        if length > self._storable:
-            raise KvExhausted(f"a prompt of {length} tokens is more than the {self._storable} that the KV pool holds")

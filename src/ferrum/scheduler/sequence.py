@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
 from ferrum.core.step import Hidden, Rows, Sampling, Score, Span, SpanResult, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Pooling, Request, Sequence, TokenEvent
+
+
+def check_length(request: Request, context: int, storable: int) -> None:
+    """Refuse a prompt that can never run.
+
+    Args:
+        context: most tokens of prompt and output together.
+        storable: most tokens of a sequence that the KV pool holds.
+
+    Raises:
+        RequestError: an empty prompt.
+        ContextOverflow: the prompt leaves no room for a token in the context.
+        KvExhausted: the prompt is longer than the whole pool.
+    """
+    length, limit = len(request.prompt), context - (request.params.max_tokens != 0)
+    if not length:
+        raise RequestError("must not be empty", param="prompt")
+    if length > limit:
+        raise ContextOverflow(f"{length} tokens are more than the {limit} that the context takes", param="prompt")
+    if length > storable:
+        raise KvExhausted(f"a prompt of {length} tokens is more than the {storable} that the KV pool holds")
 
 
 def begin(request: Request, choice: int) -> Sequence:

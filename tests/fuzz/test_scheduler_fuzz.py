@@ -47,6 +47,8 @@ HOUSES = {
     ),
     "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
     "pages of one token": House((PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1),
+    "fair": House((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
+    "fair and trailing": House((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1),
 }
 
 
@@ -114,6 +116,7 @@ class Fuzz:
             priority=pick.randrange(3),
             deadline=self.clock + pick.randrange(1, 60) if pick.random() < 0.2 else None,
             arrival=self.clock,
+            tenant=pick.choice("aaab"),
         )
         if length > min(CONTEXT - (max_tokens != 0), self.pages.capacity_tokens):
             with pytest.raises((ContextOverflow, KvExhausted)):

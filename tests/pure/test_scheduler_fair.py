@@ -1,0 +1,137 @@
+"""Fair shares: who asks for much waits for himself, in steps on the fake executor."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from ferrum.core.step import Span
+from scheduler_bench import Bench
+
+STEPS_PER_REQUEST = 12
+"""The polite tenant asks once in so many steps."""
+
+
+def tenants(spans: tuple[Span, ...]) -> str:
+    """The first letters of the requests that a step is for."""
+    return "".join(span.cache_id[0] for span in spans)
+
+
+class Load:
+    """A polite tenant who asks now and then, beside a greedy one who has asked for 100 things at once."""
+
+    def __init__(
+        self, policy: str, *, greedy: int, prompt: int = 6, num_pages: int = 64, max_sequences: int = 8
+    ) -> None:
+        self.bench = Bench(policy=policy, num_pages=num_pages, max_sequences=max_sequences)
+        self.waits: list[int] = []
+        self.asked: dict[str, int] = {}
+        for number in range(greedy):
+            self.bench.add(f"g{number}", prompt, seed=number, max_tokens=20, tenant="greedy")
+        for step in range(60 * STEPS_PER_REQUEST):
+            if step % STEPS_PER_REQUEST == 5 and step < 25 * STEPS_PER_REQUEST:
+                self.asked[name := f"p{step}"] = step
+                self.bench.add(name, 6, seed=step, max_tokens=4, tenant="polite", arrival=float(step))
+            if not self.bench.scheduler.has_work:
+                continue
+            self.bench.step()
+            for name in [each for each in self.asked if self.bench.tokens(each)]:
+                self.waits.append(step - self.asked.pop(name))
+
+
+@pytest.mark.parametrize("prompt", [6, 40])
+@pytest.mark.parametrize("num_pages", [64, 34])
+def test_a_polite_tenant_gets_its_first_token_within_a_step_of_its_solo_time(prompt: int, num_pages: int) -> None:
+    """With short prompts that fill all places, long ones that fill every step, and pages that do not suffice."""
+    alone = Load("fair", greedy=0)
+    beside = Load("fair", greedy=100, prompt=prompt, num_pages=num_pages)
+    assert len(alone.waits) == len(beside.waits) == 25
+    assert max(beside.waits) <= max(alone.waits) + 1
+    assert beside.bench.pages.used == 0 or beside.bench.scheduler.has_work
+
+
+def test_first_come_first_served_has_no_such_promise() -> None:
+    """The test above can fail."""
+    assert median(Load("fcfs", greedy=100).waits or [1000]) > 20
+
+
+def test_equal_askers_are_served_equally_and_in_their_own_order() -> None:
+    bench = Bench(policy="fair", max_sequences=4)
+    for number in range(12):
+        bench.add(f"a{number:02}", 8, seed=number, max_tokens=8, tenant="a")
+    for number in range(12):
+        bench.add(f"b{number:02}", 8, seed=number, max_tokens=8, tenant="b")
+    served = {"a": 0, "b": 0}
+    firsts: list[str] = []
+    for _ in range(40):
+        for span in bench.step():
+            served[span.cache_id[0]] += len(span.tokens)
+            if span.start == 0:
+                firsts.append(span.cache_id[:3])
+        assert abs(served["a"] - served["b"]) <= 2 * 16  # what both run at a time
+    for letter in "ab":
+        assert [each for each in firsts if each[0] == letter] == sorted(each for each in firsts if each[0] == letter)
+
+
+def test_a_place_is_taken_from_the_share_that_has_more_and_never_back() -> None:
+    bench = Bench(policy="fair", max_sequences=4)
+    requests = [bench.add(f"a{number}", 4, seed=number, max_tokens=10, tenant="a") for number in range(4)]
+    bench.step()
+    requests.append(bench.add("b0", 4, seed=9, max_tokens=10, tenant="b"))
+    requests.append(bench.add("b1", 4, seed=8, max_tokens=10, tenant="b"))
+    requests.append(bench.add("b2", 4, seed=7, max_tokens=10, tenant="b"))
+    assert sorted(tenants(bench.step())) == list("aabb")
+    for _ in range(5):
+        assert sorted(tenants(bench.step())) == list("aabb")
+    assert bench.scheduler.preemptions == 2
+    bench.run()
+    bench.agrees(*requests)
+
+
+def test_two_tenants_do_not_take_a_single_place_from_each_other() -> None:
+    bench = Bench(policy="fair", max_sequences=1)
+    for name in ("a0", "b0", "a1", "b1"):
+        bench.add(name, 4, max_tokens=6, tenant=name[0])
+    order = [tenants(spans) for spans in bench.run()]
+    assert bench.scheduler.preemptions == 0 and "".join(order) == "aaaaaabbbbbbaaaaaabbbbbb"
+
+
+def test_nobody_saves_up_turns_while_asking_for_nothing() -> None:
+    """After a long absence a tenant shares equally; it does not take all turns until its books are level."""
+    bench = Bench(policy="fair", max_sequences=2)
+    bench.add("b", 4, max_tokens=1, tenant="b")
+    for number in range(200):
+        bench.add(f"a{number}", 4, seed=number, max_tokens=6, tenant="a")
+    for _ in range(200):
+        bench.step()
+    for number in range(40):
+        bench.add(f"b{number}", 4, seed=number, max_tokens=6, tenant="b")
+    steps = [tenants(bench.step()) for _ in range(60)]
+    assert "".join(steps).count("a") >= 45
+
+
+def test_what_was_computed_before_a_preemption_is_not_counted_twice() -> None:
+    """The greedy tenant pays for its own tokens, not for the place that it gave away."""
+    bench = Bench(policy="fair", max_sequences=2)
+    bench.add("a0", 8, max_tokens=30, tenant="a")
+    bench.add("a1", 8, seed=1, max_tokens=30, tenant="a")
+    bench.step()
+    bench.add("b0", 8, seed=2, max_tokens=40, tenant="b")
+    bench.step()
+    assert bench.scheduler.preemptions == 1
+    bench.add("b1", 8, seed=3, max_tokens=4, tenant="b")
+    order = [span.cache_id for spans in bench.run() for span in spans if span.start == 0]
+    assert order == ["a1/0", "b1/0"]
+
+
+def test_under_other_policies_tenants_are_nothing() -> None:
+    def order(policy: str, names: str) -> list[str]:
+        bench = Bench(policy=policy, max_sequences=2)
+        for number in range(6):
+            bench.add(f"r{number}", 6, max_tokens=5, tenant=names[number % len(names)])
+        return [span.cache_id for spans in bench.run() for span in spans]
+
+    for policy in ("fcfs", "priority"):
+        assert order(policy, "ab") == order(policy, "a")
+    assert order("fair", "a") == order("fcfs", "a")
