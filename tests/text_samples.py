@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,39 @@ def write(directory: Path, tokenizer: Tokenizer, **config: Any) -> Path:
     named = {"bos_token": BOS, "eos_token": EOS} | config
     (directory / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
     return directory
+
+
+class PieceTokenizer:
+    """Each token adds the bytes it was given; a piece of None is a control token."""
+
+    def __init__(self, pieces: Sequence[bytes | None]) -> None:
+        self._pieces = pieces
+        self.vocab_size = len(pieces)
+        self.bos_token_id: int | None = None
+        self.eos_token_ids: tuple[int, ...] = ()
+        self.special_ids = frozenset(place for place, piece in enumerate(pieces) if piece is None)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self.special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self._pieces[token_id]
+        return b"<end>" if piece is None else piece
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The end and the string of the stop that is complete first, the longest of several: by definition, slowly."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return end, max(found, key=len)
+    return None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import FrozenInstanceError, fields
-from pathlib import Path
 
 import pytest
 
-import ferrum
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.options import help_of
@@ -36,16 +33,6 @@ def test_what_cannot_be_switched_is_refused(environment):
     with pytest.raises(ConfigError) as caught:
         Switches.from_environment(environment)
     assert caught.value.param == next(iter(environment))
-
-
-@contract("4.switches")
-def test_the_environment_is_read_in_one_place():
-    readers = set()
-    for path in Path(ferrum.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
-                readers.add(path.name)
-    assert readers == {"config.py"}
 
 
 def test_the_tree_is_frozen_and_every_option_tells_what_it_does():

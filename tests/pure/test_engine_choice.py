@@ -5,92 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from engine_fakes import EOS, LetterTokenizer, admission, greedy
+from engine_fakes import EOS, admission, greedy
 from ferrum.core.errors import EngineDead, NonFiniteLogits
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.outputs import Collector, Delta, Usage, join
-from ferrum.engine.stream import RequestStream
-
-A, B = LetterTokenizer().encode("ab")
-
-
-def open_stream(request: Request, *, text: bool = True) -> RequestStream:
-    return RequestStream(request, "public", LetterTokenizer() if text else None, lambda: None)
-
-
-def request_for(**options: object) -> Request:
-    return admission().admit("ab", greedy(1000, **options), request_id="r", trace_id="t")
-
-
-def event(*tokens: int, finish: FinishReason | None = None, choice: int = 0, stop: int | None = None) -> TokenEvent:
-    logprobs = tuple(TokenLogprobs(token, -token / 8, 2, ((1, -0.5), (token, -token / 8))) for token in tokens)
-    return TokenEvent("r", choice, tokens, logprobs, finish_reason=finish, stop_reason=stop)
-
-
-def deltas_of(stream: RequestStream) -> list[Delta]:
-    found = []
-    while (delta := stream.take()) is not None:
-        found.append(delta)
-    return found
-
-
-def whole_of(deltas: list[Delta]) -> Delta:
-    whole = deltas[0]
-    for delta in deltas[1:]:
-        whole = join(whole, delta)
-    return whole
-
-
-def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """Where the first completed stop string ends, and which it is: the longest of those that end there."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text.endswith(stop, 0, end)]
-        if found:
-            return end, max(found, key=len)
-    return None
-
-
-@given(
-    tokens=st.lists(st.sampled_from([0, A, B, B + 1]), min_size=1, max_size=40),
-    cuts=st.lists(st.integers(1, 5), min_size=40, max_size=40),
-    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3, unique=True),
-    include=st.booleans(),
-    slow=st.booleans(),
-)
-def test_any_way_of_cutting_tokens_into_events_gives_the_same_output(
-    tokens: list[int], cuts: list[int], stops: list[str], include: bool, slow: bool
-) -> None:
-    stream = open_stream(request_for(stop=stops, include_stop_str_in_output=include and bool(stops), logprobs=1))
-    deltas, rest, ended_here = [], tokens, []
-    for cut in cuts:
-        head, rest = rest[:cut], rest[cut:]
-        ended_here.append(stream.push(event(*head, finish=None if rest else FinishReason.LENGTH)))
-        if not slow:
-            deltas += deltas_of(stream)
-        if not rest:
-            break
-    deltas += deltas_of(stream)
-    whole = whole_of(deltas)
-
-    text = LetterTokenizer().decode(tokens)
-    stop = first_stop(text, stops)
-    if stop is None:
-        kept, shown, reason = len(tokens), text, FinishReason.LENGTH
-        assert not any(ended_here)
-    else:
-        end, string = stop
-        kept = next(n for n in range(1, len(tokens) + 1) if len(LetterTokenizer().decode(tokens[:n])) == end)
-        shown, reason = text[: end if include else end - len(string)], FinishReason.STOP
-    assert whole.token_ids == tuple(tokens[:kept])
-    assert whole.text == shown
-    assert whole.logprobs is not None and [next(iter(each)) for each in whole.logprobs] == tokens[:kept]
-    assert (whole.finish_reason, whole.stop_reason) == (reason, None if stop is None else stop[1])
-    assert whole.usage == Usage(prompt_tokens=2, completion_tokens=kept)
-    assert [delta.finish_reason for delta in deltas].count(None) == len(deltas) - 1
+from ferrum.core.types import FinishReason, TokenEvent
+from ferrum.engine.outputs import Collector, Usage
+from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
 
 def test_a_stop_string_ends_the_choice_while_the_engine_still_runs_it() -> None:

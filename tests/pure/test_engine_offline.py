@@ -12,9 +12,10 @@ from ferrum.core.errors import EngineDead, InvalidToken, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.front import Parts
 from ferrum.engine.offline import LLM
-from ferrum.engine.outputs import RequestOutput, join
+from ferrum.engine.outputs import RequestOutput
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
+from stream_kit import whole_of
 
 
 def llm(recipe: FakeRecipe | None = None, **options: Any) -> LLM:
@@ -110,10 +111,7 @@ def test_the_bar_for_people_goes_to_standard_error(capsys: pytest.CaptureFixture
 
 def test_a_stream_is_the_batch_in_pieces() -> None:
     with llm() as model:
-        deltas = list(model.stream("abc", greedy(20, ignore_eos=True)))
-        whole = deltas[0]
-        for delta in deltas[1:]:
-            whole = join(whole, delta)
+        whole = whole_of(list(model.stream("abc", greedy(20, ignore_eos=True))))
         [output] = model.generate("abc", greedy(20, ignore_eos=True), use_tqdm=False)
         assert (whole.text, list(whole.token_ids)) == (output.outputs[0].text, output.outputs[0].token_ids)
         assert whole.usage == output.metrics.usage

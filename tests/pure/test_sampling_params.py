@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
-import pickle
 from dataclasses import FrozenInstanceError, fields
 from fractions import Fraction
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import ferrum
 from ferrum.core.errors import InvalidToken, RequestError
 from ferrum.core.params import SamplingParams, bad_word_tokens
+from source_tree import SOURCE, nodes
 
-PACKAGE = Path(ferrum.__file__).parent
 RULES = {each.name: each.metadata["rule"] for each in fields(SamplingParams)}
 
 # vLLM's names, with the defaults that its users rely on (contract section 0).
@@ -55,6 +50,7 @@ def test_every_name_of_the_contract_with_a_neutral_default() -> None:
     assert {each.name: getattr(params, each.name) for each in fields(params)} == DEFAULTS
 
 
+@cache
 def reading_functions(room: str) -> dict[str, set[str]]:
     """For every attribute that the room reads of `params` or `sampling`: the functions that read it.
 
@@ -62,8 +58,8 @@ def reading_functions(room: str) -> dict[str, set[str]]:
     the rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
     """
     readers: dict[str, set[str]] = {}
-    for path in sorted(set((PACKAGE / room).glob("*.py")) - {PACKAGE / "sampling" / "native.py"}):
-        for function in ast.walk(ast.parse(path.read_text())):
+    for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "native.py"}):
+        for function in nodes(path):
             if not isinstance(function, ast.FunctionDef):
                 continue
             for node in ast.walk(function):
@@ -78,7 +74,7 @@ def test_every_field_is_claimed_by_one_rule_of_an_existing_room() -> None:
     assert len(set(RULES.values())) == len(RULES)
     for name, rule in RULES.items():
         room, _, duty = rule.partition(".")
-        assert (PACKAGE / room).is_dir() and duty.isidentifier(), name
+        assert (SOURCE / room).is_dir() and duty.isidentifier(), name
 
 
 @pytest.mark.contract("5.parameters are applied")
@@ -201,30 +197,6 @@ def test_ids_beyond_the_vocabulary_are_refused(name: str) -> None:
     with pytest.raises(InvalidToken) as caught:
         params.check_vocabulary(9)
     assert caught.value.param == name and "9" in caught.value.message
-
-
-tokens = st.integers(0, 2**31)
-params_strategy = st.builds(
-    SamplingParams,
-    n=st.integers(1, 128),
-    temperature=st.floats(0, 2),
-    top_k=st.integers(-1, 100),
-    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
-    stop=st.lists(st.text(min_size=1), max_size=4),
-    stop_token_ids=st.lists(tokens),
-    max_tokens=st.none() | st.integers(50, 99),
-    min_tokens=st.integers(0, 50),
-    logprobs=st.none() | st.integers(-1, 20),
-    logit_bias=st.none() | st.dictionaries(tokens, st.floats(-100, 100)),
-    allowed_token_ids=st.none() | st.lists(tokens, min_size=1),
-    ignore_eos=st.booleans(),
-)
-
-
-@given(params_strategy)
-def test_json_and_pickle_round_trip(params: SamplingParams) -> None:
-    assert SamplingParams.from_dict(json.loads(json.dumps(params.to_dict()))) == params
-    assert pickle.loads(pickle.dumps(params)) == params
 
 
 def test_an_unknown_name_is_refused_by_name() -> None:

@@ -41,10 +41,16 @@ def test_the_command_line_does_not_wait_for_numerics() -> None:
     assert loaded_after("import ferrum.cli.main") & numerics == set()
 
 
-@pytest.mark.parametrize("name", ferrum.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(ferrum, name) is getattr(import_module(ferrum._HOMES[name]), name)
-    assert name in dir(ferrum)
+def test_the_text_room_loads_no_library_before_it_is_needed() -> None:
+    modules = ", ferrum.text.".join(("chat", "detokenizer", "generation", "tokenizer"))
+    loaded = loaded_after(f"import ferrum.text.{modules}")
+    assert loaded & {"tokenizers", "jinja2", "numpy", "torch", "transformers"} == set()
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(ferrum.__all__) <= set(dir(ferrum))
+    for name in ferrum.__all__:
+        assert getattr(ferrum, name) is getattr(import_module(ferrum._HOMES[name]), name)
 
 
 def test_type_checkers_see_the_same_names() -> None:

@@ -1,0 +1,115 @@
+"""The page table under any order of verbs: no page leaks, none has two uses, and what was written is what is read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.errors import Unsupported
+
+MAX_DRAFT = 3
+
+
+class Tables(RuleBasedStateMachine):
+    """Any order of verbs: what each sequence reads back through its rows is what it wrote.
+
+    `written` says what each sequence holds; `store` is the pool that the table's page numbers point into.
+    """
+
+    groups = (PageGroup("full", 11, 4), PageGroup("window", 13, 2, 5))
+    names = st.sampled_from("abcde")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = PageTable(self.groups, max_draft=MAX_DRAFT)
+        self.written: dict[str, list[int]] = {}
+        self.store = {group.name: [[-1] * group.page_size for _ in range(group.num_pages)] for group in self.groups}
+        self.clock = 0
+
+    @rule(name=names, count=st.integers(0, 9), kept=st.integers(0, 9))
+    def step(self, name: str, count: int, kept: int) -> None:
+        """Reserve and write `count` tokens, of which a failed or rejected tail is not committed."""
+        start = len(self.written.get(name, ()))
+        if not self.pages.reserve(name, start + count):
+            return
+        self.make_copies()
+        tokens = list(range(self.clock, self.clock + count))
+        self.clock += count
+        for group in self.groups:
+            row = self.pages.row(name, group.name)
+            for position, token in enumerate(tokens, start):
+                self.store[group.name][row[position // group.page_size]][position % group.page_size] = token
+        kept = min(kept, count)
+        self.pages.commit(name, start + kept)
+        self.written.setdefault(name, []).extend(tokens[:kept])
+
+    @rule(name=names, count=st.integers(0, 9))
+    def reserve(self, name: str, count: int) -> None:
+        """Make room without a step, as a plan that comes to nothing does."""
+        if self.pages.reserve(name, len(self.written.get(name, ())) + count):
+            self.written.setdefault(name, [])
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), name=names)
+    def fork(self, data: st.DataObject, name: str) -> None:
+        source = data.draw(st.sampled_from(sorted(self.written)))
+        if name not in self.written:
+            self.pages.fork(source, name)
+            self.written[name] = list(self.written[source])
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.written)))
+        length = data.draw(st.integers(0, len(self.written[name])))
+        if self.pages.can_truncate(name, length):
+            self.pages.truncate(name, length)
+            del self.written[name][length:]
+        else:
+            with pytest.raises(Unsupported):
+                self.pages.truncate(name, length)
+
+    @rule(name=names)
+    def release(self, name: str) -> None:
+        self.pages.release(name)
+        self.written.pop(name, None)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self.pages.trim(data.draw(st.sampled_from(sorted(self.written))))
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.pages.check()
+        assert set(self.pages.ids()) == set(self.written)
+
+    @rule()
+    def everyone_reads_what_it_wrote(self) -> None:
+        self.make_copies()
+        for name, tokens in self.written.items():
+            assert self.pages.length(name) == len(tokens)
+            for group in self.groups:
+                row = self.pages.row(name, group.name)
+                seen = 0 if group.window is None else max(0, len(tokens) - group.window + 1)
+                for position in range(seen, len(tokens)):
+                    page, slot = divmod(position, group.page_size)
+                    assert self.store[group.name][row[page]][slot] == tokens[position]
+
+    def make_copies(self) -> None:
+        for copy in reversed(self.pages.take_copies()):
+            self.store[copy.group][copy.target] = list(self.store[copy.group][copy.source])
+
+    def teardown(self) -> None:
+        self.everyone_reads_what_it_wrote()
+        for name in list(self.written):
+            self.pages.release(name)
+        self.pages.check()
+        assert self.pages.used == 0
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

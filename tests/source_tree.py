@@ -1,0 +1,23 @@
+"""The repository's sources as a parser sees them, each file parsed once for all tests that ask."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import ferrum
+
+SOURCE = Path(ferrum.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+MODULES = sorted(SOURCE.rglob("*.py"))
+"""The package itself."""
+TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
+TOOLS = sorted(path for folder in ("training", "bench") for path in (REPOSITORY / folder).rglob("*.py"))
+NATIVE = sorted(path for path in (REPOSITORY / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".txt"))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module, outer ones first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
