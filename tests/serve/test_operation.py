@@ -19,6 +19,7 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
 from ferrum.server.keys import read_keys
+from ferrum.server.limits import KeyLimits
 from ferrum.server.service import DrainRate
 from serve_kit import SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for
 
@@ -188,18 +189,20 @@ def test_keys_open_the_door_for_their_owners(tmp_path: Path) -> None:
             list(stream)
 
 
-@pytest.mark.parametrize("text", ["", "# none\n", "a:\n", "a:k\nb:k\n"])
+@pytest.mark.parametrize(
+    "text", ["", "# none\n", "a:\n", "a:k\nb:k\n", "a:k x=1", "a:k max_live=0", "a:k max_live=1\na:l max_live=2"]
+)
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_keys(str(path))
+        read_keys(str(path), KeyLimits())
     assert caught.value.param == "api_key_file"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        read_keys(str(tmp_path / "nothing"))
+        read_keys(str(tmp_path / "nothing"), KeyLimits())
 
 
 @pytest.mark.parametrize(

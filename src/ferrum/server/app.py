@@ -14,12 +14,13 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import error_response
 from ferrum.server.guard import Guard
-from ferrum.server.keys import read_keys
+from ferrum.server.keys import ApiKeys, read_keys
+from ferrum.server.limits import KeyLimits
 from ferrum.server.routes import make_router
 from ferrum.server.service import Service
 
@@ -32,9 +33,10 @@ def create_app(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> 
         config: the server's options.
 
     Raises:
-        ConfigError: the file of API keys cannot be used.
+        ConfigError: the file of API keys cannot be used, or there is none for the limits of keys.
     """
-    service = Service(config)
+    keys = _keys(config)
+    service = Service(config, {} if keys is None else keys.limits)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -55,9 +57,18 @@ def create_app(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> 
             CORSMiddleware, allow_origins=[config.allow_origin], allow_methods=["*"], allow_headers=["*"]
         )
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
-    keys = None if config.api_key_file is None else read_keys(config.api_key_file)
     app.add_middleware(Guard, service=service, keys=keys)
     return app
+
+
+def _keys(config: ServerConfig) -> ApiKeys | None:
+    """The API keys; None: everybody may come in."""
+    limits = KeyLimits(config.key_max_live, config.key_requests_per_minute, config.key_tokens_per_minute)
+    if config.api_key_file is not None:
+        return read_keys(config.api_key_file, limits)
+    if limits != KeyLimits():
+        raise ConfigError("is needed by the limits of keys", param="api_key_file")
+    return None
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def completion_job(
         RequestError, ApiError: a field that cannot be served.
     """
     check_common(body, front)
-    prompts = _prompts(body, min(MAX_PROMPTS, front.router.max_requests))
+    prompts = _prompts(body, min(MAX_PROMPTS, caller.together))
     n, generated = _choices(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")

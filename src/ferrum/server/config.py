@@ -26,6 +26,15 @@ class ServerConfig(JsonRecord):
         default=None,
         metadata=about("File of accepted API keys, one a line, each `key` or `name:key`; none: no key is asked for."),
     )
+    key_max_live: int | None = field(
+        default=None, metadata=about("Most requests of one API key that wait or run; none: as many as of all.", least=1)
+    )
+    key_requests_per_minute: int | None = field(
+        default=None, metadata=about("Most requests of one API key in a minute; none: any.", least=1)
+    )
+    key_tokens_per_minute: int | None = field(
+        default=None, metadata=about("Most prompt and generated tokens of one API key in a minute; none: any.", least=1)
+    )
     strict: bool = field(default=False, metadata=about("Refuse unknown request fields instead of naming them."))
     max_body_bytes: int = field(default=16 << 20, metadata=about("Largest request body.", least=1))
     head_seconds: float = field(

@@ -79,21 +79,22 @@ class Embeddings(Response):
     """The response to a list of inputs. They are ended when the client leaves.
 
     Args:
-        name: of the whole, for the books.
         requests: one per input, with pooling.
+        name: of the whole, for the books.
+        caller: whose it is.
     """
 
     media_type = "application/json"
 
     def __init__(
-        self, service: Service, body: EmbeddingRequest, requests: Sequence[Request], name: str, tenant: str
+        self, service: Service, body: EmbeddingRequest, requests: Sequence[Request], name: str, caller: Caller
     ) -> None:
         super().__init__()
         self._service = service
         self._wanted = body
         self._requests = requests
         self._name = name
-        self._tenant = tenant
+        self._caller = caller
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +115,7 @@ class Embeddings(Response):
 
     async def _compute(self, receive: Receive) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = []
-        together = min(TOGETHER, self._service.engine.front.router.max_requests)
+        together = min(TOGETHER, self._caller.together)
         for start in range(0, len(self._requests), together):
             vectors += await self._part(self._requests[start : start + together], receive)
             self._check_dimensions(len(vectors[0]))
@@ -122,7 +123,7 @@ class Embeddings(Response):
 
     async def _part(self, requests: Sequence[Request], receive: Receive) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = [()] * len(requests)
-        with self._service.run(self._name, requests, self._tenant) as running:
+        with self._service.run(self._name, requests, self._caller.tenant) as running:
             async with watched(receive, self._leave, running):
                 async for place, delta in running:
                     if finish_of(delta) is not None:

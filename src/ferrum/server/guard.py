@@ -7,7 +7,8 @@ import logging
 import re
 import time
 import uuid
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -52,9 +53,9 @@ class Guard:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         log = {"method": scope["method"], "path": scope["path"]}
-        state = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
-        scope["state"] = {**scope.get("state", {}), **state}
-        sender = _Sender(send, request_id)
+        state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
+        scope["state"] = state = {**scope.get("state", {}), **state}
+        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]))
         body = _Body(receive, self._service.config.max_body_bytes, self._service.config.body_seconds)
         began = time.monotonic()
         try:
@@ -105,18 +106,20 @@ class Guard:
 
 
 class _Sender:
-    """Sends, names the request in the head, and remembers the status."""
+    """Sends, names the request and its key's rates in the head, and remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, rates: Callable[[], list[tuple[bytes, bytes]]]) -> None:
         self._send = send
         self._request_id = request_id.encode()
+        self._rates = rates
         self.status: int | None = None
         self.sent = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", self._request_id)]}
+            own = [(b"x-request-id", self._request_id), *self._rates()]
+            message = {**message, "headers": [*message["headers"], *own]}
         self.sent += len(message.get("body", b""))
         await self._send(message)
 

@@ -65,11 +65,16 @@ def _spell(place: tuple[str | int, ...], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and how the server names and bounds it."""
+    """Who asks, and how the server names and bounds it.
+
+    Attributes:
+        together: how many requests it may have at a time.
+    """
 
     tenant: str
     trace_id: str
     deadline: float | None
+    together: int
 
 
 def check_common(body: GenerationBody, front: Front) -> None:

@@ -196,13 +196,12 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """The vectors of one text or several."""
-        service.check_ready()
+        caller = _caller(service, request)
         service.check_model(body.model)
         survey(body, strict=True)
-        caller = Caller(request.state.tenant, request.state.request_id, service.config.request_seconds)
         name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
         requests = await asyncio.to_thread(embedding_requests, service.engine.front, body, caller, name, pooling)
-        return Embeddings(service, body, requests, name, caller.tenant)
+        return Embeddings(service, body, requests, name, caller)
 
     @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
     async def cancel(request_id: str, request: Request) -> Response:
@@ -220,15 +219,23 @@ async def _generate(
     service: Service, request: Request, body: GenerationBody, kind: str, make: Callable[..., Job]
 ) -> Response:
     """Check a body completely, and answer with what it becomes."""
-    service.check_ready()
+    caller = _caller(service, request)
     service.check_model(body.model)
     headers = _ignored(service, body)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    caller = Caller(request.state.tenant, request.state.request_id, service.config.request_seconds)
     head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
     # Rendering and encoding a long prompt takes a while, which is no reason to hold up the streams of others.
     job = await asyncio.to_thread(make, service.engine.front, service.context, body, caller, head, head.id)
     return Generation(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
+
+
+def _caller(service: Service, request: Request) -> Caller:
+    """Who asks, if it may now."""
+    service.check_ready()
+    tenant = request.state.tenant
+    service.limits.begin(tenant)
+    together = service.limits.together(tenant, service.engine.front.router.max_requests)
+    return Caller(tenant, request.state.request_id, service.config.request_seconds, together)
 
 
 def _ignored(service: Service, body: Body) -> dict[str, str]:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -19,10 +19,14 @@ from prometheus_client import CollectorRegistry
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.types import Request
 from ferrum.engine.client import AsyncEngine
+from ferrum.engine.messages import EngineStats
+from ferrum.engine.outputs import Delta
+from ferrum.engine.router import Observer
 from ferrum.engine.running import Running
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
+from ferrum.server.limits import KeyLimits, Limits
 from ferrum.server.metrics import Metrics
 
 RATE_WINDOW: Final = 32
@@ -71,19 +75,38 @@ class Live:
     tenant: str
 
 
+class Observers:
+    """Several that look on. See `Observer`."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def step(self, stats: EngineStats) -> None:
+        """See `Observer`."""
+        for each in self._observers:
+            each.step(stats)
+
+    def delta(self, request: Request, delta: Delta) -> None:
+        """See `Observer`."""
+        for each in self._observers:
+            each.delta(request, delta)
+
+
 class Service:
     """One model being served.
 
     Args:
         config: the server's options.
+        limits: of the tenants that have any.
 
     Attributes:
         failure: what kept the engine from being built.
         registry: all metrics; those of the engine from when it is built.
         retry_after: whole seconds after which a place should be free.
+        limits: the books of the tenants.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits]) -> None:
         self.config = config
         self.started = int(time.time())
         self.state = State.LOADING
@@ -92,6 +115,7 @@ class Service:
         self._live: dict[str, Live] = {}
         self._rate = DrainRate()
         self.retry_after = self._rate.retry_after
+        self.limits = Limits(limits, self.retry_after)
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
 
@@ -105,7 +129,8 @@ class Service:
             _LOG.error("the model could not be loaded: %s", error)
             return
         engine = self._engine
-        engine.front.router.observer = Metrics(self.registry, self.model, engine.info, self.context)
+        metrics = Metrics(self.registry, self.model, engine.info, self.context)
+        engine.front.router.observer = Observers((metrics, self.limits))
         if self.state is State.LOADING:
             self.state = State.READY
 
@@ -179,13 +204,16 @@ class Service:
         self.check_ready()
         if name in self._live:
             raise RequestError(f"{name!r} is live", param="request_id")
+        self.limits.check_place(tenant, len(requests))
         running = self.engine.open(requests)
+        self.limits.enter(tenant, requests)
         self._live[name] = Live(running, tenant)
         try:
             yield running
         finally:
             running.abort()
             del self._live[name]
+            self.limits.leave(tenant, len(requests))
             self._rate.finished()
 
     def cancel(self, request_id: str, tenant: str) -> str:

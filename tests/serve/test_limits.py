@@ -1,0 +1,134 @@
+"""What one API key may ask for, and what it is told when that is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from ferrum.core.errors import ConfigError
+from ferrum.server.app import create_app
+from ferrum.server.config import ServerConfig
+from ferrum.server.errors import ApiError
+from ferrum.server.keys import read_keys
+from ferrum.server.limits import KeyLimits, Limits
+from serve_kit import SLOW, USER, Served, chat_parts, error_of, serving, wait_for
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def guarded(tmp_path: Path, lines: str, **config: int) -> Iterator[Served]:
+    path = tmp_path / "keys"
+    path.write_text(lines)
+    with serving(chat_parts(SLOW), api_key_file=str(path), **config) as server:
+        yield server
+
+
+def chat(server: Served, key: str, **body: object) -> httpx.Response:
+    body = {"model": "fake", "messages": USER, "max_tokens": 4, "ignore_eos": True, **body}
+    return server.http.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
+
+
+def refused(limits: Limits) -> int:
+    """The seconds that a key without rates left is told to wait."""
+    with pytest.raises(ApiError) as caught:
+        limits.begin("a")
+    assert (caught.value.status_code, caught.value.code) == (429, "rate_limit_exceeded")
+    return int((caught.value.headers or {})["retry-after"])
+
+
+def test_requests_come_back_evenly_within_the_minute() -> None:
+    clock = Clock()
+    limits = Limits({"a": KeyLimits(requests_per_minute=6)}, lambda: 1, clock)
+    for _ in range(6):
+        limits.begin("a")
+    assert refused(limits) == 10
+    clock.now += 9.5
+    assert refused(limits) == 1
+    clock.now += 0.5
+    limits.begin("a")
+    assert refused(limits) == 10
+    clock.now += 1e6
+    for _ in range(6):
+        limits.begin("a")
+    assert refused(limits) == 10, "more than a minute's worth is never saved"
+
+
+def test_other_keys_have_rates_of_their_own() -> None:
+    limits = Limits({"a": KeyLimits(requests_per_minute=1), "b": KeyLimits(requests_per_minute=1)}, lambda: 1, Clock())
+    limits.begin("a")
+    limits.begin("b")
+    refused(limits)
+    for _ in range(100):
+        limits.begin("without limits")
+
+
+def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> None:
+    """What a request costs is known when it is over: prompt (2) and generated tokens (60) are 62 of 60."""
+    with guarded(tmp_path, "ada:one tokens_per_minute=60\neve:two") as server:
+        first = chat(server, "one", max_tokens=60, prompt_logprobs=None)
+        assert first.status_code == 200 and first.headers["x-ratelimit-limit-tokens"] == "60"
+        server.wait_idle()
+        again = chat(server, "one")
+        assert error_of(again, 429)["code"] == "rate_limit_exceeded"
+        used = first.json()["usage"]["total_tokens"]
+        assert used - 60 <= int(again.headers["retry-after"]) <= used - 60 + 1  # a token a second
+        assert again.headers["x-ratelimit-remaining-tokens"] == "0"
+        assert float(again.headers["x-ratelimit-reset-tokens"].removesuffix("s")) > 60
+        assert chat(server, "two").status_code == 200
+        assert "x-ratelimit-limit-tokens" not in chat(server, "two").headers
+        with pytest.raises(openai.RateLimitError):
+            server.openai(api_key="one").chat.completions.create(model="fake", messages=USER)  # type: ignore[arg-type]
+
+
+def test_a_key_has_only_so_many_requests_at_a_time(tmp_path: Path) -> None:
+    with (
+        guarded(tmp_path, "ada:one\nada:three\neve:two max_live=3", key_max_live=2) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        running = [pool.submit(chat, server, key, max_tokens=100) for key in ("one", "three")]
+        wait_for(lambda: server.service.num_live == 2)
+        response = chat(server, "one")
+        assert error_of(response, 429)["code"] == "rate_limit_exceeded" and "retry-after" in response.headers
+        others = [pool.submit(chat, server, "two") for _ in range(3)]
+        assert all(each.result().status_code == 200 for each in [*running, *others])
+        server.wait_idle()
+        assert chat(server, "one").status_code == 200
+        batch = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 1}
+        told = server.http.post("/v1/completions", json=batch, headers={"x-api-key": "one"})
+        assert error_of(told, 400)["param"] == "prompt", "no time to come back would help"
+        assert server.http.post("/v1/completions", json=batch, headers={"x-api-key": "two"}).status_code == 200
+        many = {"model": "fake", "input": ["a"] * 5}
+        assert server.http.post("/v1/embeddings", json=many, headers={"x-api-key": "one"}).status_code == 200
+
+
+def test_every_request_counts_but_those_that_come_too_early(tmp_path: Path) -> None:
+    with guarded(tmp_path, "ada:one max_live=1 requests_per_minute=3") as server:
+        assert chat(server, "one", temperature=9).status_code == 400
+        assert [chat(server, "one").status_code for _ in range(4)] == [200, 200, 429, 429]
+
+
+def test_a_line_of_the_file_goes_before_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ada:one max_live=9\neve:two\n")
+    keys = read_keys(str(path), KeyLimits(max_live=4, tokens_per_minute=50))
+    assert keys.limits == {"ada": KeyLimits(9, None, 50), "eve": KeyLimits(4, None, 50)}
+
+
+def test_limits_of_keys_need_keys() -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_app(lambda: pytest.fail("it was built"), ServerConfig(key_max_live=3))
+    assert caught.value.param == "api_key_file"
