@@ -20,7 +20,7 @@ FORMATS: Final = {
 }
 """Format names and their numpy dtypes."""
 
-_PIECE_BYTES: Final = 16 << 20
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +72,8 @@ class DenseWeight:
 def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
     """The same numbers in another floating-point format, rounded to the nearest, ties to even.
 
-    Works through pieces of a few megabytes, so that beside the result nothing large is held. In the format already, the
-    array is returned as it is.
+    Works through pieces that fit in a core's cache, so that beside the result nothing large is held. In the format
+    already, the array is returned as it is.
 
     Args:
         values: [N, ...] of a dtype in `FORMATS`.

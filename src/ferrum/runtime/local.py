@@ -14,6 +14,7 @@ from ferrum.core.executor import ModelExecutor
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.lm import DecoderLM
+from ferrum.runtime.memory import return_free_memory
 from ferrum.sampling.accept import count_likely
 from ferrum.sampling.order import top
 
@@ -44,6 +45,9 @@ class LocalExecutor(ModelExecutor):
         self._sampled: dict[str, int] = {}
         if log_tokens:
             lm.watch = self._log_row
+
+    def _warm(self) -> None:
+        return_free_memory()
 
     def _run(self, batch: StepBatch) -> StepOutput:
         output = self.lm.run(StepBatch(tuple(map(self._with_carried, batch.spans))))
