@@ -52,6 +52,8 @@ class LetterTokenizer:
         return "".join(self.token_text(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
 
     def token_bytes(self, token_id: int) -> bytes:
+        if token_id >= VOCABULARY:  # as the real one: what the model does not know adds nothing
+            return b""
         return f"<{token_id}>".encode() if self.is_special(token_id) else bytes([token_id + 31])
 
     def token_text(self, token_id: int) -> str:

@@ -47,8 +47,12 @@ def test_verified_rows_are_so_many_decodes(kit, executor):
         same(output.logits, truth(executor, PROMPT + drafts)[len(PROMPT) + row][None])
         assert output.kv_cache.sequence_length == len(PROMPT) + row + 1
     assert len({output.kv_cache.generation for output in outputs}) == 1
-    with pytest.raises(StaleHandle):
-        executor.decode(DecodeInput([1], outputs[1].kv_cache))
+    for needs_the_whole in (
+        lambda: executor.decode(DecodeInput([1], outputs[1].kv_cache)),
+        lambda: executor.fork(outputs[1].kv_cache),
+    ):
+        with pytest.raises(StaleHandle):
+            needs_the_whole()
     back = executor.truncate_kv(outputs[1].kv_cache, outputs[1].kv_cache.sequence_length)
     usable(executor, back, PROMPT + drafts[:2])
 

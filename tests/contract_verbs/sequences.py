@@ -108,6 +108,18 @@ def test_base_and_clone_are_independent(executor, release_base_first, length):
         usable(executor, after[0].kv_cache, [*prompt, 1])
 
 
+@contract("2.fork")
+def test_clones_of_one_base_are_numbered_and_a_clone_is_a_base(executor):
+    base = begin(executor)
+    clones = [executor.fork(base) for _ in range(2)]
+    assert [clone.cache_id for clone in clones] == [f"{base.cache_id}-clone-{number}" for number in range(2)]
+    deeper = executor.fork(clones[1])
+    assert deeper.cache_id.startswith(f"{clones[1].cache_id}-clone-")
+    executor.release_cache(clones[1].cache_id)
+    for handle in (deeper, clones[0], base):
+        usable(executor, handle, PROMPT)
+
+
 @contract("2.release_cache")
 def test_release_is_idempotent_and_touches_nobody_else(executor, caplog):
     one, two = begin(executor), begin(executor, OTHER)

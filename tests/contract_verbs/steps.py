@@ -29,14 +29,16 @@ def test_a_mixture_takes_one_pass(kit, executor):
         )
     )
     assert batch.total_q_tokens == 12 and batch.num_sampled_items == 3
+    decodes = executor.status().decode_operations
     logits = executor.unified_decode(batch)
     assert kit.passes() == before + 1
+    decodes = executor.status().decode_operations - decodes
     same(logits[0], truth(executor, [8]))
     same(logits[1], truth(executor, [*PROMPT, 5])[-1:])
     assert logits[2] is None
     same(logits[3], truth(executor, [9, 1, 2, 3])[1:])
     usable(executor, executor.handle(two.cache_id), OTHER + PROMPT)
-    assert executor.status().prefill_operations >= 1
+    assert decodes == 1, "the fresh prompt of one token is a prefill"
 
 
 @contract("2.unified_decode")

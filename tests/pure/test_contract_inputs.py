@@ -67,6 +67,13 @@ def test_an_input_does_not_follow_its_source():
     assert given.input_ids == ((1, 2, 3),)
 
 
+@contract("5.token ids are integers")
+def test_ids_that_a_float32_cannot_hold_keep_every_bit():
+    first = 2**24 + 1
+    assert PrefillInput(np.array([first, first + 2])).input_ids == ((first, first + 2),)
+    assert UnifiedBatchItem("a", [first], 0).q_tokens == (first,)
+
+
 @contract("1.PrefillInput")
 @contract("5.token ids are integers")
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
 from ferrum.core.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.core.tuning import fastest_batch_size
+from ferrum.runtime.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract
 
@@ -117,7 +118,7 @@ def test_status_counts_what_was_served(executor):
 
 @contract("5.reports wait for no step")
 @contract("2.status")
-def test_status_does_not_wait_for_the_step_it_tells_of(executor):
+def test_no_report_waits_for_the_step_it_tells_of(executor):
     inside, go_on = threading.Event(), threading.Event()
     run = executor.lm.run
 
@@ -131,6 +132,11 @@ def test_status_does_not_wait_for_the_step_it_tells_of(executor):
     thread.start()
     assert inside.wait(10)
     status = executor.status()
+    reports = (
+        *(executor.metrics, executor.capabilities, executor.cache_metrics_snapshot, executor.lora_metrics_snapshot),
+        *(executor.kv_capacity, lambda: executor.info, lambda: executor.memory_requirements),
+    )
+    assert all(report() is not None for report in reports) and thread.is_alive()
     go_on.set()
     thread.join()
     assert (status.state, status.is_ready, status.current_batch_size) == (ExecutorState.BUSY, True, 2)
@@ -343,6 +349,13 @@ def test_an_executor_that_cannot_warm_up_says_so():
         executor.warmup()
     assert executor.status().state is ExecutorState.ERROR
     executor.shutdown()
+
+
+@contract("2.prefill")
+@contract("3.LlmExecutor")
+def test_the_names_of_fresh_sequences_begin_as_asked_for():
+    executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6, cache_prefix="mine")
+    assert [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(2)] == ["mine-0", "mine-1"]
 
 
 @contract("3.LlmExecutor")
