@@ -52,7 +52,7 @@ std::shared_ptr<Weight> packed(Runtime& runtime, const std::string& format, size
         Weight& weight;
         Pack pack;
     };
-    const auto weight = std::make_shared<Weight>(format_of(format), outputs, inputs);
+    const auto weight = std::make_shared<Weight>(format_of(format), outputs, inputs, runtime.heap);
     Call call{runtime, *weight, pack};
     const nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.running);

@@ -14,6 +14,9 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 // Kernels read a little past the last panel's end in whole vectors, and prefetch: nothing of it is used.
 constexpr int64_t kSlack = 4096;
 
+constexpr int64_t kHeapBuffer = int64_t{256} << 20;  // address space: pages that no piece touches take no memory
+constexpr int64_t kLine = 64;
+
 }  // namespace
 
 // Large buffers begin on a huge page: in the middle of one, a matrix of a few megabytes would lie half on small pages.
@@ -42,6 +45,16 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     std::swap(mapping_, other.mapping_);
     std::swap(mapped_, other.mapped_);
     return *this;
+}
+
+std::shared_ptr<std::byte> Heap::take(int64_t bytes) {
+    if (used_ + bytes > buffer_->size()) {
+        buffer_ = std::make_shared<Buffer>(bytes > kHeapBuffer ? bytes : kHeapBuffer);
+        used_ = 0;
+    }
+    std::byte* piece = buffer_->data() + used_;
+    used_ += (bytes + kLine - 1) / kLine * kLine;
+    return {buffer_, piece};
 }
 
 }  // namespace ferrum

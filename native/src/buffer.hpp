@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace ferrum {
 
@@ -22,6 +23,17 @@ private:
     int64_t size_ = 0;
     void* mapping_ = nullptr;
     size_t mapped_ = 0;
+};
+
+// Memory in pieces of a few large buffers: a matrix smaller than a huge page lies on one all the same. A piece is zeroed,
+// aligned to cache lines, and keeps its buffer alive; what is given back is not handed out again.
+class Heap {
+public:
+    std::shared_ptr<std::byte> take(int64_t bytes);  // throws std::bad_alloc
+
+private:
+    std::shared_ptr<Buffer> buffer_ = std::make_shared<Buffer>();
+    int64_t used_ = 0;
 };
 
 }  // namespace ferrum

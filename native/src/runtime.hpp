@@ -32,6 +32,7 @@ public:
     const KernelTable& kernels;
     Team team;
     Pool pool;
+    Heap heap;  // for weights
     Step step;
     std::mutex running;
 

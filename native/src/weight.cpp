@@ -66,8 +66,8 @@ int64_t item_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
 
 int64_t groups_of(int64_t inputs) { return (inputs + kGroup - 1) / kGroup; }
 
-Weight::Weight(Format format, int64_t outputs, int64_t inputs)
-    : format_(format), outputs_(outputs), inputs_(inputs), memory_(panels() * panel_bytes()) {}
+Weight::Weight(Format format, int64_t outputs, int64_t inputs, Heap& heap)
+    : format_(format), outputs_(outputs), inputs_(inputs), memory_(heap.take(nbytes())) {}
 
 int64_t Weight::panel_bytes() const {
     if (is_grouped(format_)) return groups_of(inputs_) * (code_bytes(format_) + kScaleBytes);
@@ -77,9 +77,9 @@ int64_t Weight::panel_bytes() const {
 
 void Weight::pack(const void* matrix, int64_t panel_begin, int64_t panel_end) {
     if (format_ == Format::f32)
-        pack_panels<float>(*this, matrix, panel_begin, panel_end, memory_.data());
+        pack_panels<float>(*this, matrix, panel_begin, panel_end, memory_.get());
     else
-        pack_panels<uint16_t>(*this, matrix, panel_begin, panel_end, memory_.data());
+        pack_panels<uint16_t>(*this, matrix, panel_begin, panel_end, memory_.get());
 }
 
 void Weight::pack_codes(const uint8_t* codes, const uint16_t* scales, int64_t panel_begin, int64_t panel_end) {
@@ -87,7 +87,7 @@ void Weight::pack_codes(const uint8_t* codes, const uint16_t* scales, int64_t pa
     const bool nibbles = format_ == Format::int4;
     for (int64_t output = panel_begin * kPanel; output < least(panel_end * kPanel, outputs_); ++output) {
         const int64_t lane = output % kPanel;
-        auto* at = reinterpret_cast<uint8_t*>(memory_.data() + output / kPanel * panel_bytes());
+        auto* at = reinterpret_cast<uint8_t*>(memory_.get() + output / kPanel * panel_bytes());
         for (int64_t group = output * groups; group < (output + 1) * groups; ++group, at += bytes + kScaleBytes) {
             for (int64_t k = 0; k < kGroup; ++k) {
                 const int64_t index = group * kGroup + k;
@@ -102,7 +102,7 @@ void Weight::pack_codes(const uint8_t* codes, const uint16_t* scales, int64_t pa
 
 void Weight::row(int64_t output, float* to) const {
     const int64_t lane = output % kPanel;
-    const std::byte* panel = memory_.data() + output / kPanel * panel_bytes();
+    const std::byte* panel = memory_.get() + output / kPanel * panel_bytes();
     if (!is_grouped(format_)) {
         for (int64_t k = 0; k < inputs_; ++k) to[k] = read_float(panel, format_, place(depth_of(format_), lane, k));
         return;

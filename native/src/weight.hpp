@@ -22,15 +22,15 @@ int64_t groups_of(int64_t inputs);
 
 class Weight {
 public:
-    Weight(Format format, int64_t outputs, int64_t inputs);
+    Weight(Format format, int64_t outputs, int64_t inputs, Heap& heap);
 
     Format format() const { return format_; }
     int64_t outputs() const { return outputs_; }
     int64_t inputs() const { return inputs_; }
     int64_t panels() const { return (outputs_ + kPanel - 1) / kPanel; }
     int64_t panel_bytes() const;
-    int64_t nbytes() const { return memory_.size(); }
-    const std::byte* data() const { return memory_.data(); }
+    int64_t nbytes() const { return panels() * panel_bytes(); }
+    const std::byte* data() const { return memory_.get(); }
 
     // Pack the panels [begin, end) from a whole row-major matrix: of the weight's own type of floats; or, of an integer
     // format, from f16 scales [N, groups] and codes [N, 32 groups], int8 as they are (two's complement), int4 as w + 8, two
@@ -43,7 +43,7 @@ public:
 private:
     Format format_;
     int64_t outputs_, inputs_;
-    Buffer memory_;
+    std::shared_ptr<std::byte> memory_;
 };
 
 }  // namespace ferrum
