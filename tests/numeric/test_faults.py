@@ -2,127 +2,205 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from native_twin import require_native
+from safetensors.numpy import load_file, save_file
 from tiny import directory_of, find, tokens_of
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
-from ferrum.kernels.interface import Operations
+from ferrum.kernels.interface import NetworkOutput, Operations, StepTables
+from ferrum.runtime.graphs import NativeProgram
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.local import LocalExecutor
 
 OPERATIONS = {name for name in vars(Operations) if not name.startswith("_")}
 POISON = 5  # the token that only the guilty sequence holds
+CASE = find("qwen3-windows")
+
+
+class Fault:
+    """Spoils what operation `site` made, in each pass in which the guilty token takes part."""
+
+    def __init__(self, kind: str) -> None:
+        self.spoil: Callable[[np.ndarray], None] = {"raising": self._raise, "nan": self._plant}[kind]
+        self.site: int | None = None
+        self.calls = 0
+
+    def begin(self, tables: StepTables) -> None:
+        self.calls = 0
+        self.tables = tables
+        self.spans = np.add.reduceat(tables.token_ids == POISON, tables.span_rows[:-1]) > 0
+        self.rows = np.repeat(self.spans, np.diff(tables.span_rows))
+
+    def after(self, made: tuple[np.ndarray, ...]) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.site and self.rows.any():
+            for array in made:
+                self.spoil(array)
+
+    def _raise(self, _: np.ndarray) -> None:
+        raise ZeroDivisionError("injected")
+
+    def _plant(self, array: np.ndarray) -> None:
+        """NaN in the guilty rows alone, whatever the operation made."""
+        if array.dtype == np.bool_:
+            array[self.spans] = False
+        elif len(array) == len(self.rows):
+            array[self.rows] = np.nan
+        elif len(array):
+            array[self.rows[self.tables.logit_rows]] = np.nan
 
 
 class FaultyKernels:
-    """Kernels that misbehave at the n-th operation of each pass in which the guilty token takes part."""
+    """Kernels with a fault behind one of their operations."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.site: int | None = None
-        self.spoil: Callable[[Any], Any] | None = None
-        self.calls = 0
-        self.guilty: np.ndarray | None = None
+    def __init__(self, inner: Any, fault: Fault) -> None:
+        self._inner, self._fault = inner, fault
 
-    def begin(self, tables: Any) -> None:
-        self.calls = 0
-        rows = tables.token_ids == POISON
-        spans = np.add.reduceat(rows, tables.span_rows[:-1]) > 0
-        self.guilty = np.repeat(spans, np.diff(tables.span_rows))
-        self.inner.begin(tables)
+    def begin(self, tables: StepTables) -> None:
+        self._fault.begin(tables)
+        self._inner.begin(tables)
 
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self.inner, name)
+        attribute = getattr(self._inner, name)
         if name not in OPERATIONS:
             return attribute
 
         def call(*arguments: Any) -> Any:
-            self.calls += 1
             made = attribute(*arguments)
-            if self.calls - 1 != self.site or not self.guilty.any():
-                return made
-            return self.spoil(made)
+            self._fault.after(made if isinstance(made, tuple) else (made,))
+            return made
 
         return call
 
-    def raising(self, _: Any) -> Any:
-        raise ZeroDivisionError("injected")
 
-    def nan(self, made: Any) -> Any:
-        """NaN in the guilty rows alone, whatever the operation made."""
-        for array in made if isinstance(made, tuple) else (made,):
-            if array.dtype == np.bool_:
-                array[:] &= ~self.guilty[self.inner.tables.span_rows[:-1], None]
-            elif len(array) == len(self.guilty):
-                array[self.guilty] = np.nan
-            elif len(array):
-                array[self.guilty[self.inner.tables.logit_rows]] = np.nan
-        return made
+class FaultyProgram:
+    """A native program with a fault between two of its operations: a call up to there, and a call for the rest."""
+
+    def __init__(self, inner: NativeProgram, fault: Fault) -> None:
+        self._inner, self._fault = inner, fault
+
+    def __call__(self, kernels: Any, tables: StepTables) -> NetworkOutput:
+        program, operations = self._inner.program, self._inner._operations
+        self._fault.begin(tables)
+        counts = self._inner._begin(kernels, tables)
+        split = 0 if self._fault.site is None else self._fault.site + 1
+        kernels.lowering.runtime.run(operations[:split])
+        for op in program.ops[:split]:
+            self._fault.after(tuple(self._inner._view(value, counts) for value in op.results))
+        kernels.lowering.runtime.run(operations[split:])
+        self._fault.calls = len(operations)
+        output = program.output
+        return NetworkOutput(*(self._inner._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
 
 
-@pytest.fixture
-def executor():
-    with load_executor(directory_of(find("qwen3-windows")), kernels="reference", page_size=16) as made:
-        faulty = FaultyKernels(made.lm.kernels)
-        made.lm.kernels = faulty
-        yield made
+@pytest.fixture(params=["reference", "native eager", "native"])
+def faulty(request: pytest.FixtureRequest, kind: str) -> Iterator[tuple[LocalExecutor, Fault]]:
+    kernels, _, eager = request.param.partition(" ")
+    if kernels == "native":
+        require_native()
+    with load_executor(directory_of(CASE), kernels=kernels, page_size=16, replay=not eager) as executor:
+        fault, lm = Fault(kind), executor.lm
+        if isinstance(lm.replay, NativeProgram):
+            lm.replay = FaultyProgram(lm.replay, fault)
+        else:
+            lm.kernels = FaultyKernels(lm.kernels, fault)
+        yield executor, fault
+
+
+def innocent(seed: int, count: int) -> list[int]:
+    return [token if token != POISON else 6 for token in tokens_of(CASE, count, seed)]
 
 
 def spans_of(start: int) -> tuple[Span, ...]:
-    innocent = [[t if t != POISON else 6 for t in tokens_of(find("qwen3-windows"), 30, seed)] for seed in (1, 2)]
-    guilty = [*innocent[0][:15], POISON, *innocent[0][16:]]
-    parts = {"a": innocent[0], "guilty": guilty, "b": innocent[1]}
+    first, last = innocent(1, 30), innocent(2, 30)
+    parts = {"a": first, "guilty": [*first[:15], POISON, *first[16:]], "b": last}
     chunk = slice(0, 10) if start == 0 else slice(10, 30)
     wish = (Want.LOGITS, Rows.ALL, Hidden.ALL)
     return tuple(Span(name, start, tuple(tokens[chunk]), *wish) for name, tokens in parts.items())
 
 
-def sites(executor: Any) -> int:
-    executor.submit(StepBatch(spans_of(0))).result()
-    count = executor.lm.kernels.calls
-    executor.reset()
-    return count
+def run(executor: LocalExecutor, *spans: Span) -> tuple[Any, ...]:
+    return executor.submit(StepBatch(spans)).result().results
 
 
 @pytest.mark.contract("5.no fallback answers with stale keys")
 @pytest.mark.parametrize("kind", ["raising", "nan"])
-def test_a_fault_at_any_call_site_ends_the_guilty_alone(executor, kind):
-    faulty, pages = executor.lm.kernels, executor.lm.pages
-    executor.submit(StepBatch(spans_of(0))).result()
-    clean = executor.submit(StepBatch(spans_of(10))).result().results
+def test_a_fault_at_any_call_site_ends_the_guilty_alone(faulty: tuple[LocalExecutor, Fault]) -> None:
+    executor, fault = faulty
+    pages = executor.lm.pages
+    run(executor, *spans_of(0))
+    clean = run(executor, *spans_of(10))
     executor.reset()
-    faulty.spoil = getattr(faulty, kind)
-    total = sites(executor)
-    assert total > 15
-    for site in range(total):
-        baseline = pages.used
-        executor.submit(StepBatch(spans_of(0))).result()
-        held = pages.used
-        faulty.site = site
-        first, guilty, last = executor.submit(StepBatch(spans_of(10))).result().results
-        faulty.site = None
+    assert fault.calls > 15
+    for site in range(fault.calls):
+        run(executor, *spans_of(0))
+        fault.site = site
+        first, guilty, last = run(executor, *spans_of(10))
+        fault.site = None
         assert isinstance(guilty, StepError | NonFiniteLogits), f"call {site}"
         for ours, expected in ((first, clean[0]), (last, clean[2])):
             assert isinstance(ours, SpanResult), f"call {site}: {ours}"
             np.testing.assert_array_equal(ours.logits, expected.logits)
         assert pages.length("guilty") == 10, "a failed span leaves its sequence as it was"
         pages.check()
-        retried = executor.submit(StepBatch((spans_of(10)[1],))).result().results[0]
+        (retried,) = run(executor, spans_of(10)[1])
         np.testing.assert_array_equal(retried.logits, clean[1].logits)
         executor.reset()
         pages.check()
-        assert pages.used == baseline < held
+        assert pages.used == 0
 
 
-def test_a_fault_in_the_first_step_leaves_no_sequence_behind(executor):
-    faulty = executor.lm.kernels
-    faulty.spoil, faulty.site = faulty.raising, 3
-    span = Span("guilty", 0, (1, POISON), Want.LOGITS)
-    (result,) = executor.submit(StepBatch((span,))).result().results
+@pytest.mark.parametrize("kind", ["raising", "nan"])
+def test_a_fault_in_the_first_step_leaves_no_sequence_behind(faulty: tuple[LocalExecutor, Fault]) -> None:
+    executor, fault = faulty
+    fault.site = 3
+    (result,) = run(executor, Span("guilty", 0, (1, POISON), Want.LOGITS))
     assert isinstance(result, StepError)
     assert "guilty" not in executor.lm.pages
     assert executor.lm.pages.used == 0
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with a NaN in the embedding of one token."""
+    directory = shutil.copytree(directory_of(CASE), tmp_path_factory.mktemp("damaged") / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][POISON, 7] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_a_nan_in_the_weights_stays_with_the_token_that_meets_it(
+    damaged: Path, kernels: str, dtype: str, replay: bool
+) -> None:
+    """Its keys and values stay in the pages that are given back: whoever gets them must not see a bit of it."""
+    if kernels == "native":
+        require_native()
+    options: dict[str, Any] = {"kernels": kernels, "dtype": dtype, "replay": replay, "page_size": 16, "kv_capacity": 96}
+    wish = (Want.LOGITS, Rows.ALL)
+    before = [Span(name, 0, tuple(innocent(seed, 32)), *wish) for seed, name in enumerate("ab")]
+    after = [Span(name, 0, tuple(innocent(seed, 20)), *wish) for seed, name in enumerate("cde", 2)]
+    with load_executor(directory_of(CASE), **options) as sound:
+        expected = [*run(sound, *before)]
+        sound.reset()
+        expected += run(sound, *after)
+    with load_executor(damaged, **options) as executor:
+        first, guilty, last = run(executor, before[0], Span("guilty", 0, (POISON, *innocent(9, 31)), *wish), before[1])
+        assert isinstance(guilty, NonFiniteLogits)
+        executor.release_cache("a")
+        executor.release_cache("b")
+        found = [first, last, *run(executor, *after)]
+        assert executor.pages.free(executor.pages.groups[0].name) == 0, "the three hold every page that there is"
+    for ours, clean in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.logits, clean.logits)

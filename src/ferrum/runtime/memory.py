@@ -20,8 +20,8 @@ PAGE_SIZE: Final = 64
 
 LIBRARIES: Final = 15 << 20
 """Bytes of numpy and of all else that `import ferrum` puts off: 28 MiB (Linux, CPython 3.11) in a process that has none
-of it yet, nothing in one that has it all; 1 MiB more is the rest of a step's temporaries. In between, the plan is within
-16 MiB of the growth of both.
+of it yet, nothing in one that has it all; a step leaves another MiB of temporaries behind. In between, the plan is
+within 16 MiB of the growth of both.
 """
 
 _SHARE: Final = 0.25
@@ -114,7 +114,7 @@ def _group(name: str, tokens: int, limits: PoolLimits, layers: list[AttentionSpe
 
 
 def return_free_memory() -> None:
-    """Give what loading has freed back to the system: glibc keeps up to 64 MiB of it in the process (`malloc_trim(3)`)."""
+    """Give what loading has freed back to the system: glibc keeps up to 64 MiB of it (`mallopt(3)`)."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
