@@ -4,49 +4,27 @@ A page holds `page_size` consecutive tokens of one sequence in one layer group; 
 [i * page_size, (i + 1) * page_size). Pages are counted by the rows that name them: a fork shares them all, and the
 first of the sharers to grow into a partly filled one gets a copy of its own. The table says which pages to copy, the
 executor copies. Anything written beyond a sequence's length is dead, so a step that fails leaves nothing to undo.
+
+Full pages may have names (`cache.prefix`): those outlive their sequence while there is room, and a new sequence that
+begins with the same tokens adopts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from ferrum.cache.groups import PageCopy as PageCopy
+from ferrum.cache.groups import PageGroup as PageGroup
+from ferrum.cache.names import Name
 from ferrum.cache.pool import PagePool
+from ferrum.cache.prefix import SequenceNames, longest_match
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.core.snapshots import PrefixCounts
 
 FREED: Final = -1
 """In a row: a page whose tokens have left the window for good."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageGroup:
-    """Layers that share a page row.
-
-    Attributes:
-        name: unique within a table.
-        num_pages: size of the group's pool.
-        page_size: tokens per page.
-        window: a query at position p sees the keys k with p - window < k <= p; None: all k <= p.
-    """
-
-    name: str
-    num_pages: int
-    page_size: int
-    window: int | None = None
-
-    def pages(self, tokens: int) -> int:
-        """Number of pages that hold `tokens` tokens."""
-        return -(-tokens // self.page_size)
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """One page of the group to copy, whole and raw, before the next step writes."""
-
-    group: str
-    source: int
-    target: int
 
 
 @dataclass(slots=True)
@@ -57,6 +35,7 @@ class _Stored:
     freed: list[int]
     length: int
     generation: int
+    names: SequenceNames = field(default_factory=SequenceNames)
 
 
 class PageTable:
@@ -76,6 +55,7 @@ class PageTable:
         self._stored: dict[str, _Stored] = {}
         # One clock for all sequences: an id that is released and begun anew never repeats a generation.
         self._clock = 0
+        self._asked = self._found = 0
         assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
@@ -130,29 +110,88 @@ class PageTable:
         """Number of pages with more than one owner, over all groups."""
         return sum(pool.shared for pool in self._pools)
 
-    def fits(self, length: int, step: int, *, empty: bool = False) -> bool:
-        """Whether a new sequence can grow to `length` tokens, at most `step` at a time.
+    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
+        """Whether a sequence can grow to `length` tokens, at most `step` at a time.
 
         Args:
             length: its length at the end, in tokens.
             step: most tokens between two commits: a window group holds them all beside its window.
+            cache_id: the sequence, which has begun; None: a new one.
             empty: ask it of the empty pool, instead of the pages that are free now.
         """
-        for group, pool in zip(self.groups, self._pools, strict=True):
+        stored = None if cache_id is None else self._get(cache_id)
+        for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
             tokens = length
             if group.window is not None:
                 # The kept tokens may begin and end in the middle of a page.
                 tokens = min(length, group.window + self._slack(group) + step + group.page_size)
-            if group.pages(tokens) > (pool.num_pages if empty else pool.free):
+            held = 0 if stored is None else len(stored.rows[index]) - stored.freed[index]
+            if group.pages(tokens) > held + (pool.num_pages if empty else pool.free):
                 return False
         return True
+
+    # Prefixes
+
+    def match(self, names: Sequence[Name]) -> int:
+        """How many of the leading pages of a sequence are there, by their names.
+
+        A group with a window needs only those of them that the next query sees.
+        """
+        return longest_match(self.groups, self._pools, names)
+
+    def adopt(self, cache_id: str, names: Sequence[Name], count: int) -> None:
+        """Begin a sequence with the pages of the first `count` names, which `match` has found just now.
+
+        Args:
+            cache_id: must be unknown.
+            names: of all its full pages, as far as its tokens are known: a view that its owner appends to.
+            count: how many of them to begin with.
+        """
+        assert cache_id not in self._stored
+        length = count * self.groups[0].page_size
+        rows, freed = [], [group.unseen(length) for group in self.groups]
+        for gone, pool in zip(freed, self._pools, strict=True):
+            rows.append([FREED] * gone + [pool.adopt(name) for name in names[gone:count]])
+        self._stored[cache_id] = _Stored(rows, freed, length, self._tick(), SequenceNames(names, count))
+
+    def label(self, cache_id: str, names: Sequence[Name]) -> None:
+        """Say what the pages of a sequence are called that was not begun by `adopt`. Raises UnknownSequence."""
+        self._get(cache_id).names = SequenceNames(names)
+
+    def prove(self, cache_id: str) -> None:
+        """Let the full pages of the sequence be found by others: what it has computed is sound.
+
+        Raises UnknownSequence.
+        """
+        stored = self._get(cache_id)
+        self._name(stored)
+        stored.names.prove()
+
+    def count_lookup(self, asked: int, found: int) -> None:
+        """Note that a prompt of `asked` tokens was looked up, of which `found` were adopted."""
+        self._asked += asked
+        self._found += found
+
+    def prefix_counts(self) -> PrefixCounts:
+        """How the names have served so far."""
+        names = [pool.names for pool in self._pools]
+        return PrefixCounts(sum(map(len, names)), sum(each.evicted for each in names), self._asked, self._found)
+
+    def forget_prefixes(self) -> None:
+        """Take the name of every page away."""
+        for pool in self._pools:
+            pool.forget_all()
+
+    def _name(self, stored: _Stored) -> None:
+        full = stored.length // self.groups[0].page_size
+        stored.names.give(self._pools, stored.rows, stored.freed, full)
 
     # Growth
 
     def reserve(self, cache_id: str, length: int) -> bool:
         """Make room for `length` tokens in all groups, beginning an unknown sequence: all of it or nothing.
 
-        A shared page that would be written to is replaced by a copy (see `take_copies`).
+        A page with other owners or a name that would be written to is replaced by a copy (see `take_copies`).
 
         Returns:
             False where a group has too few free pages; then nothing has changed.
@@ -175,7 +214,7 @@ class PageTable:
         """Whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
         group, row = self.groups[index], stored.rows[index]
         partial, filled = divmod(stored.length, group.page_size)
-        copy = length > stored.length and filled > 0 and self._pools[index].is_shared(row[partial])
+        copy = length > stored.length and filled > 0 and self._pools[index].is_fixed(row[partial])
         return copy, max(0, group.pages(length) - len(row))
 
     def take_copies(self) -> tuple[PageCopy, ...]:
@@ -203,11 +242,9 @@ class PageTable:
             raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
         stored.length = length
         stored.generation = self._tick()
+        self._name(stored)
         for index, group in enumerate(self.groups):
-            if group.window is None:
-                continue
-            seen = length - self._slack(group) - group.window + 1
-            for page in range(stored.freed[index], max(0, seen) // group.page_size):
+            for page in range(stored.freed[index], group.unseen(length - self._slack(group))):
                 self._pools[index].drop(stored.rows[index][page])
                 stored.rows[index][page] = FREED
                 stored.freed[index] += 1
@@ -248,6 +285,7 @@ class PageTable:
             self._drop_rows(stored)
         stored.length = length
         stored.generation = self._tick()
+        stored.names.cut(length // self.groups[0].page_size)
         self.trim(cache_id)
 
     def fork(self, source: str, target: str) -> None:
@@ -270,12 +308,14 @@ class PageTable:
         """Forget the sequence and drop its pages; an unknown one is no error."""
         stored = self._stored.pop(cache_id, None)
         if stored is not None:
+            stored.names.forget()
             self._drop_rows(stored)
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence and every prefix."""
         for cache_id in self.ids():
             self.release(cache_id)
+        self.forget_prefixes()
 
     def check(self) -> None:
         """Assert that rows, lengths, reference counts, copies and free lists agree; every page is somewhere, once."""

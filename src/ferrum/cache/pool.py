@@ -1,18 +1,21 @@
-"""The pages of one layer group: who is free, how many own each, and which copies are due."""
+"""The pages of one layer group: who is free, how many own each, which are kept by name, and which copies are due."""
 
 from __future__ import annotations
 
+from ferrum.cache.names import Name, NamedPage, PageNames
+
 
 class PagePool:
-    """Reference counts, the free list and the pending copies of `num_pages` pages, all O(1) per page.
+    """Reference counts, the free list, names and the pending copies of `num_pages` pages, all O(1) per page.
 
     The free list is a stack: the page dropped last is taken first, which is deterministic and kind to the memory cache.
-    A cache of unreferenced pages belongs between `drop` and `take`, the only two places where a page changes hands.
+    A page with a name is not put there when its last owner drops it, but stays as it is until all others are taken.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.shared = 0
+        self.names = PageNames()
         self._owners = [0] * num_pages
         self._stack = list(range(num_pages - 1, -1, -1))
         # Copies due, by target, and how many of them read a source: it must not be handed out meanwhile.
@@ -21,16 +24,16 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
-        return len(self._stack)
+        """Number of pages that can be taken, those that would lose their name for it included."""
+        return len(self._stack) + self.names.idle
 
-    def is_shared(self, page: int) -> bool:
-        """Whether the page has more than one owner."""
-        return self._owners[page] > 1
+    def is_fixed(self, page: int) -> bool:
+        """Whether the page may not be written to: it has more than one owner, or a name."""
+        return self._owners[page] > 1 or page in self.names
 
     def take(self) -> int:
         """A free page, now with one owner. There must be one."""
-        page = self._stack.pop()
+        page = self._stack.pop() if self._stack else self.names.evict()
         self._owners[page] = 1
         return page
 
@@ -38,6 +41,7 @@ class PagePool:
         """Add an owner."""
         self._owners[page] += 1
         self.shared += self._owners[page] == 2
+        self.names.revive(page)
 
     def drop(self, page: int) -> None:
         """Remove an owner; the page is free once it has none and no copy reads it."""
@@ -49,10 +53,10 @@ class PagePool:
         if source is not None:
             self._unread(source)
         if page not in self._readers:
-            self._stack.append(page)
+            self._let_go(page)
 
     def replace(self, page: int) -> int:
-        """Give one owner of a shared page a page of its own, whose copy falls due."""
+        """Give one owner of a fixed page a page of its own, whose copy falls due."""
         target = self.take()
         # A page that is itself still to be copied holds nothing yet: read where it will come from.
         source = self._copies.get(page, page)
@@ -69,13 +73,38 @@ class PagePool:
             self._unread(source)
         return copies
 
+    # Names
+
+    def adopt(self, name: Name) -> int:
+        """The page of that name, with one more owner. There must be one."""
+        page = self.names.find(name)
+        assert page is not None, "matched before"
+        self.share(page)
+        return page
+
+    def prove(self, named: NamedPage) -> None:
+        """Let a named page be found by its name, unless another one is."""
+        if not self.names.prove(named):
+            self.forget(named)
+
+    def forget(self, named: NamedPage) -> None:
+        """Take a page's name away."""
+        if self.names.forget(named):
+            self._stack.append(named.page)
+
+    def forget_all(self) -> None:
+        """Take every name away."""
+        self._stack.extend(reversed(self.names.clear()))
+
     def check(self, owners: list[int]) -> None:
         """Assert that the books agree with the owners counted from outside, one count per page."""
         assert self._owners == owners, "reference counts differ from the rows"
         assert self.shared == sum(count > 1 for count in owners), "the count of shared pages is off"
         assert len(self._stack) == len(set(self._stack)), "a page is free twice"
-        idle = {page for page, count in enumerate(owners) if count == 0 and page not in self._readers}
-        assert set(self._stack) == idle, "the free list differs from the unowned pages"
+        unowned = {page for page, count in enumerate(owners) if count == 0 and page not in self._readers}
+        self.names.check(unowned)
+        nameless = {page for page in unowned if page not in self.names}
+        assert set(self._stack) == nameless, "the free list differs from the pages without owner and name"
         readers: dict[int, int] = {}
         for target, source in self._copies.items():
             assert owners[target] > 0, "a copy to a page that nobody owns"
@@ -88,4 +117,9 @@ class PagePool:
         if not self._readers[source]:
             del self._readers[source]
             if not self._owners[source]:
-                self._stack.append(source)
+                self._let_go(source)
+
+    def _let_go(self, page: int) -> None:
+        """A page that nobody needs: idle under its name, or free."""
+        if not self.names.retire(page):
+            self._stack.append(page)

@@ -287,13 +287,18 @@ class ModelExecutor(NamedVerbs):
         return self._recorder.metrics(max_batch_size=self.traits.max_batch_size, memory_efficiency=efficiency)
 
     def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
-        """Counters of the KV cache. There is no prefix cache yet: its counters are 0."""
+        """Counters of the KV cache."""
+        prefix = self.pages.prefix_counts()
         return CacheMetricsSnapshot(
             total_pages=sum(group.num_pages for group in self.pages.groups),
             used_pages=self.pages.used,
             shared_pages=self.pages.shared,
             sequences=len(self.pages.ids()),
             stored_tokens=self._stored_tokens(),
+            cached_pages=prefix.cached_pages,
+            evicted_pages=prefix.evicted_pages,
+            prefix_query_tokens=prefix.query_tokens,
+            prefix_hit_tokens=prefix.hit_tokens,
         )
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:

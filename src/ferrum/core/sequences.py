@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from ferrum.core.errors import FerrumError
+from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 
 
@@ -92,7 +93,11 @@ class SequenceStore(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence, and every prefix of one."""
+        ...
+
+    def prefix_counts(self) -> PrefixCounts:
+        """How often prefixes were found again."""
         ...
 
 

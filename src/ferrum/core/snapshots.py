@@ -7,16 +7,31 @@ from dataclasses import dataclass
 from ferrum.core.serial import JsonRecord
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixCounts(JsonRecord):
+    """The prefix cache.
+
+    Attributes:
+        cached_pages: pages that can be found by what they hold, or soon can; owned and idle ones.
+        evicted_pages: pages that were given up for want of room, since the start.
+        query_tokens, hit_tokens: prompt tokens looked up, and found, since the start.
+    """
+
+    cached_pages: int = 0
+    evicted_pages: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMetricsSnapshot(JsonRecord):
     """The KV cache.
 
     Attributes:
         total_pages, used_pages, shared_pages: pages of all layer groups; a shared one has more than one owner.
-        evicted_pages: pages that left the prefix cache for want of room.
         sequences: live sequences.
         stored_tokens: their lengths added up.
-        prefix_query_tokens, prefix_hit_tokens: prompt tokens looked up in the prefix cache, and found there.
+        cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens: see `PrefixCounts`.
     """
 
     total_pages: int
@@ -24,6 +39,7 @@ class CacheMetricsSnapshot(JsonRecord):
     shared_pages: int
     sequences: int
     stored_tokens: int
+    cached_pages: int = 0
     evicted_pages: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0

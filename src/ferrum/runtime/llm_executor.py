@@ -10,12 +10,14 @@ import numpy as np
 from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
-from ferrum.core.errors import FerrumError, RequestError, StepError, UnknownSequence, Unsupported
+from ferrum.core.errors import FerrumError, StepError, UnknownSequence, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
 from ferrum.core.memory import MemoryPlan, PoolPart
 from ferrum.core.sequences import StoreGroup
-from ferrum.core.step import Array, Hidden, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
+from ferrum.runtime.apart import run_apart
 from ferrum.runtime.rows import SpanRows
 
 MAX_BATCH_SIZE: Final = 32
@@ -46,19 +48,7 @@ class LlmExecutor(ModelExecutor):
         super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        seen = [span.cache_id for span in batch.spans]
-        if len(set(seen)) != len(seen):
-            raise RequestError("a sequence appears twice in a step", param="cache_id")
-        outcomes: dict[str, SpanResult | FerrumError] = {}
-        ready = []
-        for span in batch.spans:
-            error = self._refusal(span)
-            if error is None:
-                ready.append(span)
-            else:
-                outcomes[span.cache_id] = error
-        outcomes.update(self._compute(ready))
-        return StepOutput(tuple(outcomes[cache_id] for cache_id in seen))
+        return StepOutput(run_apart(batch.spans, self._refusal, self._attempt))
 
     def _refusal(self, span: Span) -> FerrumError | None:
         """Why a span cannot run, or None."""
@@ -68,24 +58,13 @@ class LlmExecutor(ModelExecutor):
         config = self._model.config
         return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
-    def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
-        if not spans:
-            return {}
+    def _attempt(self, spans: Sequence[Span]) -> dict[str, Outcome]:
         rows = [SpanRows(span) for span in spans]
         items = [UnifiedItem(each.span.cache_id, each.span.tokens, each.span.start, _policy(each)) for each in rows]
-        try:
-            outputs = self._model.unified_forward(items)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises must end its own sequence only
-            if len(spans) == 1:
-                failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
-                return {spans[0].cache_id: failure}
-            alone: dict[str, SpanResult | FerrumError] = {}
-            for span in spans:
-                alone.update(self._compute([span]))
-            return alone
+        outputs = self._model.unified_forward(items)
         return {each.span.cache_id: self._settle(each, logits) for each, logits in zip(rows, outputs, strict=True)}
 
-    def _settle(self, rows: SpanRows, logits: Array | None) -> SpanResult | FerrumError:
+    def _settle(self, rows: SpanRows, logits: Array | None) -> Outcome:
         """The span's result; rejected drafts are taken back, and so is all of a span that fails."""
         span = rows.span
         try:
@@ -183,6 +162,10 @@ class LlmSequences:
         """Forget every sequence."""
         self._model.reset()
         self._generations.clear()
+
+    def prefix_counts(self) -> PrefixCounts:
+        """The model keeps no prefixes."""
+        return PrefixCounts()
 
 
 def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> ExecutorTraits:

@@ -1,0 +1,39 @@
+"""Layer groups of the KV pool, as the page table knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroup:
+    """Layers that share a page row.
+
+    Attributes:
+        name: unique within a table.
+        num_pages: size of the group's pool.
+        page_size: tokens per page.
+        window: a query at position p sees the keys k with p - window < k <= p; None: all k <= p.
+    """
+
+    name: str
+    num_pages: int
+    page_size: int
+    window: int | None = None
+
+    def pages(self, tokens: int) -> int:
+        """Number of pages that hold `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def unseen(self, position: int) -> int:
+        """Number of leading pages that no query from `position` on sees."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // self.page_size
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """One page of the group to copy, whole and raw, before the next step writes."""
+
+    group: str
+    source: int
+    target: int

@@ -1,0 +1,117 @@
+"""What full pages are called, so that whoever needs the same tokens again finds their keys and values.
+
+A page's name is a digest of the name of the page before it and of its own tokens; the chain begins with all else that
+keys and values depend on, and with whose they are. Positions need no place of their own: they follow from the chain.
+
+A page that is full is named at once, for it may leave a window soon, but is found only when its sequence is proven: by
+logits that were finite. Until then it may hold a NaN that would spread to everyone who has the same prefix.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from hashlib import sha256
+
+from ferrum.cache.groups import PageGroup
+from ferrum.cache.names import Name, NamedPage
+from ferrum.cache.pool import PagePool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixScope:
+    """Within which equal tokens have equal keys and values.
+
+    Attributes:
+        model: which weights, by their content or, within one process, by where they were loaded from.
+        weights: their format: dtype and quantisation.
+        kv_format: format of keys and values.
+        page_size: tokens per page.
+        numerics_id: of the kernels.
+    """
+
+    model: str
+    weights: str
+    kv_format: str
+    page_size: int
+    numerics_id: str
+
+    def root(self, *, adapter: str | None, tenant: str, salt: str) -> Name:
+        """The name that the first page's name is made from.
+
+        Args:
+            adapter: the adapter in use.
+            tenant, salt: nobody with others finds these pages, or can tell from a delay that they are there.
+        """
+        fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter}", tenant, salt)
+        return sha256(b"".join(_framed(field.encode()) for field in fields)).digest()
+
+    def extend(self, names: list[Name], root: Name, tokens: Sequence[int]) -> None:
+        """Add the names of the full pages of `tokens` that are not in `names` yet."""
+        size = self.page_size
+        for page in range(len(names), len(tokens) // size):
+            before = names[-1] if names else root
+            names.append(sha256(before + array("i", tokens[page * size : (page + 1) * size]).tobytes()).digest())
+
+
+def _framed(field: bytes) -> bytes:
+    """Bytes with their length, so that no two lists of fields run together into the same bytes."""
+    return len(field).to_bytes(8, "little") + field
+
+
+class SequenceNames:
+    """How far the pages of one sequence are named and proven.
+
+    Args:
+        names: of its full pages, as far as its tokens are known: a view that its owner appends to.
+        named: how many of its pages have their name already.
+    """
+
+    __slots__ = ("_named", "_names", "_unproven")
+
+    def __init__(self, names: Sequence[Name] = (), named: int = 0) -> None:
+        self._names = names
+        self._named = named
+        self._unproven: list[tuple[PagePool, NamedPage]] = []
+
+    def give(self, pools: Sequence[PagePool], rows: Sequence[Sequence[int]], freed: Sequence[int], full: int) -> None:
+        """Name the first `full` pages in every group's row, but for the leading `freed` ones, as far as known."""
+        for index in range(self._named, min(full, len(self._names))):
+            for pool, row, gone in zip(pools, rows, freed, strict=True):
+                named = None if index < gone else pool.names.give(row[index], self._names[index])
+                if named is not None:
+                    self._unproven.append((pool, named))
+            self._named = index + 1
+
+    def cut(self, full: int) -> None:
+        """Only the first `full` pages are left."""
+        self._named = min(self._named, full)
+
+    def prove(self) -> None:
+        """Let the named pages be found."""
+        for pool, named in self._unproven:
+            pool.prove(named)
+        self._unproven.clear()
+
+    def forget(self) -> None:
+        """Take the names that are not proven away."""
+        for pool, named in self._unproven:
+            pool.forget(named)
+        self._unproven.clear()
+
+
+def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name]) -> int:
+    """How many of the leading pages can be had: all of them in a group without a window, in the others as many as
+    the next query sees.
+    """
+    runs = [0] * len(groups)
+    longest = 0
+    for count, name in enumerate(names, 1):
+        for index, (group, pool) in enumerate(zip(groups, pools, strict=True)):
+            runs[index] = 0 if pool.names.find(name) is None else runs[index] + 1
+            if runs[index] < count and group.window is None:
+                return longest
+        if all(run >= count - group.unseen(count * group.page_size) for run, group in zip(runs, groups, strict=True)):
+            longest = count
+    return longest
