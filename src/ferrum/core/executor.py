@@ -93,7 +93,6 @@ class ModelExecutor(NamedVerbs):
         """Run a step: one result or error per span. This is the door of the lease's owner, and of all the verbs.
 
         Raises:
-            RequestError: a sequence appears twice; nothing was done.
             InvalidTransition: the executor is shut down, or a step has broken it.
         """
         if not batch.spans:

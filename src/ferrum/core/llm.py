@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrum.core.contract import LogitsPolicy
-from ferrum.core.errors import RequestError, Unsupported
+from ferrum.core.errors import Unsupported
 from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
@@ -139,8 +139,6 @@ class StepwiseLLM(DecoderOnlyLLM):
         """See `DecoderOnlyLLM`."""
         if not items:
             return []
-        if len({item.cache_id for item in items}) != len(items):
-            raise RequestError("a sequence appears twice", param="cache_id")
         spans = [Span(item.cache_id, item.pos, item.tokens, *WISH[item.policy]) for item in items]
         return [result.logits for result in Undo(self.pages).all_or_none(spans, self.run)]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.params import SamplingParams
 
 Array = Any
@@ -120,9 +120,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The spans of one step; a sequence appears at most once."""
+    """The spans of one step.
+
+    Raises:
+        RequestError: a sequence appears twice.
+    """
 
     spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        if len({span.cache_id for span in self.spans}) < len(self.spans):
+            raise RequestError("a sequence appears twice in a step", param="cache_id")
 
     @property
     def total_tokens(self) -> int:
@@ -172,11 +180,15 @@ class SpanResult:
     attention_weights: Array | None = None
 
 
+Outcome: TypeAlias = SpanResult | FerrumError
+"""What a span came to: a result, or the error that ended it and left its sequence as it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One result or error per span, in the batch's order. A failed span left its sequence as it was."""
+    """One outcome per span, in the batch's order."""
 
-    results: tuple[SpanResult | FerrumError, ...]
+    results: tuple[Outcome, ...]
     seconds: float = field(default=0.0, compare=False)
 
 

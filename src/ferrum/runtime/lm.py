@@ -8,19 +8,13 @@ import numpy as np
 
 from ferrum.cache.pages import PageCopy, PageTable
 from ferrum.core.checks import refuse_span
-from ferrum.core.errors import (
-    FerrumError,
-    KvExhausted,
-    NonFiniteLogits,
-    RequestError,
-    StepError,
-    Unsupported,
-)
+from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.recorder import Extent, record
+from ferrum.runtime.apart import run_apart
 from ferrum.runtime.graphs import prepare_replay
 from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.kernels import chooser_for
@@ -81,30 +75,14 @@ class DecoderLM(StepwiseLLM):
         return self.replay.nbytes(extent) if self.replay is not None else 0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Process every span: one result or error each.
-
-        Raises:
-            RequestError: a sequence appears twice; nothing was done.
-        """
-        seen: set[str] = set()
-        for span in batch.spans:
-            if span.cache_id in seen:
-                raise RequestError(f"the sequence {span.cache_id!r} appears twice in a step", param="cache_id")
-            seen.add(span.cache_id)
+        """Process every span: one result or error each."""
         begun = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
-        outcomes: dict[str, SpanResult | FerrumError | None]
-        outcomes = {span.cache_id: self._admit(span) for span in batch.spans}
-        ready = [span for span in batch.spans if outcomes[span.cache_id] is None]
-        outcomes.update(self._compute(ready))
-        results = []
-        for span in batch.spans:
-            outcome = outcomes[span.cache_id]
-            assert outcome is not None, "every span came to something"
+        outcomes = run_apart(batch.spans, self._admit, self._attempt)
+        for span, outcome in zip(batch.spans, outcomes, strict=True):
             self._settle(span, outcome, begun=span.cache_id in begun)
-            results.append(outcome)
-        return StepOutput(tuple(results))
+        return StepOutput(outcomes)
 
-    def _settle(self, span: Span, outcome: SpanResult | FerrumError, *, begun: bool) -> None:
+    def _settle(self, span: Span, outcome: Outcome, *, begun: bool) -> None:
         """Commit a result; take back what a failed span reserved."""
         if isinstance(outcome, SpanResult):
             self.pages.commit(span.cache_id, outcome.length)
@@ -127,25 +105,11 @@ class DecoderLM(StepwiseLLM):
         config = self._config
         return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
-    def _compute(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
-        """Results of admitted spans. When a pass raises, each span is tried alone: the bits are the same."""
-        if not spans:
-            return {}
-        try:
-            return self._attempt(spans)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises must end its own sequence only
-            if len(spans) == 1:
-                failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
-                return {spans[0].cache_id: failure}
-        alone: dict[str, SpanResult | FerrumError] = {}
-        for span in spans:
-            alone.update(self._compute([span]))
-        return alone
-
-    def _attempt(self, spans: Sequence[Span]) -> dict[str, SpanResult | FerrumError]:
+    def _attempt(self, spans: Sequence[Span]) -> dict[str, Outcome]:
+        """Results of admitted spans, told but not committed."""
         rows = {span.cache_id: SpanRows(span, self.chooser) for span in spans}
-        failed: dict[str, SpanResult | FerrumError] = {}
-        results: dict[str, SpanResult | FerrumError] = {}
+        failed: dict[str, Outcome] = {}
+        results: dict[str, Outcome] = {}
         capture = any(span.attention_weights for span in spans)
         for pieces in self._passes(list(rows.values())):
             self.kernels.captured = [] if capture else None
@@ -158,7 +122,7 @@ class DecoderLM(StepwiseLLM):
                     results[piece.cache_id] = failed.get(piece.cache_id) or self._result(collected)
         return results
 
-    def _result(self, collected: SpanRows) -> SpanResult | FerrumError:
+    def _result(self, collected: SpanRows) -> Outcome:
         """A span's result, once its last rows are there."""
         try:
             return collected.result(self.watch)
@@ -219,11 +183,9 @@ def _shift(rows: range, begin: int, end: int) -> range:
     return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
 
 
-def _hand_out(
-    pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]
-) -> dict[str, SpanResult | FerrumError]:
+def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
     """Give each piece's rows to its span; returns the spans that are not finite."""
-    failed: dict[str, SpanResult | FerrumError] = {}
+    failed: dict[str, Outcome] = {}
     logit = hidden = 0
     for piece, finite in zip(pieces, output.finite, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]

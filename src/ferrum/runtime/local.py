@@ -50,25 +50,25 @@ class LocalExecutor(ModelExecutor):
         return_free_memory()
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        output = self.lm.run(StepBatch(tuple(map(self._with_carried, batch.spans))))
-        outcomes = zip(batch.spans, output.results, strict=True)
+        carried = [self._with_carried(span) for span in batch.spans]
+        computed = iter(self.lm.run(StepBatch(tuple(each for each in carried if isinstance(each, Span)))).results)
+        outcomes = tuple(next(computed) if isinstance(each, Span) else each for each in carried)
         self._sampled = {
-            span.cache_id: result.tokens[-1]
-            for span, result in outcomes
-            if isinstance(result, SpanResult) and result.tokens
+            span.cache_id: outcome.tokens[-1]
+            for span, outcome in zip(batch.spans, outcomes, strict=True)
+            if isinstance(outcome, SpanResult) and outcome.tokens
         }
-        return output
+        return StepOutput(outcomes)
 
-    def _with_carried(self, span: Span) -> Span:
-        """Put the token that the sequence sampled in the step before in the place of CARRY, and into its history.
+    def _with_carried(self, span: Span) -> Span | RequestError:
+        """The span with the token that its sequence sampled in the step before in CARRY's place, and in its history.
 
-        Raises:
-            RequestError: it sampled none, or CARRY stands behind another token.
+        An error where it sampled none, or where CARRY stands behind another token.
         """
         if CARRY not in span.tokens:
             return span
         if span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1 or span.cache_id not in self._sampled:
-            raise RequestError(
+            return RequestError(
                 "can only be the first token of a sequence that sampled in the step before", param="CARRY"
             )
         token, sampling = self._sampled[span.cache_id], span.sampling

@@ -1,0 +1,46 @@
+"""One result or error per span: what fails is tried alone, and ends alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.step import Outcome, Span
+
+Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
+"""Runs spans together and tells what each sequence came to. When it raises, no sequence has changed."""
+
+
+def run_apart(
+    spans: Sequence[Span], refuse: Callable[[Span], FerrumError | None], attempt: Attempt
+) -> tuple[Outcome, ...]:
+    """Run a step's spans together; when that raises, one by one, for the bits are the same.
+
+    Args:
+        spans: of different sequences.
+        refuse: why a span cannot run, or None; each is asked before anything runs.
+        attempt: runs those that can.
+
+    Returns: one outcome per span, in order.
+    """
+    outcomes: dict[str, Outcome] = {}
+    ready: list[Span] = []
+    for span in spans:
+        error = refuse(span)
+        if error is None:
+            ready.append(span)
+        else:
+            outcomes[span.cache_id] = error
+    if ready:
+        outcomes.update(_attempted(ready, attempt))
+    return tuple(outcomes[span.cache_id] for span in spans)
+
+
+def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
+    try:
+        return attempt(spans)
+    except Exception as error:  # noqa: BLE001 - whatever a kernel or a model raises must end its own sequence only
+        if len(spans) == 1:
+            failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
+            return {spans[0].cache_id: failure}
+    return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
