@@ -55,7 +55,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         recommended = GenerationConfig(eos_token_ids=(EOS,), sampling={"temperature": 0.0})
         return Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended, chat_template=template)
 
-    monkeypatch.setattr("ferrum.engine.offline.build", build)
+    monkeypatch.setattr("ferrum.engine.door.build", build)
     return asked
 
 

@@ -10,63 +10,32 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt
-from ferrum.engine.build import build
+from ferrum.engine.door import FrontDoor
 from ferrum.engine.front import Front, Parts
-from ferrum.engine.messages import EngineInfo
 from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Wake, wake_here
 from ferrum.engine.running import Running
 
 
-class AsyncEngine:
+class AsyncEngine(FrontDoor):
     """Serves one model to any number of tasks of one event loop at a time. An asynchronous context manager.
 
-    Args:
-        model: a directory, a hub id, or the name of the built-in model.
-        options: the model's and the engine's, see `ferrum.core.config`.
-
-    Raises:
-        FerrumError: a model that cannot be found or loaded, or options that cannot run.
+    Opened as `FrontDoor` says.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        self._begin(build(model, **options))
-
-    @classmethod
-    def from_parts(cls, parts: Parts) -> Self:
-        """A client of an engine that is put together already, or of a stand-in."""
-        engine = cls.__new__(cls)
-        engine._begin(parts)
-        return engine
-
-    def _begin(self, parts: Parts) -> None:
+    def _start(self, parts: Parts) -> Front:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._front = Front(parts, self._wake_all)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is served, and how."""
-        return self._front.router.info
-
-    @property
-    def front(self) -> Front:
-        """The model's side of the client: `render` for conversations, the tokenizer."""
-        return self._front
+        return Front(parts, self._wake_all)
 
     @property
     def num_live(self) -> int:
         """Requests that the engine still knows."""
         return len(self._front.router)
-
-    @property
-    def default_sampling_params(self) -> SamplingParams:
-        """What a request gets that names no parameters: the checkpoint's recommended ones, unless switched off."""
-        return self._front.default_params
 
     def generate(
         self,
@@ -141,10 +110,6 @@ class AsyncEngine:
         assert loop is not None  # a stream was opened on it
         with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
             loop.call_soon_threadsafe(wake_here, wakes)
-
-    def close(self) -> None:
-        """End every live request, and the engine. Idempotent."""
-        self._front.router.close()
 
     async def __aenter__(self) -> Self:
         return self

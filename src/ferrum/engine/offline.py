@@ -12,55 +12,25 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt
 from ferrum.engine.batch import Batch, stream
-from ferrum.engine.build import build
+from ferrum.engine.door import FrontDoor
 from ferrum.engine.front import Front, Message, Parts
-from ferrum.engine.messages import EngineInfo
 from ferrum.engine.outputs import Delta, Logprob, RequestOutput
 from ferrum.engine.progress import BarFactory, progress_bar
 
 Conversation: TypeAlias = Sequence[Message]
 
 
-class LLM:
+class LLM(FrontDoor):
     """A model, ready to generate. A context manager; safe to use from several threads.
 
-    Args:
-        model: a directory, a hub id, or the name of the built-in model.
-        options: the model's and the engine's, see `ferrum.core.config`.
-
-    Raises:
-        FerrumError: a model that cannot be found or loaded, or options that cannot run.
+    Opened as `FrontDoor` says.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        self._begin(build(model, **options))
-
-    @classmethod
-    def from_parts(cls, parts: Parts) -> Self:
-        """An LLM on an engine that is put together already, or on a stand-in."""
-        llm = cls.__new__(cls)
-        llm._begin(parts)
-        return llm
-
-    def _begin(self, parts: Parts) -> None:
-        self._front = Front(parts)
+    def _start(self, parts: Parts) -> Front:
+        front = Front(parts)
         # The engine's thread would keep itself and the model alive when the last user of this object is gone.
-        weakref.finalize(self, self._front.router.close)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is served, and how."""
-        return self._front.router.info
-
-    @property
-    def front(self) -> Front:
-        """The model's side of the client: `render` for conversations, the tokenizer."""
-        return self._front
-
-    @property
-    def default_sampling_params(self) -> SamplingParams:
-        """What a request gets that names no parameters: the checkpoint's recommended ones, unless switched off."""
-        return self._front.default_params
+        weakref.finalize(self, front.router.close)
+        return front
 
     def generate(
         self,
@@ -172,10 +142,6 @@ class LLM:
             if (error := output.outputs[0].error) is not None:
                 raise error
         return [_scores(output) for output in outputs]
-
-    def close(self) -> None:
-        """End every live request, and the engine. Idempotent."""
-        self._front.router.close()
 
     def __enter__(self) -> Self:
         return self
