@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ferrum.core.errors import (
     ContextOverflow,
@@ -13,6 +13,13 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.core.step import Rows, Span, Want
+
+
+def check_ids(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
+    """Refuse ids that are not in [0, vocab_size). Raises InvalidToken, with the position."""
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            raise InvalidToken(f"token id {token} at position {position} is not in [0, {vocab_size})", param=param)
 
 
 def check_tokens(
@@ -31,9 +38,7 @@ def check_tokens(
         InvalidToken: an id is not in [0, vocab_size).
         ContextOverflow: the sequence would be too long.
     """
-    for position, token in enumerate(tokens):
-        if not 0 <= token < vocab_size:
-            raise InvalidToken(f"id {token} at position {position} is not in [0, {vocab_size})", param=param)
+    check_ids(tokens, vocab_size, param=param)
     if start + len(tokens) > max_sequence_length:
         length = start + len(tokens)
         raise ContextOverflow(f"{length} tokens are more than the context of {max_sequence_length}", param=param)

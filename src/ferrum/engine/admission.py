@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, TypeAlias
 
+from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams, bad_word_tokens
 from ferrum.core.types import Pooling, Request
@@ -140,11 +141,7 @@ class Admission:
 
     def check_tokens(self, tokens: Iterable[int], *, param: str) -> None:
         """Refuse ids that the model does not have. Raises InvalidToken, with the position."""
-        for position, token in enumerate(tokens):
-            if not 0 <= token < self._vocab_size:
-                raise InvalidToken(
-                    f"token id {token} at position {position} is not in [0, {self._vocab_size})", param=param
-                )
+        check_ids(tokens, self._vocab_size, param=param)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer
