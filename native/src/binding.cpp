@@ -1,17 +1,17 @@
 // The Python face of the library: runtime, weights, operations. Arrays are borrowed: whoever makes an operation keeps the
 // arrays that it names alive (kernels/cpu does). Sizes are checked where an operation is made, never while it runs.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <stdexcept>
 
+#include "arrays.hpp"
 #include "operations.hpp"
+#include "packing.hpp"
 #include "sampler.hpp"
 #include "probe.hpp"
 
@@ -20,72 +20,10 @@ namespace nb = nanobind;
 namespace ferrum {
 namespace {
 
-template <class T>
-using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 using MaybeFloats = std::optional<In<float>>;
 using OperationPointer = std::shared_ptr<Operation>;
 
-void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
-}
-
 const float* data_or_null(const MaybeFloats& array) { return array ? array->data() : nullptr; }
-
-Format format_of(const std::string& name) {
-    if (name == "float32") return Format::f32;
-    if (name == "bfloat16") return Format::bf16;
-    if (name == "int8") return Format::int8;
-    if (name == "int4") return Format::int4;
-    require(name == "float16", "an unknown format");
-    return Format::f16;
-}
-
-using Matrix = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-
-// A new weight whose panels the team packs, each thread a contiguous part: pack(weight, panel_begin, panel_end).
-template <class Pack>
-std::shared_ptr<Weight> packed(Runtime& runtime, const std::string& format, size_t outputs, size_t inputs, Pack pack) {
-    struct Call {
-        Runtime& runtime;
-        Weight& weight;
-        Pack pack;
-    };
-    const auto weight = std::make_shared<Weight>(format_of(format), outputs, inputs, runtime.heap);
-    Call call{runtime, *weight, pack};
-    const nb::gil_scoped_release released;
-    const std::lock_guard<std::mutex> lock(runtime.running);
-    runtime.team.run(
-        [](void* context, int thread) {
-            Call& c = *static_cast<Call*>(context);
-            const int64_t panels = c.weight.panels(), size = c.runtime.team.size();
-            c.pack(c.weight, panels * thread / size, panels * (thread + 1) / size);
-        },
-        &call);
-    return weight;
-}
-
-std::shared_ptr<Weight> pack_floats(Runtime& runtime, const std::string& format, const Matrix& matrix) {
-    require(!is_grouped(format_of(format)) && matrix.ndim() == 2, "a weight is a matrix of floats");
-    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(format_of(format)), "elements of another size");
-    const void* data = matrix.data();
-    return packed(runtime, format, matrix.shape(0), matrix.shape(1),
-                  [=](Weight& weight, int64_t begin, int64_t end) { weight.pack(data, begin, end); });
-}
-
-std::shared_ptr<Weight> pack_codes(Runtime& runtime, const std::string& format, const In<uint8_t>& codes, const In<uint16_t>& scales,
-                                   size_t inputs) {
-    const size_t group_bytes = format == "int4" ? kGroup / 2 : kGroup;
-    require(is_grouped(format_of(format)) && codes.ndim() == 2 && scales.ndim() == 2, "codes and scales of an integer format");
-    require(codes.shape(0) == scales.shape(0) && codes.shape(1) == scales.shape(1) * group_bytes &&
-                static_cast<int64_t>(scales.shape(1)) == groups_of(static_cast<int64_t>(inputs)),
-            "32 codes and a scale per group");
-    const uint8_t* from = codes.data();
-    const uint16_t* with = scales.data();
-    return packed(runtime, format, codes.shape(0), inputs,
-                  [=](Weight& weight, int64_t begin, int64_t end) { weight.pack_codes(from, with, begin, end); });
-}
 
 void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
     require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "one row per id");
@@ -255,8 +193,9 @@ NB_MODULE(_native, module) {
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
         .def_prop_ro("threads", [](const Runtime& r) { return r.team.size(); })
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
-        .def("pack_floats", &pack_floats)
-        .def("pack_codes", &pack_codes)
+        .def("pack", &pack)
+        .def("quantize", &quantize)
+        .def("over_panels", &over_panels)
         .def("allocate", &allocate)
         .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
         .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),

@@ -9,13 +9,26 @@
 
 namespace ferrum {
 
-// int8 and int4: symmetric, in groups of 32 inputs with an f16 scale each (see weight.hpp).
-enum class Format { f32, bf16, f16, int8, int4 };
+// int8 and int4: integers in groups of 32 inputs, or of the number in the name (see grouping.hpp).
+enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4_128, int4_zero_32, int4_zero_64, int4_zero_128 };
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: every format's step is then a whole number of cache lines
-constexpr int64_t kGroup = 32;  // inputs that share a scale in the integer formats
+constexpr int64_t kGroup = 32;  // inputs that share a scale in int8 and int4
 constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
 constexpr int64_t kMaxHead = 512;
+
+// Bytes of an element of floats. Internal linkage: every tier compiles this with instructions of its own.
+static constexpr int64_t item_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
+
+// A row-major matrix of floats.
+struct MatrixArgs {
+    Format format;
+    const std::byte* values;
+    int64_t outputs, inputs;
+};
+
+// What was wrong with the numbers of a matrix that was rounded to integers, the worst last.
+enum class Rounding { fine, too_large, not_finite };
 
 // A product y = x w^T + bias of rows already packed by the same tier; with `up`, y = silu(x w^T) * (x up^T).
 struct ProductArgs {
@@ -108,6 +121,8 @@ struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
     int64_t (*row_tiles)(Format, int64_t rows);
+    void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
+    Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     void (*product)(const ProductArgs&, int64_t panel_begin, int64_t panel_end);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);

@@ -50,10 +50,11 @@ void Linear::run(Runtime& runtime, int thread) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
     // Nearly always all weights are of one format, and there is one turn.
-    for (const Format format : {Format::f32, Format::bf16, Format::f16, Format::int8, Format::int4}) {
-        bool used = false;
-        for (const Product& p : products_) used = used || p.weight->format() == format;
-        if (!used) continue;
+    for (size_t i = 0; i < products_.size(); ++i) {
+        const Format format = products_[i].weight->format();
+        bool done = false;
+        for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
+        if (done) continue;
         pack(runtime, format, rows, thread);
         runtime.team.barrier();
         multiply(runtime, format, rows, thread);

@@ -1,6 +1,6 @@
 // Matrix products of packed rows and packed panels, in any format.
-#include "groups.hpp"
 #include "tier.hpp"
+#include "wide_groups.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -16,6 +16,13 @@ auto with_tiles(Format format, Work work) {
         case Format::f16: return work(FloatTiles<F16>{});
         case Format::int8: return work(GroupTiles<Int8>{});
         case Format::int4: return work(GroupTiles<Int4>{});
+        case Format::int8_64: return work(WideGroupTiles<Int8, 64, false>{});
+        case Format::int8_128: return work(WideGroupTiles<Int8, 128, false>{});
+        case Format::int4_64: return work(WideGroupTiles<Int4, 64, false>{});
+        case Format::int4_128: return work(WideGroupTiles<Int4, 128, false>{});
+        case Format::int4_zero_32: return work(WideGroupTiles<Int4, 32, true>{});
+        case Format::int4_zero_64: return work(WideGroupTiles<Int4, 64, true>{});
+        case Format::int4_zero_128: return work(WideGroupTiles<Int4, 128, true>{});
         default: return work(FloatTiles<F32>{});
     }
 }

@@ -11,11 +11,12 @@ from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Weight
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
+from ferrum.quant.groups import GROUPS
 from ferrum.quant.int4 import Int4Weight
 from ferrum.quant.int8 import Int8Weight
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
-INTEGERS = ("int8", "int4")
+INTEGERS = tuple(f"{name}/{group}" for name in QUANTIZERS for group in GROUPS)
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
 
@@ -25,9 +26,10 @@ def dense(rng, outputs, inputs, dtype) -> DenseWeight:
 
 
 def weight_of(rng, outputs, inputs, format) -> Weight:
-    """A weight of any format: a dtype of plain floats, or the name of a quantised format."""
+    """A weight of any format: a dtype of plain floats, or the name of a quantiser and the size of its groups."""
     if format in INTEGERS:
-        return QUANTIZERS[format](normal(rng, outputs, inputs) / np.sqrt(inputs), 32)
+        name, group = format.split("/")
+        return QUANTIZERS[name](normal(rng, outputs, inputs) / np.sqrt(inputs), int(group))
     return dense(rng, outputs, inputs, format)
 
 
@@ -73,33 +75,26 @@ def test_integer_products_have_the_bits_of_the_reference_in_every_tier(team, for
             ours, theirs = twin.both("linear", wild(rng, rows, inputs), (weight, weight), (None, bias))
             for y, expected in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(y, expected)
-        assert twin.native.weight(weight).nbytes == -(-outputs // 32) * -(-inputs // 32) * (
-            1088 if format == "int8" else 576
-        )
+        assert twin.native.weight(weight).nbytes == weight.panels.nbytes
 
 
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_integer_products_at_the_ends_of_the_codes(tier):
-    """Every code at its largest magnitude: sums of a group reach 32 x 127 x 128, and pairs of them 16 bits."""
+def test_integer_products_at_the_ends_of_the_codes(tier, group):
+    """Every code at its largest magnitude: sums of a group reach 128 x 127 x 128, and pairs of them 16 bits."""
     kernels = NativeKernels(tier, 1)
-    x = np.where(np.arange(64) % 3 == 0, -127, 127).astype(np.float32)[None]
-    for sign in (1, -1):
-        scales = np.full((33, 2), 0.5, np.float16)
-        codes = np.full((33, 64), -128 if sign < 0 else 127, np.int8)
-        weight = Int8Weight(scales=scales, inputs=64, group=32, codes=codes)
-        np.testing.assert_array_equal(kernels.weight(weight).matmul(x), weight.matmul(x))
-        packed = np.full((33, 32), 0x00 if sign < 0 else 0xFF, np.uint8)
-        nibbles = Int4Weight(scales=scales, inputs=64, group=32, packed=packed)
-        np.testing.assert_array_equal(kernels.weight(nibbles).matmul(x), nibbles.matmul(x))
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_a_format_without_panels_is_multiplied_dequantised(tier):
-    rng = np.random.default_rng(8)
-    weight = QUANTIZERS["int4-zero-points"](normal(rng, 40, 256), 128)
-    packed = NativeKernels(tier, 2).weight(weight)
-    assert packed.format == "float32"
-    np.testing.assert_array_equal(packed.dequantize(), weight.dequantize())
+    x = np.full((3, 2 * group), 127, np.float32) * np.array([[1], [-1], [1]], np.float32)
+    x[2, ::3] *= -1
+    scales = np.full((33, 2), 0.5, np.float16)
+    shape = {"scales": scales, "inputs": 2 * group, "group": group}
+    for code, byte, zero_point in ((-128, 0x00, 15), (127, 0xFF, 0)):
+        packed = np.full((33, group), byte, np.uint8)
+        for weight in (
+            Int8Weight(**shape, codes=np.full((33, 2 * group), code, np.int8)),
+            Int4Weight(**shape, packed=packed),
+            Int4Weight(**shape, packed=packed, zero_points=np.full((33, 2), zero_point, np.uint8)),
+        ):
+            np.testing.assert_array_equal(kernels.weight(weight).matmul(x), weight.matmul(x))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
@@ -147,7 +142,7 @@ def test_packing_loses_nothing(tier, dtype):
         np.testing.assert_array_equal(packed.dequantize(), weight.dequantize())
         ids = rng.integers(0, shape[0], 9).astype(np.int32)
         np.testing.assert_array_equal(packed.rows(ids), weight.rows(ids))
-        assert packed.shape == weight.shape and packed.format == weight.format
+        assert (packed.shape, packed.format) == (weight.shape, weight.format)
         assert kernels.weight(packed) is packed
 
 

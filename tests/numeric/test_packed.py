@@ -18,7 +18,7 @@ from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.quant.formats import SCHEMES
-from ferrum.quant.panels import PanelWeight
+from ferrum.quant.panel_weight import PanelWeight
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.packed import PackedParameters, checksum
@@ -115,13 +115,16 @@ def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("version", 2, Unsupported),
+        ("version", 1, Unsupported),
         ("version", None, Unsupported),
         ("numerics_id", "grouped-0", Unsupported),
         ("scheme", "int3", CheckpointError),
         ("scheme", ["int8"], CheckpointError),
         ("scheme", "int8", CheckpointError),  # another than the matrices are in
         ("dtype", "float8", CheckpointError),
+        ("group", 16, CheckpointError),
+        ("group", True, CheckpointError),
+        ("group", 64, CheckpointError),  # another than the matrices are in
         ("checksums", {}, CheckpointError),
         ("checksums", [], CheckpointError),
     ],
@@ -195,7 +198,7 @@ def test_only_an_empty_place_is_written_to(tmp_path):
 
 
 def test_a_run_that_fails_leaves_nothing_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr("ferrum.runtime.packing.to_panels", lambda weight: 1 / 0)
+    monkeypatch.setattr("ferrum.runtime.packing.checksum", lambda data: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pack_directory(directory_of(find("llama3")), tmp_path / "out", "int8")
     with pytest.raises(CheckpointError, match=r"config\.json"):

@@ -2,50 +2,91 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
+from native_twin import TIERS
 
-from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.panels import from_panels, panel_shape, to_panels
+from ferrum.core.errors import ConfigError
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.quant.formats import QUANTIZERS, layout_of
+from ferrum.quant.groups import GROUPS
+from ferrum.quant.native import NativeQuantizer
+from ferrum.quant.panel_weight import over_panels
 
+FORMATS = [(name, group) for name in QUANTIZERS for group in GROUPS]
 SHAPES = ((1, 1), (32, 32), (33, 40), (70, 129))
 
 
-def weight_of(format: str, shape: tuple[int, int], seed: int = 0):
-    return QUANTIZERS[format](np.random.default_rng(seed).standard_normal(shape).astype(np.float32), 32)
+def values_of(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("format", ["int8", "int4"])
-def test_every_code_and_scale_lies_where_the_layout_says(format):
+def hard_values(shape: tuple[int, int]) -> list[np.ndarray]:
+    """Heavy tails; coarse ones, where halves and equal magnitudes of both signs abound; subnormal scales; zeros."""
+    drawn = np.random.default_rng(1).standard_t(3, shape)
+    sizes = [drawn * size for size in (0.02, 1e-7, 3e-9, 0)]
+    return [each.astype(np.float32) for each in (*sizes, np.rint(2 * drawn), np.where(drawn > 1, drawn, 0))]
+
+
+@pytest.mark.parametrize(("name", "group"), FORMATS)
+def test_every_code_and_scale_lies_where_the_layout_says(name, group):
     """The text of the module (and of the native library's header), an element at a time."""
     for shape in SHAPES:
-        weight = weight_of(format, shape)
-        panels, codes = to_panels(weight), weight.signed_codes(slice(None)).astype(int)
-        assert panels.shape == panel_shape(format, shape) and panels.shape[-1] % 64 == 0
-        for n, g, k in np.ndindex(shape[0], codes.shape[1], 32):
-            group = panels[n // 32, g]
-            if format == "int8":
-                assert group[k // 4 * 128 + n % 32 * 4 + k % 4] == codes[n, g, k] + 128
-            else:
-                byte = group[k // 8 * 128 + n % 32 * 4 + k % 4]
-                assert (byte >> 4 if k % 8 >= 4 else byte & 15) == codes[n, g, k] + 8
-            assert group[-64:].view(np.float16)[n % 32] == weight.scales[n, g]
+        weight = QUANTIZERS[name](values_of(shape), group)
+        panels, codes = weight.panels, weight.signed_codes(slice(None)).astype(int)
+        assert panels.shape == weight.layout.shape(shape) and panels.shape[-1] % 64 == 0
+        code_bytes = 32 * group // (1 if name == "int8" else 2)
+        for n, g in np.ndindex(codes.shape[:2]):
+            at, lane = panels[n // 32, g], n % 32
+            numbers = at[code_bytes:].view(np.uint16).reshape(-1, 32)
+            assert numbers[0].view(np.float16)[lane] == weight.scales[n, g]
+            zero = 128 if name == "int8" else 8 if weight.zero_points is None else int(numbers[1, lane])
+            for k in range(group):
+                if name == "int8":
+                    stored = at[k // 4 * 128 + lane * 4 + k % 4]
+                else:
+                    byte = at[k // 8 * 128 + lane * 4 + k % 4]
+                    stored = byte >> 4 if k % 8 >= 4 else byte & 15
+                assert int(stored) - zero == codes[n, g, k]
 
 
-@pytest.mark.parametrize("format", ["int8", "int4"])
-def test_a_weight_over_panels_is_the_one_that_they_were_made_from(format):
+@pytest.mark.parametrize(("name", "group"), FORMATS)
+def test_a_weight_over_panels_is_the_one_that_they_were_made_from(name, group):
     rng = np.random.default_rng(1)
     for shape in SHAPES:
-        weight = weight_of(format, shape)
-        panels = to_panels(weight)
+        weight = QUANTIZERS[name](values_of(shape), group)
+        panels = weight.panels
         panels.flags.writeable = False
-        over = from_panels(panels, format, shape)
+        over = over_panels(panels, layout_of(name, group), shape)
         assert (over.shape, over.format, over.group) == (weight.shape, weight.format, weight.group)
         np.testing.assert_array_equal(over.dequantize(), weight.dequantize())
         ids = rng.integers(0, shape[0], 5).astype(np.int32)
         np.testing.assert_array_equal(over.rows(ids), weight.rows(ids))
         x = rng.standard_normal((3, shape[1])).astype(np.float32)
         np.testing.assert_array_equal(over.matmul(x), weight.matmul(x))
-        name = "codes" if format == "int8" else "packed"
-        np.testing.assert_array_equal(getattr(over, name), getattr(weight, name))
-        np.testing.assert_array_equal(to_panels(over), panels)
+        assert np.shares_memory(over.panels, panels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_native_quantiser_gives_the_panels_of_the_numpy_one_byte_for_byte(tier, dtype):
+    quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
+    for shape in SHAPES:
+        for values in (each.astype(dtype) for each in hard_values(shape)):
+            for name, group in FORMATS:
+                ours, theirs = quantizer(name, values, group), QUANTIZERS[name](values, group)
+                np.testing.assert_array_equal(ours.panels, theirs.panels)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("value", "reason"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e30, "too large")])
+def test_the_native_quantiser_refuses_what_no_scale_can_hold(tier, value, reason):
+    quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
+    for place in ((0, 0), (3, 39), (69, 17)):
+        values = values_of((70, 40))
+        values[place] = value
+        for name, group in FORMATS:
+            with pytest.raises(ConfigError, match=reason) as caught:
+                quantizer(name, values, group)
+            assert caught.value.param == "quantize"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
 from ferrum.quant.int4 import quantize_int4, quantize_int4_zero_points
 from ferrum.quant.int8 import quantize_int8
+from ferrum.quant.panels import PanelLayout
 from ferrum.quant.weight import GroupedWeight
 
 Quantizer = Callable[[NDArray[Any], int], GroupedWeight]
@@ -21,6 +22,25 @@ QUANTIZERS: Final[Mapping[str, Quantizer]] = {
     "int4-zero-points": quantize_int4_zero_points,
 }
 """What rounds a matrix, by name. Each is tested for all that a `Weight` promises."""
+
+
+class MatrixQuantizer(Protocol):
+    """What rounds a matrix by one of several names."""
+
+    def __call__(self, name: str, values: NDArray[Any], group: int) -> GroupedWeight:
+        """As `QUANTIZERS[name](values, group)`: the same numbers, however they lie."""
+        ...
+
+
+def quantize(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
+    """The `MatrixQuantizer` that says what the others must give."""
+    return QUANTIZERS[name](values, group)
+
+
+def layout_of(name: str, group: int) -> PanelLayout:
+    """Panels of what the quantiser of that name makes."""
+    return PanelLayout(name.removesuffix("-zero-points"), group, zero_points=name.endswith("-zero-points"))
+
 
 INTEGERS: Final = ("int8", "int4")
 """The formats of the integers, as weights name them."""

@@ -16,6 +16,9 @@ from ferrum.kernels.interface import F32
 GROUPS: Final = (32, 64, 128)
 """Sizes that a group may have: whole vectors, and sums of products that float32 holds exactly (`activations.py`)."""
 
+DEFAULT_GROUP: Final = 32
+"""The size of the least error, and that of GGUF's Q8_0 and Q4_0."""
+
 _PIECE: Final = 1 << 17
 """Elements that are worked on at a time: a few temporary arrays of them stay in the second-level cache."""
 
@@ -64,9 +67,14 @@ def float16_scales(exact: F32, format: str) -> NDArray[np.float16]:
     with np.errstate(over="ignore"):
         scales = exact.astype(np.float16)
     if not np.isfinite(scales).all():
-        kind = "too large for scales in float16" if np.isfinite(exact).all() else "not finite"
-        raise ConfigError(f"{format} cannot hold weights that are {kind}", param="quantize")
+        raise cannot_hold(format, finite=bool(np.isfinite(exact).all()))
     return scales
+
+
+def cannot_hold(format: str, *, finite: bool) -> ConfigError:
+    """Why weights have no scales in float16."""
+    kind = "too large for scales in float16" if finite else "not finite"
+    return ConfigError(f"{format} cannot hold weights that are {kind}", param="quantize")
 
 
 def reciprocal(x: F32) -> F32:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ferrum.kernels.interface import F32, Int32
 from ferrum.kernels.reference.math import tree_sum
 from ferrum.quant.groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.weight import RowMajorWeight
 
 CLIPPING: Final = (0.97, 0.94, 0.88, -1.12)
 """Multiples of a group's plain scale that are tried as well. A negative one turns the range -8..7 around.
@@ -26,7 +26,7 @@ _LEVELS: Final = 15
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Int4Weight(GroupedWeight):
+class Int4Weight(RowMajorWeight):
     """A `Weight` of 4-bit codes 0..15, which stand for code - zero point.
 
     Attributes:

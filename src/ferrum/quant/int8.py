@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
 from ferrum.quant.groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.weight import RowMajorWeight
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Int8Weight(GroupedWeight):
+class Int8Weight(RowMajorWeight):
     """A `Weight` of int8, symmetric.
 
     Attributes:

@@ -1,13 +1,14 @@
-"""Quantised matrices in panels of 32 outputs: how packed directories hold them, and what native kernels stream.
+"""Panels of 32 outputs: how quantised matrices lie in packed directories, and what native kernels stream.
 
-    panel    outputs 32 p to 32 p + 31 (rows of zeros behind the last output), its groups of 32 inputs in order
-    int8     per group 8 rows of 32 outputs of 4 inputs, each a byte code + 128
-    int4     per group 4 rows of 32 outputs of 4 bytes: in row j, byte i has code + 8 of input 8 j + i in its low four
-             bits and that of input 8 j + 4 + i in its high ones
-    both     then the 32 outputs' scales in float16, little-endian
+    panel        outputs 32 p to 32 p + 31 (zeros behind the last output), its groups of inputs in order
+    int8         per group a row for every 4 inputs: 32 outputs of 4 bytes, each code + 128
+    int4         per group a row for every 8 inputs: 32 outputs of 4 bytes; in row j, byte i has input 8 j + i in its
+                 low four bits and input 8 j + 4 + i in its high ones, each code + 8 or, with zero points, code + those
+    both         then the 32 outputs' scales in float16, little-endian
+    zero points  then the 32 outputs' zero points in 16 bits, little-endian, where the format has them
 
-A group of a panel is thus 1088 or 576 bytes, whole cache lines, and the bytes are the same for every instruction set
-(`native/src/weight.hpp` states the same layout).
+A group of a panel is thus whole cache lines (1088 and 576 bytes for groups of 32), and the bytes are the same for every
+instruction set (`native/src/grouping.hpp` states the same layout).
 """
 
 from __future__ import annotations
@@ -20,97 +21,92 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Int32
 from ferrum.quant.groups import group_count
-from ferrum.quant.int4 import pack_nibbles
-from ferrum.quant.weight import GroupedWeight
 
 LANES: Final = 32
 """Outputs of a panel."""
 
-GROUP: Final = 32
-"""Inputs that share a scale."""
-
-_SCALE_BYTES: Final = 2 * LANES
-_CODE_BYTES: Final = {"int8": LANES * GROUP, "int4": LANES * GROUP // 2}
-_OFFSET: Final = {"int8": 128, "int4": 8}
+_HALVES: Final = 2 * LANES  # bytes of 16-bit numbers, one an output
 
 
-def panel_shape(format: str, shape: tuple[int, int]) -> tuple[int, int, int]:
-    """[panels, groups, bytes] of a matrix [N, K] in format "int8" or "int4"."""
-    outputs, inputs = shape
-    return -(-outputs // LANES), group_count(inputs, GROUP), _CODE_BYTES[format] + _SCALE_BYTES
-
-
-def to_panels(weight: GroupedWeight) -> NDArray[np.uint8]:
-    """A symmetric weight in groups of 32 as panels, uint8 of `panel_shape`."""
-    assert weight.group == GROUP, "panels have groups of 32"
-    panels, groups, size = panel_shape(weight.format, weight.shape)
-    codes = np.zeros((panels * LANES, groups, GROUP), np.int8)
-    codes[: weight.shape[0]] = weight.signed_codes(slice(None))
-    unsigned = codes.view(np.uint8) + np.uint8(_OFFSET[weight.format])
-    words = unsigned.reshape(panels, LANES, groups, GROUP // 4, 4).transpose(0, 2, 3, 1, 4)  # [P, G, 8, lane, 4]
-    if weight.format == "int4":
-        words = words[:, :, 0::2] | words[:, :, 1::2] << np.uint8(4)
-    scales = np.zeros((panels * LANES, groups), "<f2")
-    scales[: weight.shape[0]] = weight.scales
-    by_group = np.ascontiguousarray(scales.reshape(panels, LANES, groups).swapaxes(1, 2))  # [P, G, lane]
-    out = np.empty((panels, groups, size), np.uint8)
-    out[..., :-_SCALE_BYTES] = words.reshape(panels, groups, -1)
-    out[..., -_SCALE_BYTES:] = by_group.view(np.uint8)
-    return out
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PanelWeight(GroupedWeight):
-    """A `Weight` that lies in panels, which may be a read-only view of a mapped file.
+@dataclass(frozen=True, slots=True)
+class PanelLayout:
+    """What panels hold.
 
     Attributes:
-        panels: uint8 of `panel_shape`.
-        kind: "int8" or "int4".
+        format: "int8" or "int4".
+        group: inputs that share a scale, one of `GROUPS`.
+        zero_points: whether there are any (of int4 only).
     """
 
-    panels: NDArray[np.uint8]
-    kind: str
+    format: str
+    group: int
+    zero_points: bool = False
 
     @property
-    def format(self) -> str:
-        """Its kind."""
-        return self.kind
+    def name(self) -> str:
+        """As the native library calls it."""
+        return f"{self.format}{'_zero' if self.zero_points else ''}_{self.group}"
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the panels, and of the scales in an order of their own."""
-        return self.panels.nbytes + self.scales.nbytes
+    def _code_bytes(self) -> int:
+        return LANES * self.group // (1 if self.format == "int8" else 2)
 
-    @property
-    def zero_points(self) -> None:
-        """Panels are symmetric."""
-        return None
+    def shape(self, matrix: tuple[int, int]) -> tuple[int, int, int]:
+        """[panels, groups, bytes] of a matrix [N, K]."""
+        outputs, inputs = matrix
+        size = self._code_bytes + _HALVES * (2 if self.zero_points else 1)
+        return -(-outputs // LANES), group_count(inputs, self.group), size
 
-    @property
-    def codes(self) -> NDArray[np.int8]:
-        """Row-major codes as `Int8Weight` has them, for backends that do not take panels."""
-        return self.signed_codes(slice(None)).reshape(len(self.scales), -1)
+    def lay_out(
+        self, codes: NDArray[np.int8], scales: NDArray[np.float16], zero_points: NDArray[np.uint8] | None
+    ) -> NDArray[np.uint8]:
+        """Panels of codes [N, G, group] (as the numbers that they stand for), scales and zero points [N, G]."""
+        outputs, groups, _ = codes.shape
+        panels, _, size = self.shape((outputs, groups * self.group))
+        offset = np.uint8(128 if self.format == "int8" else 8) if zero_points is None else zero_points[..., None]
+        stored = np.full((panels * LANES, groups, self.group), offset if zero_points is None else 0, np.uint8)
+        stored[:outputs] = codes.view(np.uint8) + offset
+        quads = stored.reshape(panels, LANES, groups, self.group // 4, 4)
+        words = quads.transpose(0, 2, 3, 1, 4)  # [panel, group, quad, lane, 4]
+        if self.format == "int4":
+            words = words[:, :, 0::2] | words[:, :, 1::2] << np.uint8(4)
+        out = np.empty((panels, groups, size), np.uint8)
+        out[..., : self._code_bytes] = words.reshape(panels, groups, -1)
+        rest = [_by_group(scales.astype("<f2"), panels)]
+        if zero_points is not None:
+            rest.append(_by_group(zero_points.astype("<u2"), panels))
+        out[..., self._code_bytes :] = np.concatenate(rest, axis=-1)
+        return out
 
-    @property
-    def packed(self) -> NDArray[np.uint8]:
-        """Row-major codes as `Int4Weight` has them, for backends that do not take panels."""
-        return pack_nibbles(self.signed_codes(slice(None)))
-
-    def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
-        """See `GroupedWeight`."""
-        ids = np.arange(len(self.scales))[rows]
-        panels, groups, _ = self.panels.shape
-        words = self.panels[..., :-_SCALE_BYTES].reshape(panels, groups, -1, LANES, 4)[ids // LANES, :, :, ids % LANES]
-        if self.kind == "int4":  # [n, G, 4, 4] of two nibbles -> [n, G, 4, 2, 4]
+    def codes(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.int8]:
+        """The numbers that the codes of some outputs stand for, int8 [n, G, group]."""
+        count, groups, _ = panels.shape
+        stored = panels[..., : self._code_bytes].reshape(count, groups, -1, LANES, 4)
+        words = stored[ids // LANES, :, :, ids % LANES]  # [n, G, rows, 4]
+        if self.format == "int4":  # two nibbles to a byte: [n, G, rows, 2, 4]
             words = np.stack((words & np.uint8(15), words >> np.uint8(4)), axis=-2)
-        codes: NDArray[np.int8] = (words - np.uint8(_OFFSET[self.kind])).view(np.int8)
-        return codes.reshape(len(ids), groups, GROUP)
+        words = words.reshape(len(ids), groups, self.group)
+        if self.zero_points:
+            offset = self._halves(panels, 1, ids).view("<u2").astype(np.uint8)[..., None]
+        else:
+            offset = np.full(1, 128 if self.format == "int8" else 8, np.uint8)
+        codes: NDArray[np.int8] = (words - offset).view(np.int8)
+        return codes
+
+    def scales(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.float16]:
+        """The scales of some outputs, float16 [n, G]."""
+        return self._halves(panels, 0, ids).view("<f2").astype(np.float16)
+
+    def _halves(self, panels: NDArray[np.uint8], index: int, ids: Int32) -> NDArray[np.uint16]:
+        """Of some outputs, the 16-bit numbers of each group that stand first or second after the codes, [n, G]."""
+        begin = self._code_bytes + index * _HALVES
+        numbers = panels[..., begin : begin + _HALVES].reshape(*panels.shape[:2], LANES, 2)
+        return np.ascontiguousarray(numbers[ids // LANES, :, ids % LANES]).view(np.uint16)[..., 0]
 
 
-def from_panels(panels: NDArray[np.uint8], format: str, shape: tuple[int, int]) -> PanelWeight:
-    """A weight [N, K] over panels, uint8 of `panel_shape`, of which only the scales are copied."""
-    count, groups, size = panel_shape(format, shape)
-    assert panels.shape == (count, groups, size), "panels of another matrix"
-    by_group = np.ascontiguousarray(panels[..., -_SCALE_BYTES:]).view("<f2")  # [P, G, lane]
-    scales = by_group.swapaxes(1, 2).reshape(count * LANES, groups)[: shape[0]].astype(np.float16)
-    return PanelWeight(scales=scales, inputs=shape[1], group=GROUP, panels=panels, kind=format)
+def _by_group(numbers: NDArray[np.float16] | NDArray[np.uint16], panels: int) -> NDArray[np.uint8]:
+    """16-bit numbers [N, G] as bytes [panels, G, 64], zeros behind the last output."""
+    outputs, groups = numbers.shape
+    padded = np.zeros((panels * LANES, groups), numbers.dtype)
+    padded[:outputs] = numbers
+    return np.ascontiguousarray(padded.reshape(panels, LANES, groups).swapaxes(1, 2)).view(np.uint8)

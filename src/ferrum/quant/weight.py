@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ferrum.kernels.interface import F32, Int32
 from ferrum.quant.activations import grouped_product, quantize_rows
 from ferrum.quant.groups import group_count
+from ferrum.quant.panels import PanelLayout
 
 _BLOCK: Final = 1 << 20
 """Terms of a product that are made at a time."""
@@ -19,23 +20,17 @@ _BLOCK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupedWeight(ABC):
-    """A `Weight` whose element (n, k) is scales[n, k // group] * code(n, k), an integer of magnitude 128 at most.
+    """A `Weight` whose element (n, k) is scale(n, k // group) * code(n, k), an integer of magnitude 128 at most.
 
     K need not be a multiple of the group: rows are filled up with codes that stand for 0.
 
     Attributes:
-        scales: float16 [N, G].
         inputs: K.
         group: inputs that share a scale, one of `GROUPS`.
     """
 
-    scales: NDArray[np.float16]
     inputs: int
     group: int
-
-    def __post_init__(self) -> None:
-        assert self.scales.dtype == np.float16, "scales are stored in float16"
-        assert self.scales.shape[1] == group_count(self.inputs, self.group), "every group has one scale"
 
     @property
     @abstractmethod
@@ -47,23 +42,37 @@ class GroupedWeight(ABC):
     def nbytes(self) -> int:
         """Bytes of codes, scales and whatever else is held."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(N, K): outputs, inputs."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> PanelLayout:
+        """How its panels are laid out."""
+
+    @property
+    @abstractmethod
+    def panels(self) -> NDArray[np.uint8]:
+        """The matrix in panels, [panels, groups, bytes] of its layout."""
+
     @abstractmethod
     def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
         """The codes of some rows as the numbers that they stand for, int8 [n, G, group]."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K): outputs, inputs."""
-        return len(self.scales), self.inputs
+    @abstractmethod
+    def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
+        """The scales of some rows, float16 [n, G]."""
 
     def matmul(self, x: F32) -> F32:
         """x [M, K] f32 -> [M, N] f32, by the arithmetic of `activations.py`."""
         rows = quantize_rows(x, self.group)
-        out = np.empty((len(x), len(self.scales)), np.float32)
+        out = np.empty((len(x), self.shape[0]), np.float32)
         step = max(1, _BLOCK // max(1, rows.scales.size, self.inputs))
-        for begin in range(0, len(self.scales), step):
+        for begin in range(0, self.shape[0], step):
             part = slice(begin, begin + step)
-            out[:, part] = grouped_product(rows, self.signed_codes(part), self.scales[part])
+            out[:, part] = grouped_product(rows, self.signed_codes(part), self.scales_of(part))
         return out
 
     def rows(self, ids: Int32) -> F32:
@@ -76,5 +85,44 @@ class GroupedWeight(ABC):
 
     def _dequantized(self, rows: slice | Int32) -> F32:
         values = self.signed_codes(rows).astype(np.float32)
-        values *= self.scales[rows].astype(np.float32)[..., None]
+        values *= self.scales_of(rows).astype(np.float32)[..., None]
         return values.reshape(len(values), values.shape[1] * self.group)[:, : self.inputs]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowMajorWeight(GroupedWeight):
+    """A `GroupedWeight` whose codes lie row by row, as numpy rounds them and as other formats bring them.
+
+    Attributes:
+        scales: float16 [N, G].
+    """
+
+    scales: NDArray[np.float16]
+
+    def __post_init__(self) -> None:
+        assert self.scales.dtype == np.float16, "scales are stored in float16"
+        assert self.scales.shape[1] == group_count(self.inputs, self.group), "every group has one scale"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K): outputs, inputs."""
+        return len(self.scales), self.inputs
+
+    @property
+    def zero_points(self) -> NDArray[np.uint8] | None:
+        """uint8 [N, G], of formats that have them."""
+        return None
+
+    @property
+    def layout(self) -> PanelLayout:
+        """See `GroupedWeight`."""
+        return PanelLayout(self.format, self.group, self.zero_points is not None)
+
+    @property
+    def panels(self) -> NDArray[np.uint8]:
+        """See `GroupedWeight`; made anew."""
+        return self.layout.lay_out(self.signed_codes(slice(None)), self.scales, self.zero_points)
+
+    def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
+        """See `GroupedWeight`."""
+        return self.scales[rows]

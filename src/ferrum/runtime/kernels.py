@@ -10,6 +10,8 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.quant.formats import MatrixQuantizer, quantize
+from ferrum.quant.native import NativeQuantizer
 from ferrum.sampling.native import NativeChooser
 from ferrum.sampling.sampler import REFERENCE, Chooser
 
@@ -52,6 +54,11 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) 
 def chooser_for(kernels: Kernels) -> Chooser:
     """Who samples beside these kernels: both give the same tokens, in different times."""
     return NativeChooser(kernels.tier) if isinstance(kernels, NativeKernels) else REFERENCE
+
+
+def quantizer_for(kernels: Kernels) -> MatrixQuantizer:
+    """Who rounds matrices for these kernels: both give the same numbers, laid out as the kernels take them."""
+    return NativeQuantizer(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else quantize
 
 
 @cache

@@ -22,7 +22,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.kernels import choose_kernels
+from ferrum.runtime.kernels import choose_kernels, quantizer_for
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import LIBRARIES, PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
@@ -54,7 +54,7 @@ def load_executor(
     kv_capacity: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
-    group: int = 32,
+    group: int | None = None,
     replay: bool | None = None,
     progress: Progress | None = None,
 ) -> LocalExecutor:
@@ -66,7 +66,7 @@ def load_executor(
             `ModelConfig`.
         page_size: tokens per page of the KV pool.
         max_rows: most tokens of one forward pass; a larger step takes several.
-        group: inputs that share a scale of quantised weights: 32, 64 or 128.
+        group: inputs that share a scale of quantised weights: 32, 64 or 128; None: 32, or what a packed directory has.
         replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
         progress: told of bytes loaded and bytes in all.
 
@@ -100,7 +100,7 @@ def build_executor(
     *,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
-    group: int = 32,
+    group: int | None = None,
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
@@ -113,7 +113,7 @@ def build_executor(
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
-    parameters = _parameters(config, checkpoint, group, progress)
+    parameters = _parameters(config, checkpoint, group, chosen.kernels, progress)
     decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
@@ -135,10 +135,13 @@ def build_executor(
     )
 
 
-def _parameters(config: ModelConfig, checkpoint: TensorStore, group: int, progress: Progress | None) -> Parameters:
+def _parameters(
+    config: ModelConfig, checkpoint: TensorStore, group: int | None, kernels: Kernels, progress: Progress | None
+) -> Parameters:
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
         return PackedParameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
-    return Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
+    quantizer = quantizer_for(kernels)
+    return Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group, quantizer=quantizer)
 
 
 def _refuse(config: ModelConfig) -> None:

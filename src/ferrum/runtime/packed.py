@@ -5,8 +5,9 @@ A packed directory is a model's directory in the Hugging Face layout. Its `model
 vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
 
     "quantization_config": {
-        "quant_method": "ferrum", "version": 1, "numerics_id": "grouped-1",
-        "scheme": a key of `SCHEMES`, "dtype": the matrices' format before, "checksums": {tensor: number}
+        "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-1",
+        "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the matrices' format before,
+        "checksums": {tensor: number}
     }
 """
 
@@ -24,13 +25,14 @@ from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import Weight
 from ferrum.quant.activations import NUMERICS_ID
 from ferrum.quant.dense import FORMATS
-from ferrum.quant.formats import SCHEMES
-from ferrum.quant.panels import GROUP, from_panels, panel_shape
+from ferrum.quant.formats import SCHEMES, layout_of
+from ferrum.quant.groups import GROUPS
+from ferrum.quant.panel_weight import over_panels
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
 
 METHOD: Final = "ferrum"
-VERSION: Final = 1
+VERSION: Final = 2
 
 _PIECE: Final = 4096
 
@@ -41,11 +43,13 @@ class PackedHeader:
 
     Attributes:
         scheme: a key of `SCHEMES`.
+        group: one of `GROUPS`.
         dtype: a key of `FORMATS`.
         checksums: of every tensor, by name.
     """
 
     scheme: str
+    group: int
     dtype: str
     checksums: Mapping[str, int]
 
@@ -56,6 +60,7 @@ class PackedHeader:
             "version": VERSION,
             "numerics_id": NUMERICS_ID,
             "scheme": self.scheme,
+            "group": self.group,
             "dtype": self.dtype,
             "checksums": dict(self.checksums),
         }
@@ -80,13 +85,13 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
         if found.get(name) != ours:
             reason = f"{checkpoint.directory}: this release reads {ours!r}; make it again with `ferrum quantize`"
             raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)
-    for name, known in (("scheme", SCHEMES), ("dtype", FORMATS)):
-        if not isinstance(found.get(name), str) or found[name] not in known:
+    for name, kind, known in (("scheme", str, SCHEMES), ("group", int, GROUPS), ("dtype", str, FORMATS)):
+        if type(found.get(name)) is not kind or found[name] not in known:
             raise CheckpointError(f"{checkpoint.directory}: config.json: no {name} {found.get(name)!r}")
     checksums = found.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
         raise CheckpointError(f"{checkpoint.directory}: config.json has not one checksum for each tensor")
-    return PackedHeader(found["scheme"], found["dtype"], checksums)
+    return PackedHeader(found["scheme"], found["group"], found["dtype"], checksums)
 
 
 def checksum(data: NDArray[np.uint8]) -> int:
@@ -120,11 +125,11 @@ class PackedParameters(Parameters):
         progress: Progress | None = None,
         *,
         quantize: str | None = None,
-        group: int = GROUP,
+        group: int | None = None,
     ) -> None:
         header = read_header(checkpoint)
-        super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=group)
-        held = (("dtype", dtype, header.dtype), ("quantize", quantize, header.scheme), ("group", group, GROUP))
+        super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=header.group)
+        held = (("dtype", dtype, header.dtype), ("quantize", quantize, header.scheme), ("group", group, header.group))
         for name, asked, packed in held:
             if asked not in (None, "auto", packed):
                 raise ConfigError(f"{checkpoint.directory} was packed as {packed}, not {asked}", param=name)
@@ -139,12 +144,11 @@ class PackedParameters(Parameters):
             CheckpointError: it is missing, damaged, or of another shape or format.
         """
         assert self.scheme is not None, "packed directories are quantised"
-        format = format_of(self.scheme, name)
-        held = panel_shape(format, shape)
-        self._check(name, held)
+        layout = layout_of(format_of(self.scheme, name), self._group)
+        self._check(name, layout.shape(shape))
         if self._files.tensors[name].dtype != "U8":
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
-        weight = from_panels(self._files.read_bytes(name).reshape(held), format, shape)
+        weight = over_panels(self._files.read_bytes(name), layout, shape)
         self._hand_out(name, shape[0] * shape[1])
         return weight
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
 from ferrum.models.families import decoder_spec
-from ferrum.quant.formats import SCHEMES
-from ferrum.quant.panels import panel_shape, to_panels
+from ferrum.quant.formats import SCHEMES, layout_of
+from ferrum.quant.groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.kernels import choose_kernels, quantizer_for
 from ferrum.runtime.packed import PackedHeader, checksum
 from ferrum.runtime.parameters import Parameters, Progress, format_of
 
@@ -41,7 +42,13 @@ class _Entry:
 
 
 def pack_directory(
-    source: Path, target: Path, scheme: str, dtype: str = "auto", progress: Progress | None = None
+    source: Path,
+    target: Path,
+    scheme: str,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    *,
+    group: int = DEFAULT_GROUP,
 ) -> None:
     """Quantise a model into a packed directory. Beside the result, one matrix at a time is held.
 
@@ -53,18 +60,20 @@ def pack_directory(
         scheme: a key of `SCHEMES`.
         dtype: as for `Parameters`: what matrices are rounded to before.
         progress: told bytes read, and bytes in all.
+        group: inputs that share a scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: no such scheme or dtype, weights that do not fit into it, or the target is in use.
+        ConfigError: no such scheme, group or dtype, weights that do not fit into it, or the target is in use.
         CheckpointError, Unsupported: the model cannot be read.
     """
     checkpoint = Checkpoint(source)
     ignored = decoder_spec(checkpoint.config).ignored_names
-    parameters = Parameters(checkpoint, dtype, progress, quantize=scheme)
+    quantizer = quantizer_for(choose_kernels("auto").kernels)
+    parameters = Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
     target.mkdir(parents=True, exist_ok=True)
-    entries = _entries(checkpoint, scheme, ignored)
+    entries = _entries(checkpoint, scheme, group, ignored)
     checksums = {}
     with (target / "model.safetensors").open("wb") as file:
         file.write(_file_header(entries))
@@ -75,12 +84,12 @@ def pack_directory(
         weights = any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)
         if path.is_file() and path.name != "config.json" and not weights:
             shutil.copyfile(path, target / path.name)
-    header = PackedHeader(scheme, parameters.format, checksums).as_json()
+    header = PackedHeader(scheme, group, parameters.format, checksums).as_json()
     config = {**checkpoint.config, "quantization_config": header}
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 
-def _entries(checkpoint: Checkpoint, scheme: str, ignored: tuple[str, ...]) -> list[_Entry]:
+def _entries(checkpoint: Checkpoint, scheme: str, group: int, ignored: tuple[str, ...]) -> list[_Entry]:
     """What to write: matrices first, since theirs are whole cache lines, then vectors."""
     entries = []
     for name, info in checkpoint.tensors.items():
@@ -88,8 +97,8 @@ def _entries(checkpoint: Checkpoint, scheme: str, ignored: tuple[str, ...]) -> l
             continue
         if len(info.shape) == 2:
             shape = (info.shape[0], info.shape[1])
-            held = panel_shape(format_of(SCHEMES[scheme], name), shape)
-            entries.append(_Entry(name, "U8", held, shape))
+            layout = layout_of(format_of(SCHEMES[scheme], name), group)
+            entries.append(_Entry(name, "U8", layout.shape(shape), shape))
         else:
             entries.append(_Entry(name, "F32", info.shape, None))
     return sorted(entries, key=lambda entry: entry.matrix is None)
@@ -114,4 +123,4 @@ def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_E
         else:
             weight = parameters.matrix(entry.name, entry.matrix)
             assert isinstance(weight, GroupedWeight), "a scheme makes grouped weights"
-            yield entry, to_panels(weight).reshape(-1)
+            yield entry, weight.panels.reshape(-1)

@@ -13,8 +13,9 @@ from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
 from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
-from ferrum.quant.formats import QUANTIZERS, SCHEMES, Scheme
-from ferrum.quant.groups import GROUPS
+from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme
+from ferrum.quant.formats import quantize as reference_quantizer
+from ferrum.quant.groups import DEFAULT_GROUP, GROUPS
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -29,7 +30,8 @@ class Parameters:
         dtype: the matrices' format: "auto" (each as the checkpoint has it), "float32", "float16" or "bfloat16".
         progress: told of every parameter handed out.
         quantize: a scheme in `SCHEMES`, by which matrices in that format are then quantised; None leaves them.
-        group: inputs that share a scale of quantised matrices, one of `GROUPS`.
+        group: inputs that share a scale of quantised matrices, one of `GROUPS`; None takes `DEFAULT_GROUP`.
+        quantizer: rounds them.
 
     Attributes:
         count: how many numbers have been handed out, each tensor once.
@@ -52,13 +54,14 @@ class Parameters:
         progress: Progress | None = None,
         *,
         quantize: str | None = None,
-        group: int = 32,
+        group: int | None = None,
+        quantizer: MatrixQuantizer = reference_quantizer,
     ) -> None:
         if dtype != "auto" and dtype not in FORMATS:
             raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
         if quantize is not None and quantize not in SCHEMES:
             raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
-        if group not in GROUPS:
+        if group is not None and group not in GROUPS:
             raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
         method = quantization_method(checkpoint.config)
         if method != self.quantized_by:
@@ -67,7 +70,8 @@ class Parameters:
         self._dtype = dtype
         self._progress = progress
         self.scheme = None if quantize is None else SCHEMES[quantize]
-        self._group = group
+        self._group = DEFAULT_GROUP if group is None else group
+        self._quantizer = quantizer
         self._used: set[str] = set()
         self._done_bytes = 0
         self.count = 0
@@ -100,7 +104,7 @@ class Parameters:
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
         if self.scheme is None:
             return DenseWeight(values)
-        return QUANTIZERS[format_of(self.scheme, name)](values, self._group)
+        return self._quantizer(format_of(self.scheme, name), values, self._group)
 
     def vector(self, name: str, size: int) -> F32:
         """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""

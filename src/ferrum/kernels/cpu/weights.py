@@ -13,8 +13,8 @@ from ferrum.kernels.interface import F32, Int32, Weight
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 """Formats of plain floats, and the type by which the library takes their elements."""
 
-_GROUP: Final = 32
-"""Inputs that share a scale in the library's panels of integers."""
+_INTEGERS: Final = ("int8", "int4")
+"""Formats of integers in panels."""
 
 
 class DenseSource(Protocol):
@@ -24,27 +24,29 @@ class DenseSource(Protocol):
     def values(self) -> NDArray[Any]: ...  # noqa: D102
 
 
-class GroupedSource(Protocol):
-    """What a weight of integers in groups offers; see `quant/`.
+class PanelLayout(Protocol):
+    """How panels are laid out; see `quant/panels.py`.
 
     Attributes:
-        group: inputs that share a scale.
-        scales: float16 [N, G].
-        codes: of int8: int8 [N, G x group].
-        packed: of int4: uint8 [N, G x group / 2], two codes + 8 to a byte, the first in the low bits.
-        zero_points: of int4, where codes stand for anything but code - 8.
+        name: as the library calls it.
     """
 
     @property
-    def group(self) -> int: ...  # noqa: D102
+    def name(self) -> str: ...  # noqa: D102
+
+
+class PanelSource(Protocol):
+    """What a weight of integers in groups offers.
+
+    Attributes:
+        layout: of the panels.
+        panels: uint8, which may be a view of a mapped file.
+    """
+
     @property
-    def scales(self) -> NDArray[np.float16]: ...  # noqa: D102
+    def layout(self) -> PanelLayout: ...  # noqa: D102
     @property
-    def codes(self) -> NDArray[np.int8]: ...  # noqa: D102
-    @property
-    def packed(self) -> NDArray[np.uint8]: ...  # noqa: D102
-    @property
-    def zero_points(self) -> NDArray[np.uint8] | None: ...  # noqa: D102
+    def panels(self) -> NDArray[np.uint8]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +92,7 @@ class PackedWeight:
 
 
 def pack(library: Any, runtime: Any, weight: Weight) -> PackedWeight:
-    """Pack a weight. A format without native panels is dequantised first, and multiplied in f32.
+    """Pack a weight. Panels are taken as they lie; a format that the library does not know is multiplied in f32.
 
     Args:
         library: the compiled module.
@@ -99,14 +101,19 @@ def pack(library: Any, runtime: Any, weight: Weight) -> PackedWeight:
     """
     if isinstance(weight, PackedWeight):
         return weight
-    if weight.format in ("int8", "int4"):
-        grouped = cast(GroupedSource, weight)
-        if grouped.group == _GROUP and (weight.format == "int8" or grouped.zero_points is None):
-            codes = grouped.codes.view(np.uint8) if weight.format == "int8" else grouped.packed
-            native = runtime.pack_codes(weight.format, codes, grouped.scales.view(np.uint16), weight.shape[1])
-            return PackedWeight(native, runtime, weight.shape, weight.format, library)
-    dense = weight.format in _DENSE
-    name = weight.format if dense else "float32"
-    values = cast(DenseSource, weight).values if dense else weight.dequantize()
-    native = runtime.pack_floats(name, np.ascontiguousarray(values).view(_DENSE[name]))
-    return PackedWeight(native, runtime, weight.shape, name, library)
+    format = weight.format
+    if format in _INTEGERS:
+        source = cast(PanelSource, weight)
+        name, panels = source.layout.name, source.panels
+    else:
+        dense = format in _DENSE
+        name, floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
+        format, panels = name, runtime.pack(name, floats)
+    native = runtime.over_panels(name, panels, *weight.shape)
+    return PackedWeight(native, runtime, weight.shape, format, library)
+
+
+def native_floats(values: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    """A matrix of floats as the library takes it: the name of its format, and contiguous elements."""
+    name = values.dtype.name
+    return name, np.ascontiguousarray(values).view(_DENSE[name])

@@ -1,0 +1,106 @@
+#include "packing.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+#include "grouping.hpp"
+
+namespace nb = nanobind;
+
+namespace ferrum {
+
+namespace {
+
+constexpr uintptr_t kLine = 64;
+
+struct Name {
+    const char* name;
+    Format format;
+};
+
+constexpr Name kNames[] = {{"float32", Format::f32},
+                           {"float16", Format::f16},
+                           {"bfloat16", Format::bf16},
+                           {"int8_32", Format::int8},
+                           {"int8_64", Format::int8_64},
+                           {"int8_128", Format::int8_128},
+                           {"int4_32", Format::int4},
+                           {"int4_64", Format::int4_64},
+                           {"int4_128", Format::int4_128},
+                           {"int4_zero_32", Format::int4_zero_32},
+                           {"int4_zero_64", Format::int4_zero_64},
+                           {"int4_zero_128", Format::int4_zero_128}};
+
+MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
+    const MatrixArgs args{format_of(format), static_cast<const std::byte*>(matrix.data()), static_cast<int64_t>(matrix.shape(0)),
+                          static_cast<int64_t>(matrix.shape(1))};
+    require(grouping(args.format).inputs == 0 && matrix.ndim() == 2, "a matrix of floats");
+    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(args.format), "elements of another size");
+    return args;
+}
+
+// New panels; the team makes them, each thread a contiguous part: make(panel_begin, panel_end, panels).
+template <class Make>
+Bytes made(Runtime& runtime, Format format, const MatrixArgs& m, Make make) {
+    const int64_t count = panel_count(m.outputs), bytes = count * panel_bytes(format, m.inputs);
+    auto* piece = new std::shared_ptr<std::byte>(runtime.heap.take(bytes));
+    const nb::capsule owner(piece, [](void* p) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(p); });
+    struct Call {
+        Make& make;
+        int64_t count, threads;
+        std::byte* panels;
+    } call{make, count, runtime.team.size(), piece->get()};
+    {
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(runtime.running);
+        runtime.team.run(
+            [](void* context, int thread) {
+                const Call& c = *static_cast<Call*>(context);
+                c.make(c.count * thread / c.threads, c.count * (thread + 1) / c.threads, c.panels);
+            },
+            &call);
+    }
+    return Bytes(piece->get(), {static_cast<size_t>(bytes)}, owner);
+}
+
+}  // namespace
+
+Format format_of(const std::string& name) {
+    for (const Name& known : kNames)
+        if (name == known.name) return known.format;
+    throw std::invalid_argument("an unknown format: " + name);
+}
+
+Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix) {
+    const MatrixArgs m = matrix_of(format, matrix);
+    return made(runtime, m.format, m,
+                [&](int64_t begin, int64_t end, std::byte* panels) { runtime.kernels.pack_panels(m, begin, end, panels); });
+}
+
+std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to) {
+    const MatrixArgs m = matrix_of(from, matrix);
+    const Format format = format_of(to);
+    require(grouping(format).inputs != 0, "a format of integers");
+    std::atomic<int> worst{0};
+    Bytes panels = made(runtime, format, m, [&](int64_t begin, int64_t end, std::byte* to_panels) {
+        const int found = static_cast<int>(runtime.kernels.quantize(m, format, begin, end, to_panels));
+        for (int known = worst; found > known && !worst.compare_exchange_weak(known, found);) {
+        }
+    });
+    return {std::move(panels), worst};
+}
+
+std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format, const In<uint8_t>& panels, int64_t outputs, int64_t inputs) {
+    const Format kind = format_of(format);
+    require(outputs >= 0 && inputs >= 0, "a matrix");
+    require(static_cast<int64_t>(panels.size()) == panel_count(outputs) * panel_bytes(kind, inputs), "panels of another matrix");
+    const auto* data = reinterpret_cast<const std::byte*>(panels.data());
+    if (reinterpret_cast<uintptr_t>(data) % kLine == 0)
+        return std::make_shared<Weight>(kind, outputs, inputs, data, std::make_shared<In<uint8_t>>(panels));
+    const std::shared_ptr<std::byte> copy = runtime.heap.take(static_cast<int64_t>(panels.size()));
+    std::memcpy(copy.get(), data, panels.size());
+    return std::make_shared<Weight>(kind, outputs, inputs, copy.get(), copy);
+}
+
+}  // namespace ferrum

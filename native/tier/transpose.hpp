@@ -1,0 +1,35 @@
+// Rows of a matrix turned into vectors of outputs, which is how panels hold them.
+#pragma once
+
+#include "math.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+template <int... I>
+inline void interleave(vf a, vf b, vf& low, vf& high, std::integer_sequence<int, I...>) {
+    low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes)...);
+    high = __builtin_shufflevector(a, b, (kLanes / 2 + I / 2 + I % 2 * kLanes)...);
+}
+
+// kLanes vectors of kLanes words, transposed in place. To interleave rows i and i + half is to rotate the bits of a word's
+// place, (row, column), by one: after as many times as a row number has bits, the two have changed places.
+inline void transpose(vf (&rows)[kLanes]) {
+    constexpr auto kIndices = std::make_integer_sequence<int, kLanes>{};
+    for (int times = kLanes; times > 1; times /= 2) {
+        vf turned[kLanes];
+#pragma GCC unroll 8
+        for (int i = 0; i < kLanes / 2; ++i)
+            interleave(rows[i], rows[i + kLanes / 2], turned[2 * i], turned[2 * i + 1], kIndices);
+        std::memcpy(rows, turned, sizeof turned);
+    }
+}
+
+// Rows 0 to kLanes - 1 of a matrix, `row(i)` a vector of each, as columns[i][lane]; rows from `count` on are zeros.
+template <class Row>
+inline void turn_rows(int64_t count, vf (&columns)[kLanes], Row row) {
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; ++lane) columns[lane] = lane < count ? row(lane) : vf{};
+    transpose(columns);
+}
+
+}  // namespace ferrum::FERRUM_TIER

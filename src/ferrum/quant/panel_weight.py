@@ -1,0 +1,59 @@
+"""Weights that lie in panels: made by the native quantiser, or mapped from a packed directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import Int32
+from ferrum.quant.panels import PanelLayout
+from ferrum.quant.weight import GroupedWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PanelWeight(GroupedWeight):
+    """A `Weight` over panels, which may be a read-only view of a mapped file. Nothing is copied.
+
+    Attributes:
+        panels: uint8 [panels, groups, bytes], as `layout` has them.
+        outputs: N.
+        layout: what they hold.
+    """
+
+    panels: NDArray[np.uint8]
+    outputs: int
+    layout: PanelLayout
+
+    @property
+    def format(self) -> str:
+        """As its layout says."""
+        return self.layout.format
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K): outputs, inputs."""
+        return self.outputs, self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the panels."""
+        return self.panels.nbytes
+
+    def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
+        """See `GroupedWeight`."""
+        return self.layout.codes(self.panels, self._ids(rows))
+
+    def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
+        """See `GroupedWeight`."""
+        return self.layout.scales(self.panels, self._ids(rows))
+
+    def _ids(self, rows: slice | Int32) -> Int32:
+        return np.arange(self.outputs, dtype=np.int32)[rows]
+
+
+def over_panels(panels: NDArray[np.uint8], layout: PanelLayout, shape: tuple[int, int]) -> PanelWeight:
+    """The weight [N, K] whose panels are these bytes."""
+    shaped = panels.reshape(layout.shape(shape))
+    return PanelWeight(inputs=shape[1], group=layout.group, panels=shaped, outputs=shape[0], layout=layout)
