@@ -13,6 +13,7 @@ import pytest
 
 from engine_fakes import FakeRecipe, ServedFake
 from ferrum.engine.host import Built
+from ferrum.engine.messages import Abort, Message
 from serve_kit import Served, chat_parts, serving, wait_for
 
 RECIPE = FakeRecipe(seconds_per_step=0.001, max_sequences=16, num_pages=400)
@@ -63,12 +64,39 @@ def cancel_under_load(count: int, together: int) -> None:
                 assert results[together:] == alone
 
     with serving(chat_parts(recipe, max_requests=500)) as server:  # type: ignore[arg-type]
-        asyncio.run(run(server))
-        server.wait_idle()
         executor = built[0].executor
         assert isinstance(executor, ServedFake)
+        steps_before = _watch_aborts(server, executor)
+        asyncio.run(run(server))
+        server.wait_idle()
+        assert len(steps_before) >= count / 2  # the others left before they were queued
+        assert _late_spans(executor, steps_before) == []
         wait_for(lambda: executor.pages.used == 0)
         executor.pages.check()
+
+
+def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
+    """How many steps there had been when each request was told to end, as they come."""
+    host = server.service.engine.front.router._host
+    send, steps = host.send, dict[str, int]()
+
+    def watched(message: Message) -> None:
+        if isinstance(message, Abort):
+            steps.setdefault(message.request_id, len(executor.batches))
+        send(message)
+
+    host.send = watched  # type: ignore[method-assign]
+    return steps
+
+
+def _late_spans(executor: ServedFake, steps_before: dict[str, int]) -> list[tuple[str, int]]:
+    """Spans of ended requests after the one step that may have been planned already."""
+    return [
+        (span.cache_id, number)
+        for number, batch in enumerate(executor.batches)
+        for span in batch.spans
+        if number > steps_before.get(span.cache_id.rpartition("/")[0], number)
+    ]
 
 
 def test_clients_who_leave_at_any_instant_change_nothing_for_the_others() -> None:

@@ -1,0 +1,160 @@
+"""What a polite API key notices of a greedy one: 100 queued requests beside one request a second.
+
+    python bench/fair_sharing.py --out bench/results/fair_sharing.json
+
+A server of its own serves the built-in model by `--policy fair`. The polite key's times to the first token are measured
+alone, then while the greedy key, in a process of its own, keeps its 100 requests queued; a step's time is the median
+time between two pieces of a polite stream then. Beside them stands the same under `--policy fcfs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+import httpx
+
+POLITE: Final = {"authorization": "Bearer polite"}
+GREEDY: Final = {"authorization": "Bearer greedy"}
+PROMPT: Final = "def read(path):\n"
+
+
+@contextmanager
+def server(policy: str, options: list[str]) -> Iterator[str]:
+    """The address of a server that is ready."""
+    with socket.socket() as probe, tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        keys.write("polite:polite\ngreedy:greedy\n")
+        keys.flush()
+        command = [sys.executable, "-m", "ferrum", "serve", "--port", port, "--policy", policy, *options]
+        with subprocess.Popen([*command, "--api-key-file", keys.name], stderr=subprocess.DEVNULL) as process:
+            try:
+                url = f"http://127.0.0.1:{port}"
+                while not is_ready(url):
+                    time.sleep(0.1)
+                yield url
+            finally:
+                process.kill()
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server decodes."""
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+async def stream(client: httpx.AsyncClient, headers: dict[str, str], max_tokens: int) -> list[float]:
+    """The moments at which the pieces of a stream came, after the one at which it was asked for."""
+    body = {"model": "ferrum-tiny", "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    moments = [time.perf_counter()]
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        response.raise_for_status()
+        moments += [time.perf_counter() async for _ in response.aiter_raw()]
+    return moments
+
+
+def client(url: str) -> httpx.AsyncClient:
+    """A client with as many connections as it likes."""
+    return httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None))
+
+
+async def polite(url: str, seconds: int) -> tuple[list[float], list[float]]:
+    """Times to the first token of one request a second, and the times between all later pieces."""
+    asked = []
+    async with client(url) as http:
+        for _ in range(seconds):
+            asked.append(asyncio.create_task(stream(http, POLITE, 8)))
+            await asyncio.sleep(1.0)
+        streams = await asyncio.gather(*asked)
+    gaps = [later - earlier for moments in streams for earlier, later in pairwise(moments[1:])]
+    return [moments[1] - moments[0] for moments in streams], gaps
+
+
+async def greedy(url: str, requests: int) -> None:
+    """So many requests at any time, of different lengths, without end."""
+
+    async def ask(number: int) -> None:
+        lengths = Random(number)
+        while True:
+            await stream(http, GREEDY, lengths.randint(32, 256))
+
+    async with client(url) as http:
+        await asyncio.gather(*map(ask, range(requests)))
+
+
+@contextmanager
+def pressed(url: str, requests: int) -> Iterator[None]:
+    """Within the block a greedy key presses the server."""
+    process = get_context("fork").Process(target=lambda: asyncio.run(greedy(url, requests)), daemon=True)
+    process.start()
+    time.sleep(5.0)
+    yield
+    process.kill()
+    process.join()
+
+
+def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
+    """The polite key's times alone and beside the greedy one."""
+    asyncio.run(polite(url, 3))  # warm-up
+    alone, _ = asyncio.run(polite(url, seconds))
+    with pressed(url, requests):
+        beside, gaps = asyncio.run(polite(url, seconds))
+    step = median(gaps)
+    return {
+        "alone_p99": p99(alone),
+        "beside_p99": p99(beside),
+        "beside_median": median(beside),
+        "step_median": step,
+        "bound": p99(alone) + 2 * step,
+        "alone": alone,
+        "beside": beside,
+    }
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile, by the nearest rank."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
+
+
+def main() -> None:
+    """Measure both policies and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=30, help="requests of the polite key")
+    parser.add_argument("--requests", type=int, default=100, help="requests that the greedy key keeps queued")
+    parser.add_argument("--out", type=Path, help="where to write all figures")
+    parser.add_argument("options", nargs="*", help="of `ferrum serve`, after --")
+    arguments = parser.parse_args()
+    results = {}
+    for policy in ("fair", "fcfs"):
+        with server(policy, arguments.options) as url:
+            results[policy] = measure(url, arguments.seconds, arguments.requests)
+        told = {name: f"{1e3 * value:.1f} ms" for name, value in results[policy].items() if isinstance(value, float)}
+        print(policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
+    if arguments.out is not None:
+        arguments.out.write_text(
+            json.dumps({"machine": platform.processor() or platform.machine(), **results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Whatever a client sends, it gets a 4xx or a closed connection, and its neighbours notice nothing."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine_fakes import FakeRecipe
+from serve_kit import Served, chat_parts, error_of, events, serving, wait_for
+
+PATIENCE = 10.0
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"model": "fake", "prompt": "ab", "max_tokens": 2}'
+GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Served]:
+    """A server with short limits, and a neighbour whose stream goes on during every test."""
+    recipe = FakeRecipe(seconds_per_step=0.002)
+    with serving(chat_parts(recipe), head_seconds=0.5, body_seconds=0.5, max_body_bytes=1 << 20) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _neighbour(target: Served) -> Iterator[None]:
+    """The stream of a neighbour is the one that it would be alone."""
+    body: dict[str, Any] = {"prompt": "neighbour", "seed": 3, "max_tokens": 100, "ignore_eos": True}
+    alone = target.complete(**body).json()["choices"][0]["text"]
+    over, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not over.is_set():
+            *chunks, done = events(target.complete(**body, stream=True))
+            text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+            if text != alone or done is not None:
+                wrong.append(text)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    yield
+    over.set()
+    reading.join()
+    assert wrong == []
+    target.wait_idle()
+
+
+@contextmanager
+def wire(server: Served) -> Iterator[socket.socket]:
+    host, port = server.url.removeprefix("http://").split(":")
+    with closing(socket.create_connection((host, int(port)), timeout=PATIENCE)) as connection:
+        yield connection
+
+
+def answer_to(server: Served, data: bytes, *, close: bool = True) -> bytes:
+    """All that the server says to these bytes, until it closes the connection."""
+    with wire(server) as connection:
+        said = b""
+        try:
+            connection.sendall(data)
+            if close:
+                connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1 << 16):
+                said += piece
+        except OSError:  # reset, perhaps before all was sent
+            pass
+        return said
+
+
+def statuses(said: bytes) -> list[int]:
+    """The status of each response on a connection."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)]
+
+
+def refused(said: bytes) -> bool:
+    return all(400 <= status < 500 for status in statuses(said)) and (said == b"" or said.startswith(b"HTTP/1.1 4"))
+
+
+WIRES = {
+    "nothing": b"",
+    "zeros": b"\x00" * 4096,
+    "noise": Random(1).randbytes(65536),
+    "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x11" * 500,
+    "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "http/0.9": b"GET /\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    "a header without a name": b"GET /health HTTP/1.1\r\nhost: x\r\n: y\r\n\r\n",
+    "a zero in a header": b"GET /health HTTP/1.1\r\nhost: x\r\nx: a\x00b\r\n\r\n",
+    "headers without end": b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(50_000)),
+    "a header of a megabyte": b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * (1 << 20) + b"\r\n\r\n",
+    "a path of a megabyte": b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n{}",
+    "a length of letters": HEAD + b"content-length: many\r\n\r\n{}",
+    "an endless length": HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n{}",
+    "two lengths": HEAD + b"content-length: 2\r\ncontent-length: 50\r\n\r\n" + BODY,
+    "a length and chunks": HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
+    "an unknown encoding": HEAD + b"transfer-encoding: gzip\r\n\r\n" + BODY,
+    "a chunk without a size": HEAD + b"transfer-encoding: chunked\r\n\r\nnot a size\r\n{}\r\n0\r\n\r\n",
+    "a chunk of a terabyte": HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffff\r\n{}\r\n0\r\n\r\n",
+    "a body that is cut off": HEAD + b"content-length: 500\r\n\r\n" + BODY,
+    "a compressed body": HEAD + b"content-encoding: gzip\r\ncontent-length: 20\r\n\r\n\x1f\x8b\x08" + b"\x00" * 17,
+}
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_bytes_that_are_no_good_request(target: Served, name: str) -> None:
+    assert refused(answer_to(target, WIRES[name]))
+
+
+PATHS = [b"/%00", b"/%ff%fe", b"/v1/models/%ff", b"/../../etc/passwd", b"//v1//models", b"/v1/models/" + b"%41" * 5000]
+PATHS += [b"/v1/requests/%ed%a0%80", b"/?" + b"a=b&" * 5000, b"http://elsewhere.example/v1/nothing", b"*"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:24])
+def test_paths_that_lead_nowhere(target: Served, path: bytes) -> None:
+    said = answer_to(target, b"DELETE " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert refused(said) and b"Traceback" not in said
+
+
+BODIES: dict[str, bytes] = {
+    "deep lists": b'{"model": "fake", "prompt": ' + b"[" * 400_000,
+    "deep objects": b'{"model": "fake", "prompt": "a", "x": ' + b'{"a":' * 150_000,
+    "balanced and deep": b'{"model": "fake", "prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "a number of many digits": b'{"model": "fake", "prompt": "a", "seed": ' + b"7" * 500_000 + b"}",
+    "a number of a large exponent": b'{"model": "fake", "prompt": "a", "temperature": 1e400}',
+    "a large id": b'{"model": "fake", "prompt": [1, 99999999999999999999]}',
+    "a negative id": b'{"model": "fake", "prompt": [-1]}',
+    "not a number": b'{"model": "fake", "prompt": "a", "top_p": NaN}',
+    "infinity": b'{"model": "fake", "prompt": "a", "top_p": -Infinity}',
+    "a lone surrogate": b'{"model": "fake", "prompt": "\\ud83d"}',
+    "surrogates the wrong way round": b'{"model": "fake", "prompt": "\\ude00\\ud83d"}',
+    "an encoded surrogate": b'{"model": "fake", "prompt": "\xed\xa0\x80"}',
+    "invalid utf-8": b'{"model": "fake", "prompt": "\xc3\x28\xff"}',
+    "utf-16": '{"model": "fake", "prompt": "a"}'.encode("utf-16"),
+    "a control character": b'{"model": "fake", "prompt": "\x01"}',
+    "a surrogate in a stop": b'{"model": "fake", "prompt": "a", "stop": ["\\udfff"]}',
+    "a surrogate in a name": b'{"model": "fake", "prompt": "a", "\\ud800": 1}',
+    "many stops": b'{"model": "fake", "prompt": "a", "stop": [' + b",".join(b'"%d"' % i for i in range(99_999)) + b"]}",
+    "many biases": b'{"model": "fake", "prompt": "a", "logit_bias": {' + b'"7": 1,' * 99_999 + b'"97": 1}}',
+    "many prompts": b'{"model": "fake", "prompt": [' + b'"a",' * 100_000 + b'"a"]}',
+    "many choices": b'{"model": "fake", "prompt": "a", "n": 1000000000}',
+    "a long prompt": b'{"model": "fake", "prompt": "' + b"a" * 1_000_000 + b'"}',
+    "more than the limit": b'{"model": "fake", "prompt": "' + b"a" * 2_000_000 + b'"}',
+    "after its end": BODY + BODY,
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "no object": b'"model"',
+}  # fmt: skip
+
+
+FINE_TO_TOKENIZE = (
+    "a long prompt",
+    "many stops",
+    "balanced and deep",
+    "a number of a large exponent",
+    "many biases",
+    "many choices",
+)
+"""Whose fault is in a field that the route does not know."""
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
+def test_bodies_that_are_no_good(target: Served, path: str) -> None:
+    for name, body in BODIES.items():
+        content = body.replace(b'"prompt"', b'"input"') if path == "/v1/embeddings" else body
+        response = target.http.post(path, content=content, headers={"content-type": "application/json"})
+        fine = path == "/tokenize" and name in FINE_TO_TOKENIZE
+        assert 400 <= response.status_code < 500 or (fine and response.status_code == 200), (name, response.text[:200])
+        if response.status_code != 200:
+            error_of(response, response.status_code)
+
+
+TEMPLATES = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10**12 }}",
+    "{{ 9**99999999 }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.append(messages) }}{{ messages }}",
+    "{% include '/etc/passwd' %}",
+    "{{ raise_exception('no') }}",
+    "{% if",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_that_mean_harm(target: Served, template: str) -> None:
+    error_of(target.chat(chat_template=template), 400)
+
+
+def test_good_requests_before_garbage_on_a_connection_are_answered(target: Served) -> None:
+    said = answer_to(target, GOOD + GOOD + b"\x00garbage\r\n\r\n", close=False)
+    assert statuses(said)[:2] == [200, 200] and set(statuses(said)[2:]) <= {400}
+
+
+def test_a_thousand_pipelined_requests_are_answered_in_order(target: Served) -> None:
+    probe = b"GET /v1/models/%d HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = b"GET /v1/models/1000 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    said = answer_to(target, b"".join(probe % number for number in range(1000)) + last, close=False)
+    assert statuses(said) == [404] * 1001
+    places = [said.index(b"'%d'" % number) for number in range(1001)]
+    assert places == sorted(places)
+
+
+def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> None:
+    """Half-open connections and slow heads and bodies, two hundred at once."""
+    with ExitStack() as stack:
+        slow = [stack.enter_context(wire(target)) for _ in range(200)]
+        for number, connection in enumerate(slow):
+            connection.sendall((b"", b"POST /v1/comp", HEAD, HEAD + b"content-length: 90\r\n\r\n{")[number % 4])
+        assert target.complete(max_tokens=1).status_code == 200
+        for connection in slow:
+            said = b""
+            while piece := connection.recv(4096):
+                said += piece
+            assert refused(said)
+
+
+def test_a_client_who_asks_and_never_reads_is_let_go(target: Served) -> None:
+    """Its answer is larger than all buffers; when it goes, nothing of it is left."""
+    body = BODY.replace(b"2}", b'4000, "ignore_eos": true, "logprobs": 5, "stream": true, "n": 4}')
+    with ExitStack() as stack:
+        for _ in range(8):
+            connection = stack.enter_context(wire(target))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        wait_for(lambda: target.service.num_live >= 8)
+    target.wait_idle()
