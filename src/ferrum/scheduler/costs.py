@@ -1,0 +1,116 @@
+"""What a step costs: seconds by its tokens and by the tokens that are stored, learned from the steps themselves.
+
+The model is `pace * (base[rows] + slope[rows] * context)`. Each part is a median, so that a step that something else
+held up teaches nothing. A step of few rows costs hardly more than one of a single row, until arithmetic takes longer
+than reading the weights; where that begins is what this is for. Whoever asks may only choose by it how much to compute
+at a time: no token depends on it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from statistics import median
+from typing import Final
+
+WINDOW: Final = 15
+"""Steps of a size that its cost is the median of."""
+
+PACE_WINDOW: Final = 7
+"""Steps that tell how fast the machine is just now; shared machines change between levels."""
+
+APART: Final = 1.25
+"""Two steps of one size tell of the price of stored tokens when one has so many times those of the other."""
+
+REFRESH: Final = 16
+"""Observations between two looks at the slopes, each of which makes all bases be computed anew."""
+
+
+class StepCosts:
+    """Seconds of a step, learned online. Not thread-safe: the engine's loop owns it."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._seen: dict[int, deque[tuple[int, float]]] = {}
+        self._slope_samples: dict[int, deque[float]] = {}
+        self._slopes: dict[int, float] = {}
+        self._bases: dict[int, float] = {}
+        self._ratios: deque[float] = deque(maxlen=PACE_WINDOW)
+        self._pace = 1.0
+        self._observed = 0
+
+    def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
+        """Learn from a step.
+
+        Args:
+            rows: its tokens, over all its sequences; at least 1.
+            context_tokens: tokens that these had stored before it, added up.
+            seconds: how long it took.
+        """
+        size = _size(rows)
+        if size not in self._seen:
+            insort(self._sizes, size)
+            self._seen[size] = deque(maxlen=WINDOW)
+        seen = self._seen[size]
+        # A size that is hardly known would blame the machine's pace for its own ignorance.
+        if len(seen) > WINDOW // 2 and (expected := self._at(size, context_tokens)) > 0:
+            self._ratios.append(seconds / expected)
+            self._pace = median(self._ratios)
+        normal = seconds / self._pace
+        self._sample_slope(size, context_tokens, normal)
+        seen.append((context_tokens, normal))
+        self._bases.pop(size, None)
+        self._observed += 1
+        if self._observed % REFRESH == 0:
+            self._slopes = {octave: max(0.0, median(samples)) for octave, samples in self._slope_samples.items()}
+            self._bases.clear()
+
+    def predict(self, rows: int, context_tokens: int) -> float:
+        """Seconds that a step would take; arguments as for `observe`. 0 while nothing has been observed.
+
+        Between observed sizes it is interpolated, beyond the largest it goes on as from the smallest to the largest,
+        and fewer rows than the smallest cost as much as that one.
+        """
+        if not self._sizes:
+            return 0.0
+        sizes = self._sizes
+        right = bisect_left(sizes, rows)
+        if right < len(sizes) and (sizes[right] == rows or right == 0):
+            return self._pace * self._at(sizes[right], context_tokens)
+        low, high = (sizes[right - 1], sizes[right]) if right < len(sizes) else (sizes[0], sizes[-1])
+        below, above = self._at(low, context_tokens), self._at(high, context_tokens)
+        if low == high:
+            return self._pace * below
+        return self._pace * max(0.0, below + (above - below) * (rows - low) / (high - low))
+
+    def _at(self, size: int, context_tokens: int) -> float:
+        """Seconds at the usual pace of a step of an observed size."""
+        slope = self._slope(size)
+        if size not in self._bases:
+            self._bases[size] = median(seconds - slope * context for context, seconds in self._seen[size])
+        return self._bases[size] + slope * context_tokens
+
+    def _slope(self, size: int) -> float:
+        """Seconds per stored token in steps of about this size, or of the size nearest to it that has told."""
+        if not self._slopes:
+            return 0.0
+        octave = size.bit_length()
+        if octave in self._slopes:
+            return self._slopes[octave]
+        return self._slopes[min(self._slopes, key=lambda other: (abs(other - octave), other))]
+
+    def _sample_slope(self, size: int, context_tokens: int, seconds: float) -> None:
+        """Compare a step with the oldest one of its size that counts: a slope for the median (Theil 1950, Sen 1968)."""
+        if not self._seen[size]:
+            return
+        context, took = self._seen[size][0]
+        few, many = sorted((context, context_tokens))
+        if many > APART * few:
+            samples = self._slope_samples.setdefault(size.bit_length(), deque(maxlen=2 * WINDOW))
+            samples.append((seconds - took) / (context_tokens - context))
+
+
+def _size(rows: int) -> int:
+    """The number of rows by which a step is known: exact below 32, then to four binary digits behind the first."""
+    rest = max(0, rows.bit_length() - 5)
+    return rows >> rest << rest
