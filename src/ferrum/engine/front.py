@@ -50,6 +50,7 @@ class Front:
         config: the options, where there were any.
         tokenizer: None where token ids alone are served.
         recommended: the checkpoint's sampling by parameter name, unless switched off; `default_params` are made of it.
+        chat_template: the model's own; None where it has none.
 
     Args:
         parts: its host is started here.
@@ -64,7 +65,7 @@ class Front:
         self.tokenizer = parts.tokenizer
         self.recommended = parts.generation.sampling
         self.default_params = SamplingParams.from_dict(self.recommended)
-        self._chat_template = parts.chat_template
+        self.chat_template = parts.chat_template
         self._special_tokens = parts.special_tokens
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.admission = Admission(
@@ -99,7 +100,7 @@ class Front:
         """
         if self.tokenizer is None:
             raise RequestError("the model has no tokenizer; give token ids instead", param="messages")
-        template = self._chat_template
+        template = self.chat_template
         if chat_template is not None:
             template = ChatTemplate(chat_template, self._special_tokens)
         if template is None:

@@ -21,6 +21,7 @@ from ferrum.server.errors import error_response
 from ferrum.server.guard import Guard
 from ferrum.server.keys import ApiKeys, read_keys
 from ferrum.server.limits import KeyLimits
+from ferrum.server.page import add_page
 from ferrum.server.routes import make_router
 from ferrum.server.service import Service
 
@@ -49,7 +50,9 @@ def create_app(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> 
         title="ferrum", version=version("ferrum"), lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.service = service
-    app.include_router(make_router(service))
+    router = make_router(service)
+    add_page(router, keys=config.api_key_file is not None)
+    app.include_router(router)
     for kind in (FerrumError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_response)
     if config.allow_origin is not None:

@@ -15,13 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ferrum.server.errors import ApiError, as_api_error, response_of
 from ferrum.server.keys import ApiKeys
+from ferrum.server.page import PAGE_PATHS
 from ferrum.server.service import Service
 
 CLIENT_GONE: Final = 499
 """What log and metrics say of a client that left; nobody reads the response."""
 
-OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics"})
-"""What probes and collectors read; no key is asked for."""
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
+"""What probes, collectors and browsers read; no key is asked for."""
 
 LOG: Final = logging.getLogger("ferrum.server.requests")
 

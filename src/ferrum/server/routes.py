@@ -150,6 +150,7 @@ def _add_probes(router: APIRouter, service: Service) -> None:
                     "max_model_len": service.context,
                     "kv_capacity": info.kv_capacity,
                     "numerics_id": info.numerics_id,
+                    "chat_template": front.chat_template is not None,
                 },
                 sampling=dict(front.recommended),
             )

@@ -1,0 +1,54 @@
+"""The page at `/`: a few files of its own, which ask nobody but this server for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from importlib.resources import files
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+MEDIA_TYPES: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+    "stream.js": "text/javascript; charset=utf-8",
+    "tokens.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""The files, and what they are."""
+
+PAGE_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in MEDIA_TYPES}
+"""Where each file is served. No key is asked for: they are the same for everybody."""
+
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+"""A browser is to hold the page to its promise."""
+
+
+def add_page(router: APIRouter, *, keys: bool) -> None:
+    """Serve the page.
+
+    Args:
+        router: gets a route for each file, none of which is part of the API's document.
+        keys: whether the page is to ask its user for a key first.
+    """
+    for path, name in PAGE_PATHS.items():
+        content = (files("ferrum.server") / "static" / name).read_bytes()
+        if keys:
+            content = content.replace(b'data-keys="none"', b'data-keys="needed"')
+        router.add_api_route(path, _file(content, MEDIA_TYPES[name]), include_in_schema=False)
+
+
+def _file(content: bytes, media_type: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    async def file() -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
+
+    return file

@@ -1,0 +1,164 @@
+// The page: a conversation or a completion with one server, and how busy that server is.
+
+import { watch } from "./charts.js";
+import { events, pieceOf, refusal } from "./stream.js";
+import { TokenText } from "./tokens.js";
+
+const $ = (id) => document.getElementById(id);
+const text = new TokenText($("output"), $("token"));
+const messages = [];
+let model = null;
+let running = null;
+
+const mode = () => new FormData($("form")).get("mode");
+const headers = () => ($("key").value ? { authorization: `Bearer ${$("key").value}` } : {});
+
+/** Learn what is served; chats come first where the model has a template for them, else not at all. */
+async function connect() {
+  const response = await fetch("v1/config", { headers: headers() });
+  if (!response.ok) throw await refusal(response);
+  const config = (await response.json()).model;
+  model = config.name;
+  $("model").textContent = `${model} · context ${config.max_model_len} · ${config.numerics_id}`;
+  $("send").disabled = false;
+  $("chat").checked = config.chat_template;
+  $("chat").disabled = !config.chat_template;
+  $("no-chat").hidden = config.chat_template;
+}
+
+/** Connect until it works: a server that loads answers 503. */
+async function keepConnecting() {
+  try {
+    await connect();
+    $("alert").textContent = "";
+  } catch (error) {
+    $("model").textContent = error.message;
+    if (error.status === 401) return;
+    setTimeout(keepConnecting, 1000);
+  }
+}
+
+/** The fields of a request that the options set; an empty one is the server's default. */
+function options() {
+  const named = ["max_tokens", "temperature", "top_p", "seed"].filter((name) => $(name).value !== "");
+  return Object.fromEntries(named.map((name) => [name, Number($(name).value)]));
+}
+
+function turn(role) {
+  const made = document.createElement("span");
+  made.className = "turn";
+  made.dataset.role = role;
+  $("output").append(made);
+  return made;
+}
+
+/** Where a request goes, its body, and where its text is shown. */
+function request(prompt) {
+  if (mode() === "complete") {
+    text.clear();
+    messages.length = 0;
+    const given = document.createElement("span");
+    given.className = "given";
+    given.textContent = prompt;
+    $("output").append(given);
+    return { chat: false, path: "v1/completions", body: { prompt, logprobs: 5 }, place: $("output") };
+  }
+  if (!messages.length) text.clear();
+  messages.push({ role: "user", content: prompt });
+  turn("you").append(prompt);
+  const body = { messages: [...messages], logprobs: true, top_logprobs: 5 };
+  return { chat: true, path: "v1/chat/completions", body, place: turn(model) };
+}
+
+/** Send the prompt, and show what comes back as it comes. */
+async function send() {
+  const { chat, path, body, place } = request($("prompt").value);
+  const push = text.begin(place);
+  const began = performance.now();
+  let first = null;
+  let answer = "";
+  let usage = null;
+  let ending = "done";
+  running = new AbortController();
+  busy(true);
+  try {
+    const signal = running.signal;
+    for await (const event of events(path, { model, ...body, ...options() }, headers(), signal)) {
+      const piece = pieceOf(event);
+      if (piece.text) first ??= performance.now();
+      answer += piece.text;
+      usage = event.usage ?? usage;
+      push(piece);
+    }
+  } catch (error) {
+    ending = "stopped";
+    if (error.name !== "AbortError") {
+      ending = "failed";
+      $("alert").textContent = error.message;
+    }
+  } finally {
+    busy(false);
+  }
+  if (chat) finishTurn(ending, answer);
+  $("news").textContent = told(ending, usage, began, first);
+}
+
+/** A turn without an answer is taken back: roles have to alternate. */
+function finishTurn(ending, answer) {
+  if (answer) {
+    messages.push({ role: "assistant", content: answer });
+    $("prompt").value = "";
+  } else if (ending !== "done") {
+    messages.pop();
+  }
+}
+
+function told(ending, usage, began, first) {
+  if (!usage || first === null) return ending;
+  const seconds = (performance.now() - first) / 1000;
+  const speed = usage.completion_tokens > 1 ? `, ${((usage.completion_tokens - 1) / seconds).toFixed(1)} per second` : "";
+  const wait = `first after ${(first - began).toFixed(0)} ms`;
+  return `${ending}: ${usage.prompt_tokens} tokens in, ${usage.completion_tokens} out, ${wait}${speed}`;
+}
+
+function busy(is) {
+  const [used, other] = is ? [$("send"), $("stop")] : [$("stop"), $("send")];
+  const focused = document.activeElement === used;
+  $("output").setAttribute("aria-busy", String(is));
+  other.disabled = false;
+  used.disabled = true;
+  if (focused) other.focus();
+  if (is) {
+    $("alert").textContent = "";
+    $("news").textContent = "generating";
+  } else {
+    running = null;
+  }
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!$("send").disabled) send();
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("clear").addEventListener("click", () => {
+  running?.abort();
+  messages.length = 0;
+  text.clear();
+  $("alert").textContent = $("news").textContent = "";
+  $("prompt").focus();
+});
+$("key").addEventListener("change", keepConnecting);
+
+if (document.body.dataset.keys === "needed") {
+  $("model").textContent = "an API key is needed";
+  $("options").open = true;
+  $("key").closest("label").hidden = false;
+  $("key").focus();
+} else {
+  keepConnecting();
+}
+watch($("charts"));

@@ -1,0 +1,104 @@
+// Generated text as tokens that tell their probability: by pointer, by touch and by the arrow keys.
+
+const ARROWS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+
+/** Text whose tokens can be looked at. `output` holds it, `panel` shows what a token tells. */
+export class TokenText {
+  constructor(output, panel) {
+    this.output = output;
+    this.panel = panel;
+    this.shown = null;
+    this.byKey = false;
+    this.told = new WeakMap();
+    const at = (event) => event.target.closest?.(".token");
+    output.addEventListener("pointerover", (event) => {
+      this.byKey = false;
+      this.show(at(event));
+    });
+    output.addEventListener("pointerleave", () => this.show(null));
+    output.addEventListener("click", (event) => this.show(at(event)));
+    output.addEventListener("scroll", () => this.byKey || this.show(null));
+    output.addEventListener("blur", () => this.show(null));
+    output.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  /** Begin a run of text inside `parent`; the returned function takes pieces of it. */
+  begin(parent) {
+    let pending = [];
+    return ({ text, tokens }) => {
+      pending.push(...tokens);
+      if (!text) return;
+      const follows = this.output.scrollHeight - this.output.scrollTop - this.output.clientHeight < 40;
+      // A character of several tokens is one piece of text: their entries then share it.
+      const apart = pending.map((each) => each.text).join("") === text;
+      const parts = apart ? pending.map((each) => [each.text, [each]]) : [[text, pending]];
+      for (const [part, told] of parts) parent.append(this.span(part, told));
+      pending = [];
+      if (follows) this.output.scrollTop = this.output.scrollHeight;
+    };
+  }
+
+  span(text, told) {
+    const span = document.createElement("span");
+    span.className = "token";
+    span.textContent = text;
+    this.told.set(span, told);
+    if (told.length) span.style.setProperty("--doubted", 1 - Math.exp(Math.min(...told.map((each) => each.logprob))));
+    return span;
+  }
+
+  clear() {
+    this.show(null);
+    this.output.replaceChildren();
+  }
+
+  move(event) {
+    if (event.key === "Escape") return this.show(null);
+    const step = ARROWS[event.key];
+    const all = [...this.output.querySelectorAll(".token")];
+    if (!step || !all.length) return;
+    event.preventDefault();
+    const place = all.indexOf(this.shown) + step;
+    const next = all[this.shown ? Math.min(Math.max(place, 0), all.length - 1) : step > 0 ? 0 : all.length - 1];
+    this.byKey = true;
+    next.scrollIntoView({ block: "nearest" });
+    this.show(next);
+  }
+
+  /** Show what a token tells, beside it; nothing for null. */
+  show(token) {
+    this.shown?.classList.remove("shown");
+    this.shown = token ?? null;
+    const told = token ? this.told.get(token) : [];
+    this.panel.hidden = !told?.length;
+    if (this.panel.hidden) return;
+    token.classList.add("shown");
+    this.panel.replaceChildren(...told.map(table));
+    const box = token.getBoundingClientRect();
+    const { width, height } = this.panel.getBoundingClientRect();
+    const below = box.bottom + height + 8 < window.innerHeight;
+    this.panel.style.left = `${Math.max(8, Math.min(box.left, window.innerWidth - width - 8))}px`;
+    this.panel.style.top = `${below ? box.bottom + 4 : Math.max(8, box.top - height - 4)}px`;
+  }
+}
+
+/** The chosen token and the likeliest ones. */
+function table({ text, logprob, top }) {
+  const made = document.createElement("table");
+  const rows = top.some((each) => each.text === text) ? top : [...top, { text, logprob }];
+  for (const each of rows) {
+    const row = made.insertRow();
+    if (each.text === text) row.className = "chosen";
+    row.insertCell().textContent = visible(each.text);
+    row.insertCell().textContent = percent(each.logprob);
+  }
+  return made;
+}
+
+/** Blanks as marks that can be seen. */
+const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "(nothing)";
+
+function percent(logprob) {
+  const part = 100 * Math.exp(logprob);
+  return part < 0.01 ? "< 0.01 %" : `${part.toPrecision(3)} %`;
+}
