@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ferrum.cache.pages import PageTable
+from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
@@ -19,6 +20,11 @@ Visible = tuple[tuple[int, ...], ...]
 """Per layer group the tokens that a query sees, its own last."""
 
 GARBAGE = -7
+
+
+def scope_of(pages: PageTable) -> PrefixScope:
+    """Within which the fake model's pages may be shared."""
+    return PrefixScope(model="fake", weights="", kv_format="", page_size=pages.groups[0].page_size, numerics_id="")
 
 
 class Vector(tuple[float, ...]):
@@ -145,6 +151,14 @@ class FakeExecutor:
                 page, slot = divmod(position, group.page_size)
                 self._store[group.name][row[page]][slot] = token
 
+    def _spoil(self, span: Span) -> None:
+        """What a failed span has written is not to be read by anyone."""
+        for group in self.pages.groups:
+            row = self.pages.row(span.cache_id, group.name)
+            for position in range(span.start, span.end):
+                page, slot = divmod(position, group.page_size)
+                self._store[group.name][row[page]][slot] = GARBAGE
+
     def _visible(self, span: Span, position: int) -> Visible:
         """What the query at `position` reads in the pages of each group."""
         seen = []
@@ -161,6 +175,7 @@ class FakeExecutor:
     def _run(self, span: Span) -> SpanResult | FerrumError:
         error = self._fault(span) if self._fault is not None else None
         if error is not None:
+            self._spoil(span)
             return error
         tokens: list[int] = []
         if span.want is Want.TOKEN:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
@@ -35,6 +35,7 @@ class Bench:
         context: int = CONTEXT,
         propose: Callable[[Choice], tuple[int, ...]] | None = None,
         fault: Callable[[Span], FerrumError | None] | None = None,
+        prefixes: bool = False,
     ) -> None:
         self.pages = PageTable([PageGroup("main", num_pages, 4, window)], max_draft=4)
         self.executor = FakeExecutor(self.pages, fault=fault)
@@ -45,12 +46,16 @@ class Bench:
             max_sequences=max_sequences,
             max_sequence_length=context,
             propose=propose,
+            prefixes=scope_of(self.pages) if prefixes else None,
         )
         self.events: dict[tuple[str, int], list[TokenEvent]] = defaultdict(list)
 
     def add(self, request_id: str, length: int, *, seed: int = 0, **options: Any) -> Request:
-        fields = {name: options.pop(name) for name in tuple(options) if name in Request.__dataclass_fields__}
         prompt = tuple((seed * 31 + position * 7) % 97 for position in range(length))
+        return self.add_prompt(request_id, prompt, seed=seed, **options)
+
+    def add_prompt(self, request_id: str, prompt: tuple[int, ...], *, seed: int = 0, **options: Any) -> Request:
+        fields = {name: options.pop(name) for name in tuple(options) if name in Request.__dataclass_fields__}
         request = Request(request_id, prompt, SamplingParams(**options), seed, **fields)
         self.scheduler.add(request)
         return request

@@ -1,4 +1,4 @@
-"""Ten thousand random steps: arrivals, aborts, deadlines, exhaustion, drafts, failures, commits that trail.
+"""Twenty thousand random steps: arrivals, aborts, deadlines, exhaustion, drafts, failures, commits that trail.
 
 After every one the page table is consistent. In the end each choice has had exactly one terminal event, has the tokens
 that its request alone determines (or a prefix of them where it was cut short), and not a page is missing.
@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fakes import FakeExecutor, FinishedStep, Followed
+from fakes import FakeExecutor, FinishedStep, Followed, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
@@ -38,6 +38,7 @@ class House:
     budget: int
     max_sequences: int
     depth: int
+    prefixes: bool = False
 
 
 HOUSES = {
@@ -45,10 +46,21 @@ HOUSES = {
     "windows": House(
         (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
     ),
+    "prefixes": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True),
+    "prefixes in windows": House(
+        (PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)),
+        "priority",
+        budget=16,
+        max_sequences=6,
+        depth=0,
+        prefixes=True,
+    ),
     "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
-    "pages of one token": House((PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1),
+    "pages of one token": House(
+        (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True
+    ),
     "fair": House((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
-    "fair and trailing": House((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1),
+    "fair and trailing": House((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
 }
 
 
@@ -80,6 +92,7 @@ class Fuzz:
             max_sequences=self.house.max_sequences,
             max_sequence_length=CONTEXT,
             propose=self.propose,
+            prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 
     def fault(self, span: Span) -> FerrumError | None:
@@ -107,14 +120,14 @@ class Fuzz:
         self.added += 1
         request = Request(
             f"r{self.added}",
-            # Few prompts, so that different requests hold pages of equal content.
-            tuple((position * 7 + pick.randrange(2)) % VOCABULARY for position in range(length)),
+            # Nearly equal prompts, so that different requests hold pages of equal content.
+            tuple((position * 7 + (pick.random() < 0.05)) % VOCABULARY for position in range(length)),
             params,
             seed=pick.randrange(5),
             stop_token_ids=frozenset(stops),
             eos_token_ids=stops[:1],
             priority=pick.randrange(3),
-            deadline=self.clock + pick.randrange(1, 60) if pick.random() < 0.2 else None,
+            deadline=self.clock + pick.randrange(1, 60) if pick.random() < 0.3 else None,
             arrival=self.clock,
             tenant=pick.choice("aaab"),
         )
@@ -187,9 +200,9 @@ class Fuzz:
 
 
 @pytest.mark.parametrize("name", HOUSES)
-def test_ten_thousand_random_steps(name: str) -> None:
+def test_thousands_of_random_steps(name: str) -> None:
     fuzz = Fuzz(HOUSES[name], Random(name))
-    for _ in range(10_000 // len(HOUSES)):
+    for _ in range(20_000 // len(HOUSES)):
         if fuzz.random.random() < 0.3 and len(fuzz.live) < 24:
             fuzz.arrive()
         fuzz.disturb()
@@ -204,3 +217,4 @@ def test_ten_thousand_random_steps(name: str) -> None:
     # The load was worth the name: every kind of end, preemptions and accepted drafts occurred, often.
     assert all(count >= 10 for count in fuzz.ends.values()), fuzz.ends
     assert fuzz.preemptions >= 50 and fuzz.accepted >= 100
+    assert (fuzz.scheduler.prefix_counts.hit_tokens >= 300) is fuzz.house.prefixes

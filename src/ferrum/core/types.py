@@ -75,6 +75,8 @@ class Sequence:
     Attributes:
         tokens: prompt and generated ids; `sampling.history` is this very list.
         computed: how many of them are in the KV cache. What is left is what the next spans process.
+        names: of the full pages of `tokens`, as the prefix cache knows them; where there is none, empty.
+        cached: how many tokens of the prompt came from the prefix cache.
         preemptions: how often it lost its pages and began anew.
         scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
         pooled: the hidden states that count so far, added up; an array of the executor's kind.
@@ -86,6 +88,8 @@ class Sequence:
     tokens: list[int]
     sampling: Sampling
     computed: int = 0
+    names: list[bytes] = field(default_factory=list)
+    cached: int = 0
     preemptions: int = 0
     scheduled: float | None = None
     pooled: Array | None = None

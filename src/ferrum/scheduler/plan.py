@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import Protocol
 
+from ferrum.cache.names import Name
+from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
 
@@ -17,8 +20,34 @@ class Pages(Protocol):
         """The part of all pages that is in use, 0 to 1."""
         ...
 
-    def fits(self, length: int, step: int, *, empty: bool = False) -> bool:
-        """Whether a new sequence can grow to `length`, at most `step` tokens at a time, in the free or all pages."""
+    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
+        """Whether a sequence, or a new one, can grow to `length`, at most `step` tokens at a time, in the free pages
+        or in an empty pool.
+        """
+        ...
+
+    def match(self, names: Series[Name]) -> int:
+        """How many pages of these names are there from the first one on, as far as a new sequence needs them."""
+        ...
+
+    def adopt(self, cache_id: str, names: Series[Name], count: int) -> None:
+        """Begin a sequence with the pages of the first `count` names."""
+        ...
+
+    def label(self, cache_id: str, names: Series[Name]) -> None:
+        """Say what the pages of a sequence that has begun are called."""
+        ...
+
+    def prove(self, cache_id: str) -> None:
+        """Let others find the sequence's full pages."""
+        ...
+
+    def count_lookup(self, asked: int, found: int) -> None:
+        """Note that a prompt was looked up."""
+        ...
+
+    def prefix_counts(self) -> PrefixCounts:
+        """How the names have served so far."""
         ...
 
     def reserve(self, cache_id: str, length: int) -> bool:

@@ -13,26 +13,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
+from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
+from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
-from ferrum.scheduler.policy import Policy, Rank
+from ferrum.scheduler.policy import Policy
+from ferrum.scheduler.prefixes import Found, Prefixes
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn
-from ferrum.scheduler.sequence import begin, check_length, draft_limit, event, judge, make_span, pool, shared_length
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request, its choices that still hold something, and its prompt's log-probabilities so far."""
-
-    request: Request
-    rank: Rank
-    sequences: list[Sequence] = field(default_factory=list)
-    scores: list[TokenLogprobs] = field(default_factory=list)
+from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable, shared_length
 
 
 class Scheduler:
@@ -49,6 +41,7 @@ class Scheduler:
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
         propose: drafts the next tokens of a sequence; asked only when all but its last token are computed.
+        prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
 
     Attributes:
         preemptions: how often any sequence lost its pages.
@@ -63,27 +56,26 @@ class Scheduler:
         max_sequences: int,
         max_sequence_length: int,
         propose: Callable[[Sequence], tuple[int, ...]] | None = None,
+        prefixes: PrefixScope | None = None,
     ) -> None:
         for name, value in (("max_tokens_per_step", max_tokens_per_step), ("max_sequences", max_sequences)):
             if value < 1:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
         self._pages = pages
-        self._policy = policy
         self._max_tokens_per_step = max_tokens_per_step
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
         self._propose = propose
+        self._prefixes = Prefixes(pages, prefixes)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
         self._storable = bisect_left(lengths, True, key=lambda length: not self._holds(length))
         self._context = min(max_sequence_length, self._storable + 1)
-        self._live: dict[str, _Live] = {}
-        self._running = Ranked(self._rank)
-        self._waiting = Waiting(self._rank, self._share)
+        self._live = LiveRequests(policy)
+        self._running = Ranked(self._live.rank)
+        self._waiting = Waiting(self._live.rank, self._live.share)
         self._in_flight: set[str] = set()
-        self._deadlines: list[tuple[float, str]] = []
         self._homeless: list[TokenEvent] = []
-        self._added = 0
         self.preemptions = 0
 
     @property
@@ -102,6 +94,11 @@ class Scheduler:
         return self._pages.usage
 
     @property
+    def prefix_counts(self) -> PrefixCounts:
+        """How the prefix cache has served."""
+        return self._pages.prefix_counts()
+
+    @property
     def has_work(self) -> bool:
         """Whether any event is still to come."""
         return bool(self._live or self._homeless)
@@ -117,33 +114,20 @@ class Scheduler:
         if request.request_id in self._live:
             raise RequestError(f"{request.request_id!r} is in use", param="request_id")
         check_length(request, self._max_sequence_length, self._storable)
-        live = _Live(request, (*self._policy.rank(request), self._added))
-        self._added += 1
-        self._live[request.request_id] = live
-        for choice in range(request.params.n):
-            sequence = begin(request, choice)
-            live.sequences.append(sequence)
+        for sequence in self._live.add(request):
             self._waiting.add(sequence)
-        if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, request.request_id))
 
     def abort(
         self, request_id: str, reason: FinishReason = FinishReason.ABORT, *, choice: int | None = None
     ) -> list[TokenEvent]:
         """End a request, or one choice of it; what is unknown or ended is let be."""
-        live = self._live.get(request_id)
-        sequences = live.sequences if live is not None else []
-        return self._end_all([each for each in sequences if choice in (None, each.choice)], reason)
+        return self._end_all([each for each in self._live.choices(request_id) if choice in (None, each.choice)], reason)
 
     def expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose deadline is `now` or past, and tell of the choices that `plan` found no room for."""
         events, self._homeless = self._homeless, []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heappop(self._deadlines)
-            live = self._live.get(request_id)
-            # The heap remembers ended requests too, and an id may have come back since.
-            if live is not None and live.request.deadline == deadline:
-                events += self.abort(request_id, FinishReason.DEADLINE)
+        for request_id in self._live.due(now):
+            events += self.abort(request_id, FinishReason.DEADLINE)
         return events
 
     def drain(self, cause: FinishReason | FerrumError) -> list[TokenEvent]:
@@ -151,7 +135,7 @@ class Scheduler:
         error = cause if isinstance(cause, FerrumError) else None
         reason = cause if isinstance(cause, FinishReason) else FinishReason.ERROR
         events, self._homeless = self._homeless, []
-        return events + self._end_all([each for live in self._live.values() for each in live.sequences], reason, error)
+        return events + self._end_all(self._live, reason, error)
 
     # Planning
 
@@ -194,7 +178,14 @@ class Scheduler:
                 source = self._prefix_source(sequence, siblings)
                 if source is None and any(each.computed < shared_length(each) for each in siblings):
                     continue  # the prefix is being computed
-                closed = not self._admit(sequence, source, step)
+                found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
+                if (
+                    source is None
+                    and found.soon is not None
+                    and self._live.rank(found.soon) < self._live.rank(sequence)
+                ):
+                    continue  # so is this one, by another request that is served first
+                closed = not self._admit(sequence, source or found, step)
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """The running sequences that are so many tokens behind, without those in flight."""
@@ -206,7 +197,7 @@ class Scheduler:
         count = min(len(sequence.tokens) - sequence.computed, step.budget)
         if not self._make_room(sequence, sequence.computed + count, step):
             return 0
-        step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+        step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
         return count
 
     def _add_drafts(self, step: OpenStep) -> None:
@@ -218,12 +209,12 @@ class Scheduler:
             if limit and len(span.tokens) == 1 and span.end == len(sequence.tokens):
                 drafts = self._propose(sequence)[:limit]
                 if drafts and self._pages.reserve(sequence.cache_id, span.end + len(drafts)):
-                    step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._scored(sequence)))
+                    step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
 
     def _make_room(self, sequence: Sequence, length: int, step: OpenStep) -> bool:
         """Reserve for a running sequence, at the cost of those served last; False when that is the sequence itself."""
         while not self._pages.reserve(sequence.cache_id, length):
-            last = last_in_turn(self._running, self._share, self._in_flight)
+            last = last_in_turn(self._running, self._live.share, self._in_flight)
             assert last is not None  # the sequence itself is not in flight
             if last[0] is sequence and self._in_flight:
                 return False  # those in flight will give way, or end
@@ -232,14 +223,12 @@ class Scheduler:
                 return False
         return True
 
-    def _make_place(self, newcomer: Sequence, step: OpenStep, *, pages: bool) -> bool:
-        """See to a place among the running, and to pages if need be, at the cost of shares that have more places."""
-        share = self._share(newcomer)
-        while len(self._running) >= self._max_sequences or (
-            pages and not self._pages.fits(len(newcomer.tokens), self._max_tokens_per_step)
-        ):
-            last = last_in_turn(self._running, self._share, self._in_flight)
-            if last is None or last[1] <= sum(self._share(each) == share for each in self._running):
+    def _make_place(self, newcomer: Sequence, step: OpenStep, there: Callable[[], bool]) -> bool:
+        """Preempt until what the newcomer needs is there, at the cost of shares that have more places than its own."""
+        share = self._live.share(newcomer)
+        while not there():
+            last = last_in_turn(self._running, self._live.share, self._in_flight)
+            if last is None or last[1] <= sum(self._live.share(each) == share for each in self._running):
                 return False
             self._preempt(last[0], step)
         return True
@@ -247,6 +236,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence, step: OpenStep) -> None:
         """Take the sequence's pages, and its span in this step; its tokens stay."""
         step.drop(victim)
+        self._prefixes.withdraw(victim)
         self._pages.release(victim.cache_id)
         victim.computed = 0
         victim.preemptions += 1
@@ -256,21 +246,27 @@ class Scheduler:
         self._running.remove(victim)
         self._waiting.add(victim)
 
-    def _admit(self, sequence: Sequence, source: Sequence | None, step: OpenStep) -> bool:
-        """Let the sequence in, with the prefix of `source` where there is one, if there is room for all its tokens."""
-        if not self._make_place(sequence, step, pages=source is None):
+    def _admit(self, sequence: Sequence, source: Sequence | Found, step: OpenStep) -> bool:
+        """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
+        if not self._make_place(sequence, step, lambda: len(self._running) < self._max_sequences):
             return False
-        if source is not None:
+        length, fits = len(sequence.tokens), True
+        if isinstance(source, Sequence):
             self._share_prefix(source, sequence)
-        count = min(len(sequence.tokens) - sequence.computed, step.budget)
-        if not self._pages.reserve(sequence.cache_id, sequence.computed + count):
+        else:
+            self._prefixes.adopt(sequence, source)
+            fits = self._make_place(sequence, step, lambda: self._fits(sequence))
+        count = min(length - sequence.computed, step.budget)
+        if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
             return False
+        if not isinstance(source, Sequence):
+            self._prefixes.admit(sequence, reusable(sequence, self._live.scored(sequence)))
         self._waiting.remove(sequence)
         self._running.add(sequence)
         self._waiting.count_prompt(sequence, count)
-        step.add(sequence, make_span(sequence, count, scored=self._scored(sequence)))
+        step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
         return True
 
     # Choices of one request: the prompt but for its last token is computed once, and each takes it from there
@@ -278,7 +274,7 @@ class Scheduler:
     def _running_siblings(self, sequence: Sequence) -> list[Sequence]:
         if shared_length(sequence) == 0:
             return []
-        siblings = self._live[sequence.request.request_id].sequences
+        siblings = self._live.choices(sequence.request.request_id)
         return [each for each in siblings if each.finish is None and each in self._running]
 
     def _prefix_source(self, sequence: Sequence, siblings: Iterable[Sequence]) -> Sequence | None:
@@ -292,12 +288,13 @@ class Scheduler:
         self._pages.fork(source.cache_id, target.cache_id)
         self._pages.truncate(target.cache_id, shared_length(target))
         target.computed = shared_length(target)
+        self._prefixes.inherit(source, target)
 
     def _bequeath(self, sequence: Sequence) -> None:
         """Before the last choice that has the prefix goes, hand it, and the place, to one that waits."""
         if sequence.finish is FinishReason.ERROR or not self._can_share(sequence, shared_length(sequence)):
             return
-        siblings = [each for each in self._live[sequence.request.request_id].sequences if each.finish is None]
+        siblings = [each for each in self._live.choices(sequence.request.request_id) if each.finish is None]
         if self._prefix_source(sequence, [each for each in siblings if each in self._running]) is not None:
             return
         heir = next((each for each in siblings if each in self._waiting), None)
@@ -331,7 +328,7 @@ class Scheduler:
         sequence.computed = result.length
         pool(sequence, span, result)
         if span.score is not None:
-            scores = self._live[sequence.request.request_id].scores
+            scores = self._live.scores(sequence)
             scores += result.scores[len(scores) - span.start :]
         if result.length < span.end:
             self._pages.trim(sequence.cache_id)
@@ -342,6 +339,7 @@ class Scheduler:
         prompt_logprobs = self._prompt_logprobs(sequence)
         outcome = judge(sequence, result.tokens, self._context)
         sequence.tokens += outcome.tokens
+        self._prefixes.prove(sequence)
         self._waiting.count_output(sequence, len(outcome.tokens))
         sequence.finish = outcome.finish
         if outcome.finish is not None:
@@ -352,6 +350,7 @@ class Scheduler:
     def _end_scored(self, sequence: Sequence) -> list[TokenEvent]:
         """The end of a choice that was to generate nothing."""
         prompt_logprobs = self._prompt_logprobs(sequence)
+        self._prefixes.prove(sequence)
         sequence.finish = FinishReason.LENGTH
         self._leave(sequence)
         return [event(sequence, prompt_logprobs=prompt_logprobs)]
@@ -360,7 +359,7 @@ class Scheduler:
         """What the first event of a choice brings along."""
         if sequence.generated or sequence.request.params.prompt_logprobs is None:
             return None
-        return tuple(self._live[sequence.request.request_id].scores)
+        return tuple(self._live.scores(sequence))
 
     def _end_all(
         self, sequences: Iterable[Sequence], reason: FinishReason, error: FerrumError | None = None
@@ -376,25 +375,17 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give back all that an ended sequence holds."""
-        live = self._live[sequence.request.request_id]
         if sequence in self._running:
             self._bequeath(sequence)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+        self._prefixes.withdraw(sequence)
         self._pages.release(sequence.cache_id)
-        live.sequences.remove(sequence)
-        if not live.sequences:
-            del self._live[sequence.request.request_id]
+        self._live.remove(sequence)
 
-    def _rank(self, sequence: Sequence) -> Rank:
-        return (*self._live[sequence.request.request_id].rank, sequence.choice)
-
-    def _share(self, sequence: Sequence) -> str:
-        return self._policy.share(sequence.request)
-
-    def _scored(self, sequence: Sequence) -> int:
-        return 1 + len(self._live[sequence.request.request_id].scores)
+    def _fits(self, sequence: Sequence) -> bool:
+        return self._pages.fits(len(sequence.tokens), self._max_tokens_per_step, cache_id=sequence.cache_id)
 
     def _holds(self, length: int) -> bool:
         return self._pages.fits(length, self._max_tokens_per_step, empty=True)

@@ -50,6 +50,20 @@ def shared_length(sequence: Sequence) -> int:
     return len(sequence.request.prompt) - 1 if sequence.request.params.n > 1 else 0
 
 
+def reusable(sequence: Sequence, scored: int) -> int:
+    """How many of its tokens need not run if their keys and values are there: never the last one.
+
+    Args:
+        scored: as for `make_span`; what the log-probabilities of later tokens come from has to run.
+    """
+    request = sequence.request
+    if request.pooling is Pooling.MEAN:
+        return 0
+    if request.params.prompt_logprobs is not None and scored < len(request.prompt):
+        return scored - 1
+    return len(sequence.tokens) - 1
+
+
 def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int, ...] = ()) -> Span:
     """The span of the sequence's next `count` tokens and `drafts` guesses.
 
@@ -169,6 +183,7 @@ def event(
         error=error,
         trace_id=sequence.request.trace_id,
         scheduled=sequence.scheduled,
+        cached_tokens=sequence.cached,
         embedding=None if sequence.finish is not FinishReason.LENGTH else embedding(sequence),
         preemptions=sequence.preemptions,
     )

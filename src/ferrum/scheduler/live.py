@@ -1,0 +1,94 @@
+"""The live requests: their choices, their place in line, what their prompts have scored, and their deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import Request, Sequence
+from ferrum.scheduler.policy import Policy, Rank
+from ferrum.scheduler.sequence import begin
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request, its choices that still hold something, and its prompt's log-probabilities so far."""
+
+    request: Request
+    rank: Rank
+    sequences: list[Sequence] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
+
+
+class LiveRequests:
+    """Every request from its arrival until the last of its choices has left.
+
+    Args:
+        policy: ranks them.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._live: dict[str, _Live] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for live in self._live.values() for sequence in live.sequences)
+
+    def add(self, request: Request) -> list[Sequence]:
+        """Begin the choices of a request whose id is not live."""
+        live = _Live(request, (*self._policy.rank(request), self._added))
+        self._added += 1
+        self._live[request.request_id] = live
+        live.sequences += [begin(request, choice) for choice in range(request.params.n)]
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.request_id))
+        return live.sequences
+
+    def remove(self, sequence: Sequence) -> None:
+        """The choice holds nothing any more."""
+        live = self._live[sequence.request.request_id]
+        live.sequences.remove(sequence)
+        if not live.sequences:
+            del self._live[sequence.request.request_id]
+
+    def choices(self, request_id: str) -> list[Sequence]:
+        """The choices of a request that hold something; none of an unknown one."""
+        live = self._live.get(request_id)
+        return list(live.sequences) if live is not None else []
+
+    def due(self, now: float) -> list[str]:
+        """The requests whose deadline is `now` or past; each is told once."""
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heappop(self._deadlines)
+            live = self._live.get(request_id)
+            # The heap remembers ended requests too, and an id may have come back since.
+            if live is not None and live.request.deadline == deadline:
+                due.append(request_id)
+        return due
+
+    def rank(self, sequence: Sequence) -> Rank:
+        """Where a choice stands among all: unique, and always the same."""
+        return (*self._live[sequence.request.request_id].rank, sequence.choice)
+
+    def share(self, sequence: Sequence) -> str:
+        """Whose turn it takes."""
+        return self._policy.share(sequence.request)
+
+    def scores(self, sequence: Sequence) -> list[TokenLogprobs]:
+        """The log-probabilities of the request's prompt so far, to be added to."""
+        return self._live[sequence.request.request_id].scores
+
+    def scored(self, sequence: Sequence) -> int:
+        """How many tokens of the prompt need no log-probabilities any more: the first one never does."""
+        return 1 + len(self.scores(sequence))

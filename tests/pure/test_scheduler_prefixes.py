@@ -1,0 +1,153 @@
+"""What one sequence has computed serves the next one that begins alike, and nobody whom it does not concern."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import FakeModel
+from ferrum.core.errors import FerrumError, NonFiniteLogits
+from ferrum.core.step import Span
+from ferrum.core.types import FinishReason, Pooling
+from scheduler_bench import CONTEXT, Bench, lengths
+
+
+def cached(bench: Bench, request_id: str, choice: int = 0) -> int:
+    return bench.events[request_id, choice][-1].cached_tokens
+
+
+def computed(steps: list[tuple[Span, ...]], request_id: str) -> int:
+    return sum(len(span.tokens) for spans in steps for span in spans if span.cache_id.startswith(request_id + "/"))
+
+
+@pytest.mark.parametrize(("length", "found"), [(3, 0), (4, 0), (5, 4), (16, 12), (17, 16)])
+def test_a_prompt_seen_before_is_not_computed_again_but_for_its_last_token_at_least(length: int, found: int) -> None:
+    bench = Bench(prefixes=True)
+    first = bench.add("a", length, max_tokens=1)
+    bench.run()
+    second = bench.add("b", length, max_tokens=1)
+    assert lengths(bench.step()) == {"b/0": length - found}
+    bench.run()
+    bench.agrees(first, second)
+    assert (cached(bench, "a"), cached(bench, "b")) == (0, found)
+    counts = bench.scheduler.prefix_counts
+    assert (counts.query_tokens, counts.hit_tokens) == (length + length if length > 1 else 0, found)
+
+
+def test_without_the_option_nothing_is_found() -> None:
+    bench = Bench()
+    for name in "ab":
+        bench.add(name, 20, max_tokens=1)
+        assert computed(bench.run(), name) == 20
+        assert cached(bench, name) == 0
+    assert bench.scheduler.prefix_counts.query_tokens == 0
+
+
+@pytest.mark.parametrize("budget", [5, 16, 64])
+def test_many_that_come_at_once_compute_what_they_have_in_common_once(budget: int) -> None:
+    bench = Bench(prefixes=True, budget=budget, max_sequences=6, num_pages=100)
+    requests = [bench.add(f"r{index}", 30, max_tokens=1 + index % 4) for index in range(12)]
+    steps = bench.run()
+    bench.agrees(*requests)
+    prompts = sum(min(30, span.end) - span.start for spans in steps for span in spans if span.start < 30)
+    assert prompts == 30 + 11 * 2, "28 of the 30 tokens are in full pages"
+
+
+def test_who_waits_for_a_prefix_goes_on_when_the_other_one_ends() -> None:
+    bench = Bench(prefixes=True, budget=8)
+    for name in "ab":
+        bench.add(name, 30, max_tokens=2)
+    assert lengths(bench.step()) == {"a/0": 8}
+    bench.take(bench.scheduler.abort("a"))
+    assert lengths(bench.step()) == {"b/0": 8}
+    bench.run()
+
+
+def test_a_higher_priority_waits_for_nobody() -> None:
+    bench = Bench(prefixes=True, budget=16, policy="priority")
+    bench.add("low", 30, priority=2, max_tokens=1)
+    assert lengths(bench.step()) == {"low/0": 16}
+    bench.add("high", 30, priority=1, max_tokens=1)
+    bench.add("equal", 30, priority=2, max_tokens=1)
+    assert lengths(bench.step()) == {"low/0": 14, "high/0": 2}
+    bench.run()
+    assert (cached(bench, "high"), cached(bench, "equal")) == (0, 28)
+
+
+def test_what_was_generated_is_found_by_the_next_turn_of_a_conversation() -> None:
+    bench = Bench(prefixes=True)
+    request = bench.add("a", 10, max_tokens=12)
+    bench.run()
+    answer = FakeModel().follow(request, 0, CONTEXT).tokens
+    turn = (*request.prompt, *answer, 1, 2, 3)
+    bench.add_prompt("b", turn, max_tokens=1)
+    bench.run()
+    assert cached(bench, "b") == 20, "the answer's last token was never stored: 21 tokens were"
+
+
+@pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": "x"}])
+def test_nothing_is_found_across_tenants_salts_and_adapters(owner: dict[str, str]) -> None:
+    bench = Bench(prefixes=True)
+    bench.add("a", 20, max_tokens=1)
+    bench.run()
+    bench.add("b", 20, max_tokens=1, **owner)
+    bench.run()
+    bench.add("c", 20, max_tokens=1, **owner)
+    bench.run()
+    assert (cached(bench, "b"), cached(bench, "c")) == (0, 16)
+
+
+@pytest.mark.parametrize("whole", [{"prompt_logprobs": 1}, {"pooling": Pooling.MEAN, "max_tokens": 0}])
+def test_who_needs_every_row_takes_nothing_but_leaves_it_to_others(whole: dict[str, object]) -> None:
+    bench = Bench(prefixes=True, budget=64)
+    options = {"max_tokens": 1, **whole}
+    for name in "ab":
+        bench.add(name, 20, **options)
+        assert computed(bench.run(), name) == 20
+    bench.add("c", 20, max_tokens=1)
+    bench.run()
+    assert (cached(bench, "b"), cached(bench, "c")) == (0, 16)
+
+
+def test_a_sequence_that_fails_before_its_first_token_leaves_nothing() -> None:
+    def fault(span: Span) -> FerrumError | None:
+        return NonFiniteLogits("nan") if span.cache_id == "a/0" and span.end == 20 else None
+
+    bench = Bench(prefixes=True, budget=8, fault=fault)
+    bench.add("a", 20, max_tokens=1)
+    bench.run()
+    assert bench.events["a", 0][-1].finish_reason is FinishReason.ERROR
+    second = bench.add("b", 20, max_tokens=1)
+    bench.run()
+    assert cached(bench, "b") == 0
+    bench.agrees(second)
+
+
+def test_after_a_preemption_only_what_was_given_to_others_is_computed_again() -> None:
+    bench = Bench(prefixes=True, num_pages=12, budget=64)
+    requests = [bench.add(name, 16, seed=index, max_tokens=16) for index, name in enumerate("ab")]
+    steps = bench.run()
+    bench.agrees(*requests)
+    assert bench.scheduler.preemptions >= 1
+    assert computed(steps, "b") < 16 + 15 + 16, "not from the start"
+    assert cached(bench, "b") == 0, "the first time, nothing was there"
+
+
+def test_choices_find_the_prompt_of_an_earlier_request() -> None:
+    bench = Bench(prefixes=True, budget=64)
+    bench.add("a", 20, max_tokens=1)
+    bench.run()
+    request = bench.add("b", 20, n=3, max_tokens=4)
+    assert lengths(bench.step()) == {"b/0": 4}
+    bench.run()
+    bench.agrees(request)
+    assert {cached(bench, "b", choice) for choice in range(3)} == {16}
+
+
+def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
+    bench = Bench(prefixes=True, num_pages=8, budget=64)
+    for seed in range(6):
+        request = bench.add(f"r{seed}", 28, seed=seed, max_tokens=2)
+        bench.run()
+        bench.agrees(request)
+    assert bench.scheduler.kv_usage == 0 and bench.scheduler.preemptions == 0
+    assert bench.scheduler.prefix_counts.evicted_pages > 20
