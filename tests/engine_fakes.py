@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fakes import FakeExecutor, FakeModel, FinishedStep
+from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.params import SamplingParams
@@ -63,11 +63,12 @@ class LetterTokenizer:
 class ServedFake(FakeExecutor):
     """The fake as a host sees it: leased while it serves, a little slow where asked, and it fails on command."""
 
-    def __init__(self, pages: PageTable, seconds_per_step: float) -> None:
-        super().__init__(pages, fault=_fault, vocabulary=VOCABULARY)
+    def __init__(self, pages: PageTable, seconds_per_step: float, *, fails: bool) -> None:
+        super().__init__(pages, fault=_fault if fails else None, vocabulary=VOCABULARY)
         self.owner: str | None = None
         self.stopped = False
         self._seconds = seconds_per_step
+        self._fails = fails
 
     @contextmanager
     def lease(self, owner: str) -> Iterator[None]:
@@ -82,7 +83,7 @@ class ServedFake(FakeExecutor):
         assert self.owner is not None
         if self._seconds:
             time.sleep(self._seconds)
-        for span in batch.spans:
+        for span in batch.spans if self._fails else ():
             if span.start == 0 and span.tokens[0] == CRASH:
                 raise ZeroDivisionError("a step that crashes")
             if span.start == 0 and span.tokens[0] == KILL:
@@ -101,6 +102,7 @@ class FakeRecipe:
     Attributes:
         drafts: how many tokens to guess per step: right ones, but for each third step.
         broken: fail to build.
+        fails: prompts may command it to.
     """
 
     num_pages: int = 256
@@ -112,19 +114,20 @@ class FakeRecipe:
     seconds_per_step: float = 0.0
     drafts: int = 0
     broken: bool = False
+    fails: bool = True
 
     def __call__(self) -> Built:
         if self.broken:
             raise Unsupported("this engine", "it is broken")
         pages = PageTable([PageGroup("full", self.num_pages, self.page_size)])
-        executor = ServedFake(pages, self.seconds_per_step)
+        executor = ServedFake(pages, self.seconds_per_step, fails=self.fails)
         scheduler = Scheduler(
             pages,
             policy=POLICIES[self.policy],
             max_tokens_per_step=self.max_tokens_per_step,
             max_sequences=self.max_sequences,
             max_sequence_length=self.context,
-            propose=self._propose if self.drafts else None,
+            drafter=Guesses(self._propose) if self.drafts else None,
         )
         return Built(executor, scheduler, EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1"))
 

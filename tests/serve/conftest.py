@@ -6,12 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_kit import Served, serving
+from engine_fakes import FakeRecipe
+from serve_kit import Served, chat_parts, serving
 
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Served]:
     with serving() as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def unfailing() -> Iterator[Served]:
+    """A server whose engine no prompt can command to fail."""
+    with serving(chat_parts(FakeRecipe(fails=False))) as served:
         yield served
 
 

@@ -26,6 +26,9 @@ OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metri
 
 LOG: Final = logging.getLogger("ferrum.server.requests")
 
+CLOSE: Final = {"connection": "close"}
+"""For what leaves a body unread: what comes after it cannot be told from it."""
+
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -142,7 +145,7 @@ class _Body:
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, "the body took too long", code="body_timeout") from None
+            raise ApiError(408, "the body took too long", code="body_timeout", headers=CLOSE) from None
         self.received += len(message.get("body", b""))
         if self.received > self._limit:
             raise too_large(self._limit)
@@ -152,4 +155,4 @@ class _Body:
 
 def too_large(limit: int) -> ApiError:
     """A body over the limit."""
-    return ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    return ApiError(413, f"the body has more than {limit} bytes", code="body_too_large", headers=CLOSE)

@@ -38,6 +38,9 @@ from ferrum.server.service import Service
 from ferrum.server.tokens import detokenize, rendered, tokenize
 from ferrum.server.writers import Head, Job
 
+QUICK_BYTES: Final = 4096
+"""Bodies up to this size are prepared on the event loop: to hand them to a thread would take longer."""
+
 MAX_NAMED: Final = 32
 """Ignored fields that the header names; more are too many to read."""
 
@@ -225,8 +228,11 @@ async def _generate(
     headers = _ignored(service, body)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
-    # Rendering and encoding a long prompt takes a while, which is no reason to hold up the streams of others.
-    job = await asyncio.to_thread(make, service.engine.front, service.context, body, caller, head, head.id)
+    arguments = (service.engine.front, service.context, body, caller, head, head.id)
+    if len(await request.body()) <= QUICK_BYTES and getattr(body, "chat_template", None) is None:
+        job = make(*arguments)
+    else:  # rendering and encoding may take a while, which is no reason to hold up the streams of others
+        job = await asyncio.to_thread(make, *arguments)
     return Generation(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
 
 
