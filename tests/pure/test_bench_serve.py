@@ -15,6 +15,7 @@ import pytest
 from ferrum.bench.serve_client import Timeline
 from ferrum.bench.serve_load import run_load
 from ferrum.bench.serve_options import Level, Load, Target
+from ferrum.bench.serve_overhead import Arm, take_turns
 from ferrum.bench.serve_plan import Planned, plan
 from ferrum.bench.serve_plot import HEIGHT, MARGIN, chart, charts
 from ferrum.bench.serve_report import VERSION, ServeOrigin, ServeReport, Spread, Summary
@@ -223,3 +224,31 @@ def test_charts_of_a_run_show_when_things_happened():
     assert all(line[MARGIN + 2 :].split() == ["█", "█"] for line in pieces)
     assert [line.index("█") - MARGIN - 2 for line in pieces] == [1] * HEIGHT
     assert lines[HEIGHT + 4].endswith("██████████"), "one request was live all the time"
+
+
+# What serving costs
+
+
+def test_arms_take_turns_and_the_first_turn_does_not_count():
+    asked: list[tuple[str, int]] = []
+
+    def arm(name: str, figure: float) -> Any:
+        def turn(load: Load) -> float:
+            asked.append((name, load.seed))
+            return figure + load.seed
+
+        return turn
+
+    turns = {"offline": arm("offline", 100), "thread": arm("thread", 90)}
+    samples = take_turns(turns, Load(), 2, lambda _: None)
+    assert samples == {"offline": [101, 102], "thread": [91, 92]}
+    assert asked == [(n, seed) for seed, n in ((0, "offline"), (0, "thread"))] + [
+        ("thread", 1), ("offline", 1), ("offline", 2), ("thread", 2),
+    ]  # fmt: skip
+
+
+def test_what_is_lost_is_told_turn_by_turn():
+    """The machine is twice as fast in the second turn; the server loses a tenth in either."""
+    arm = Arm.of("thread", [90, 180, 270], [100, 200, 300])
+    assert arm.figure == 180 and arm.lost == pytest.approx(0.1) and arm.noise == pytest.approx(0, abs=1e-12)
+    assert Arm.of("thread", [90], [100]).noise is None

@@ -42,17 +42,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_options_reach_the_server_and_the_engine(served: list[Any]) -> None:
-    arguments = "serve some/model --port 9 --strict --keep-alive-seconds 2.5 --max-queue 3 --engine-host process"
+    arguments = "serve some/model --port 9 --strict --keep-alive-seconds 2.5 --max-queue 3 --engine-host thread"
     assert execute([*arguments.split(), "--policy", "priority"]) == 0
     config, engine = served
     assert config == ServerConfig(port=9, strict=True, keep_alive_seconds=2.5)
-    assert engine == ("some/model", {"max_queue": 3, "host": "process", "policy": "priority"})
+    assert engine == ("some/model", {"max_queue": 3, "host": "thread", "policy": "priority"})
 
 
 def test_the_built_in_model_on_this_machine_alone_is_the_default(served: list[Any]) -> None:
     assert execute(["serve"]) == 0
     config, engine = served
-    assert config.host == "127.0.0.1" and engine == ("ferrum-tiny", {})
+    assert config.host == "127.0.0.1" and engine == ("ferrum-tiny", {"host": "process"})
 
 
 @pytest.mark.parametrize("option", ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--api-key-file=/nowhere"])

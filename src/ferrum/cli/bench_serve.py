@@ -50,16 +50,21 @@ def serve(
         from ferrum.bench.serve_run import measure_server
         from ferrum.bench.serve_run import served_model as first_model
     except ImportError as error:
-        raise Unsupported("bench serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
+        raise missing("bench serve", error) from None
     load, level = Load(**chosen(fields(Load), options)), Level(**chosen(fields(Level), options))
     of_server = server_arguments(chosen(engine_fields(), options))
     key = None if api_key_file is None else api_key_file.read_text().strip()
     with _server(model, shape, url, of_server) as (address, name):
         target = Target(url=address, model=served_model or first_model(address, key), **chosen(TARGET_FIELDS, options))
-        report = measure_server(target, load, level=level, key=key, origin=_origin, server=(name, *of_server))
+        report = measure_server(target, load, level=level, key=key, origin=origin, server=(name, *of_server))
     print_report(report)
     if output is not None:
         report.write(output)
+
+
+def missing(command: str, error: ImportError) -> Unsupported:
+    """What to say of a library that is not there."""
+    return Unsupported(command, f"{error.name} is missing: pip install 'ferrum[server]'")
 
 
 def server_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -86,7 +91,8 @@ def _server(model: str | None, shape: str | None, url: str | None, arguments: li
         yield stack.enter_context(own_server(subject.model, arguments)), subject.name
 
 
-def _origin(fingerprint: str | None) -> ServeOrigin:
+def origin(fingerprint: str | None) -> ServeOrigin:
+    """Here and now, for a report."""
     from ferrum.bench.serve_report import ServeOrigin
 
     return ServeOrigin(

@@ -14,6 +14,11 @@ from ferrum.core.options import help_of
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
 """Options of the engine under their own names; `--host` is the server's address here."""
 
+SERVED_FROM: Final = "process"
+"""Where a server's engine runs: `ferrum bench overhead` found that it then loses the least
+(bench/results/qwen3-0.6b-int8-overhead.json).
+"""
+
 
 @with_options(server_fields(), "Server")
 @with_options(ENGINE_FIELDS, "Model and engine")
@@ -21,7 +26,7 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default="the built-in model")
     ] = None,
-    engine_host: Annotated[str | None, typer.Option(help=help_of(EngineConfig, "host"), show_default=False)] = None,
+    engine_host: Annotated[str, typer.Option(help=help_of(EngineConfig, "host"))] = SERVED_FROM,
     **options: Any,
 ) -> None:
     """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
@@ -34,7 +39,5 @@ def serve(
     from ferrum.server.config import ServerConfig
 
     config = ServerConfig(**chosen(server_fields(), options))
-    of_engine = chosen(ENGINE_FIELDS, options)
-    if engine_host is not None:
-        of_engine["host"] = engine_host
+    of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
     run(lambda: AsyncEngine(model or BUILT_IN, **of_engine), config)

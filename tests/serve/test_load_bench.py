@@ -9,6 +9,7 @@ import pytest
 
 from engine_fakes import FakeRecipe
 from ferrum.bench.serve_options import Level, Load, Target
+from ferrum.bench.serve_overhead import OverheadReport
 from ferrum.bench.serve_report import ServeOrigin, ServeReport
 from ferrum.bench.serve_run import measure_server, served_model
 from ferrum.cli.main import execute
@@ -116,3 +117,15 @@ def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_refused_in_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["bench", "serve", *arguments]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: ")
+
+
+def test_the_command_tells_what_serving_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.json"
+    options = "--clients 2 --prompt-tokens 8 --output-tokens 4 --series 1 --threads 1 --output"
+    assert execute(["bench", "overhead", "--shape", "tiny", *options.split(), str(out)]) == 0
+    report = OverheadReport.read(out)
+    assert [arm.name for arm in report.arms] == ["offline", "thread", "process"]
+    assert all(len(arm.samples) == 1 and arm.figure > 0 for arm in report.arms)
+    assert report.server == ("tiny", "--threads", "1") and report.load.clients == 2
+    assert capsys.readouterr().out.splitlines()[0].split() == ["ENGINE", "TOK/S", "LOST", "NOISE"]
+    assert execute(["bench", "overhead"]) == 2
