@@ -8,10 +8,11 @@ from math import log
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data import END_ID, Source, Tokens
-from model import Qwen3
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from data import END_ID, Source, Tokens
+from model import Qwen3
 
 ROWS = 8  # windows evaluated at once
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # the defaults the model ships with

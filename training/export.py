@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
 from data import END_ID, END_OF_TEXT
 from evaluate import SAMPLING
 from model import ModelConfig, Qwen3
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from train import LONG
 
 ASSETS = Path(__file__).parent.parent / "src" / "ferrum" / "assets" / "ferrum-tiny"

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
 from data import Stream, encode, read_corpus, train_tokenizer
 from evaluate import byte_count, held_out_bits
 from model import ModelConfig, Qwen3
 from optimiser import Schedule, build_optimisers
-from tokenizers import Tokenizer
-from torch import Tensor
 
 BATCH_TOKENS = 8192
 SHORT, LONG = 512, 1024  # sequence lengths before and from the decay on
