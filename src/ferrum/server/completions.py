@@ -17,6 +17,7 @@ from ferrum.server.replies import CompletionChoice, CompletionLogprobs, Completi
 from ferrum.server.requests import CompletionRequest
 from ferrum.server.writers import Head, Namer, Tally
 from ferrum.text.detokenizer import Detokenizer
+from ferrum.text.infill import infill_prompt
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 5
@@ -47,6 +48,8 @@ def completion_job(
         "prompt_logprobs": wider(body.prompt_logprobs, echoed),
     }
     special = body.add_special_tokens is not False
+    if body.suffix is not None:
+        prompts = _infilled(front, body, prompts, begin=special)
     try:
         params = sampling_params(body, front.recommended, given)
         requests = admit(
@@ -78,6 +81,24 @@ def _prompts(body: CompletionRequest, limit: int) -> Sequence[str | list[int]]:
     if len(given) > limit:
         raise invalid("prompt", f"has {len(given)} prompts, more than {limit}")
     return given
+
+
+def _infilled(
+    front: Front, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
+) -> list[str | list[int]]:
+    """The prompts with what comes after the gap, and the marks around it."""
+    if body.echo or body.truncate_prompt_tokens is not None:
+        raise invalid("suffix", "not with echo or truncate_prompt_tokens")
+    if front.tokenizer is None:
+        raise unsupported("suffix", "the model has no tokenizer")
+    infilled: list[str | list[int]] = []
+    for prompt in prompts:
+        prefix = front.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        ids = infill_prompt(front.tokenizer, prefix, body.suffix or "", begin=begin)
+        if ids is None:
+            raise unsupported("suffix", "the model's tokenizer has no marks for filling in the middle")
+        infilled.append(ids)
+    return infilled
 
 
 def _choices(body: CompletionRequest) -> tuple[int, int]:

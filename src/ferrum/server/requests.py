@@ -195,14 +195,10 @@ class ChatRequest(GenerationBody, TemplateBody):
 class CompletionRequest(GenerationBody):
     """The body of /v1/completions."""
 
-    REFUSED = MappingProxyType(
-        {
-            **GenerationBody.REFUSED,
-            "suffix": "the model has no template for filling in the middle",
-        }
-    )
-
     prompt: str | list[str] | list[int] | list[list[int]] = Field(description="A text or its token ids, or several.")
+    suffix: str | None = Field(
+        default=None, description="What comes after the completion, for models that fill in the middle."
+    )
     best_of: int | None = Field(
         default=None, description="Generate so many, return the n likeliest per token; 0 to 20."
     )

@@ -1,0 +1,86 @@
+"""Filling in the middle: `suffix` of a completion, over each family's marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine_fakes import FakeRecipe, LetterTokenizer, expected
+from ferrum.text.infill import CONVENTIONS, infill_prompt
+from ferrum.text.tokenizer import load_tokenizer
+from serve_kit import Served, chat_parts, error_of, serving
+
+QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+DEEPSEEK = ["<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"]
+EXPECTED = {
+    "Qwen": (QWEN, QWEN[0] + "ab" + QWEN[1] + "yz" + QWEN[2]),
+    "StarCoder": (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], "<fim_prefix>ab<fim_suffix>yz<fim_middle>"),
+    "DeepSeek": (DEEPSEEK, DEEPSEEK[0] + "ab" + DEEPSEEK[1] + "yz" + DEEPSEEK[2]),
+    "Codestral": (["[PREFIX]", "[SUFFIX]"], "[SUFFIX]yz[PREFIX]ab"),
+}
+"""The marks that a tokenizer has, and what the prompt "ab" and the suffix "yz" become, by the models' own cards."""
+
+
+@pytest.mark.parametrize("family", EXPECTED)
+@pytest.mark.parametrize("special", [True, False])
+def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: bool) -> None:
+    marks, text = EXPECTED[family]
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(letters, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    ids = infill_prompt(tokenizer, tokenizer.encode("ab"), "yz", begin=True)
+    assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
+
+
+class Marked(LetterTokenizer):
+    """Letters, and three marks in place of the last of them."""
+
+    bos_token_id = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        begin = [0] if add_special_tokens else []
+        return begin + ([90 + QWEN.index(text)] if text in QWEN else super().encode(text))
+
+
+@pytest.fixture(scope="module")
+def filling() -> Iterable[Served]:
+    with serving(replace(chat_parts(FakeRecipe(fails=False)), tokenizer=Marked())) as server:
+        yield server
+
+
+def test_the_sdk_gets_what_is_between(filling: Served) -> None:
+    filling.requests.clear()
+    reply = filling.openai().completions.create(model="fake", prompt="ab", suffix="yz", max_tokens=8, temperature=0)
+    [request] = filling.requests
+    a, b, y, z = LetterTokenizer().encode("abyz")
+    assert request.prompt == (0, 90, a, b, 91, y, z, 92)
+    assert reply.choices[0].text == LetterTokenizer().decode(expected(request))
+    assert reply.usage is not None and reply.usage.prompt_tokens == 8
+
+
+def test_several_prompts_as_ids_have_the_suffix_in_common(filling: Served) -> None:
+    filling.requests.clear()
+    assert filling.complete(prompt=[[5], [6, 7]], suffix="", add_special_tokens=False).status_code == 200
+    assert [each.prompt for each in filling.requests] == [(90, 5, 91, 92), (90, 6, 7, 91, 92)]
+
+
+def test_what_makes_no_sense_beside_a_suffix_is_refused(filling: Served, server: Served) -> None:
+    for extra in ({"echo": True}, {"truncate_prompt_tokens": 3}):
+        assert error_of(filling.complete(suffix="x", **extra), 400)["param"] == "suffix"
+    refused = error_of(server.complete(suffix="x"), 400)
+    assert (refused["param"], refused["code"]) == ("suffix", "unsupported_parameter")
+
+
+def test_no_convention_is_a_part_of_another() -> None:
+    """Else the first one found would not be the tokenizer's own."""
+    sets = [{marks.prefix, marks.suffix, marks.middle} - {""} for marks in CONVENTIONS]
+    assert not any(one < other for one in sets for other in sets)
