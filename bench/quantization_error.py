@@ -1,6 +1,7 @@
 """What each weight format costs: bits per byte on held-out text, and the divergence from the unquantised model.
 
     python bench/quantization_error.py --out bench/results/quantization_error.json
+    python bench/quantization_error.py --kv --out bench/results/kv_error.json
 
 For every scheme and group it measures the model as it serves (integers times integers), and the same weights with
 unrounded activations: the difference is what rounding the activations costs. The texts are those modules of the
@@ -145,6 +146,13 @@ class Judge:
                 "int4 with zero points", QUANTIZERS["int4-zero-points"], QUANTIZERS["int8"], group
             )
 
+    def kv_costs(self) -> Iterator[Cost]:
+        """Keys and values in every format, with weights in float32; and int8 throughout."""
+        for kv_dtype in ("float32", "int8"):
+            yield self._cost(f"{kv_dtype} keys and values", replace(self._floats(), kv_dtype=kv_dtype))
+        everything = ModelConfig(model=self.model, quantize="int8", kv_dtype="int8")
+        yield self._cost("int8, groups of 32, int8 keys and values", everything)
+
     def _floats(self, dtype: str = "float32") -> ModelConfig:
         return ModelConfig(model=self.model, dtype=dtype, kv_dtype="bfloat16")
 
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512, help="tokens of a window")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens in all")
     parser.add_argument("--groups", type=int, nargs="*", default=list(GROUPS), help="sizes of groups")
+    parser.add_argument("--kv", action="store_true", help="measure formats of keys and values instead")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     given = parser.parse_args()
     files = [path.read_text("utf-8") for path in given.text] if given.text else held_out()
@@ -222,7 +231,7 @@ def main() -> None:
     print(f"{given.model}: {tokens} tokens, {judge.nbytes} bytes, {judge.bits_per_byte:.4f} bits per byte in float32")
     print(f"{'':50} {'MB':>7} {'bits/byte':>9} {'excess':>8} {'KL bits':>8} {'p99':>7} {'same':>6}")
     costs = []
-    for cost in judge.costs(given.groups):
+    for cost in judge.kv_costs() if given.kv else judge.costs(given.groups):
         costs.append(asdict(cost))
         print(
             f"{cost.name:50} {cost.weight_bytes / 1e6:7.2f} {cost.bits_per_byte:9.4f} {cost.excess:8.5f} "

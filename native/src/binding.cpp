@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "arrays.hpp"
+#include "attention.hpp"
 #include "operations.hpp"
 #include "packing.hpp"
 #include "sampler.hpp"
@@ -35,10 +36,17 @@ void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& o
 
 using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
+KvFormat kv_format_of(const std::string& name) {
+    if (name == "float32") return KvFormat::f32;
+    if (name == "int8") return KvFormat::int8;
+    require(name == "bfloat16", "an unknown format of keys and values");
+    return KvFormat::bf16;
+}
+
 void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
     for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {
         require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads beyond 512 elements");
-        runtime.pool.add({format_of(format), pages, size, layers, heads, key_dim, value_dim});
+        runtime.pool.add({kv_format_of(format), pages, size, layers, heads, key_dim, value_dim});
     }
 }
 

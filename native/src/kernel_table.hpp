@@ -53,19 +53,20 @@ struct NormArgs {
     float* y;
 };
 
-// Keys and values of a layer group. Per (layer, page, head) lie blocks of `block` tokens:
+enum class KvFormat { f32, bf16, int8 };
+
+// Keys and values of a layer group. Per (layer, page, head) lie blocks of `block` tokens, each with its keys before its values:
 //   keys   [dim / pair][block][pair]      values [block / pair][padded dim][pair]
-// with pair = 2 elements in one word of bf16 and 1 of f32: both are panels of a product whose lanes are tokens
-// (scores) or dimensions (output).
+// with as many elements in a pair as fill a word of 4 bytes: both are panels of a product whose lanes are tokens (scores) or
+// dimensions (output). In int8 each is followed by a scale in f32 per token; keys are stored as code + 128.
 struct GroupStore {
-    std::byte* keys;
-    std::byte* values;
-    Format format;
+    std::byte* data;
+    KvFormat format;
     int64_t num_layers, num_pages, page_size, num_kv_heads;
     int64_t key_dim, value_dim;        // of the model
     int64_t key_padded, value_padded;  // of the store
     int64_t block, blocks_per_page;
-    int64_t key_bytes, value_bytes;  // of one block
+    int64_t key_bytes, value_bytes;  // of one block, scales included
 };
 
 // Where the rows of a step stand; see StepTables in kernels/interface.py.
@@ -104,12 +105,12 @@ struct AttentionArgs {
     RowTables tables;
 };
 
-// One piece of attention: rows `begin` to `end` of a span's queries of one KV head, counted [position][head of the share].
+// One piece of attention: a span's queries `begin` to `end`, counted [position][head of the share], of each of some KV heads.
 struct AttentionItem {
-    int64_t span, kv_head, begin, end;
+    int64_t span, head_begin, head_end, begin, end;
 };
 
-constexpr int64_t kItemRows = 96;  // query rows of an item: their state stays in the second-level cache
+constexpr int64_t kItemRows = 96;  // query rows of an item, over its heads: their state stays in the second-level cache
 
 // What a draw depends on besides the logits (sampling/philox.py).
 struct DrawKey {
@@ -127,7 +128,7 @@ struct KernelTable {
     void (*product)(const ProductArgs&, int64_t panel_begin, int64_t panel_end);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
     void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: rows x (heads + kv heads)
-    int64_t (*attention_scratch)(int64_t key_dim, int64_t value_dim);           // bytes a thread needs
+    int64_t (*attention_scratch)(const GroupStore&);                            // bytes a thread needs
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
     bool (*finite)(const float* x, int64_t count);
 

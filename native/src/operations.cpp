@@ -96,30 +96,6 @@ void RopeStore::run(Runtime& runtime, int thread) {
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
 }
 
-Attention::Attention(Runtime& runtime, const AttentionArgs& args, int64_t group) : args_(args), group_(group) {
-    const GroupStore& s = runtime.pool.group(group);
-    runtime.reserve(0, runtime.kernels.attention_scratch(s.key_padded, s.value_padded));
-}
-
-// Items are handed out by a counter, the spans in order, within a KV head the last queries (the longest) first.
-void Attention::run(Runtime& runtime, int thread) {
-    AttentionArgs args = args_;
-    args.store = &runtime.pool.group(group_);
-    args.tables = runtime.step.rows_of(group_);
-    const int64_t heads = args.num_kv_heads, share = args.num_heads / heads;
-    int64_t item = next_.fetch_add(1, std::memory_order_relaxed), first = 0;
-    for (int64_t span = 0; span < runtime.step.spans(); ++span) {
-        const int64_t queries = (args.tables.span_rows[span + 1] - args.tables.span_rows[span]) * share;
-        const int64_t blocks = (queries + kItemRows - 1) / kItemRows;
-        for (; item < first + heads * blocks; item = next_.fetch_add(1, std::memory_order_relaxed)) {
-            const int64_t head = (item - first) / blocks, block = blocks - 1 - (item - first) % blocks;
-            const int64_t begin = block * kItemRows, end = begin + kItemRows < queries ? begin + kItemRows : queries;
-            runtime.kernels.attention(args, {span, head, begin, end}, runtime.own(thread));
-        }
-        first += heads * blocks;
-    }
-}
-
 void Gather::run(Runtime& runtime, int thread) {
     const Step& step = runtime.step;
     const std::vector<int32_t>& rows = out_.extent == kLogits ? step.logit_rows : step.hidden_rows;

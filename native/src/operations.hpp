@@ -2,7 +2,6 @@
 // barrier after it. Rows are looked up per step, pointers never change: a list of operations is a recorded program.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -76,18 +75,6 @@ public:
 private:
     RopeArgs args_;
     int64_t group_, extent_;
-};
-
-class Attention final : public Operation {
-public:
-    Attention(Runtime& runtime, const AttentionArgs& args, int64_t group);
-    void prepare() override { next_.store(0, std::memory_order_relaxed); }
-    void run(Runtime& runtime, int thread) override;
-
-private:
-    AttentionArgs args_;
-    int64_t group_;
-    std::atomic<int64_t> next_{0};
 };
 
 // Copies of the step's logit rows or hidden rows.

@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "weight.hpp"
-
 namespace ferrum {
 
 namespace {
@@ -12,7 +10,8 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Blocks of a whole step where pages divide into them: attention then reads them in place.
 GroupStore layout(const GroupShape& shape) {
-    const int64_t pair = shape.format == Format::f32 ? 1 : 2;
+    const int64_t item = shape.format == KvFormat::f32 ? 4 : shape.format == KvFormat::bf16 ? 2 : 1, pair = 4 / item;
+    const int64_t scale = shape.format == KvFormat::int8 ? 4 : 0;
     GroupStore s{};
     s.format = shape.format;
     s.num_layers = shape.num_layers;
@@ -25,20 +24,18 @@ GroupStore layout(const GroupShape& shape) {
     s.value_padded = round_up(shape.value_dim, 16);
     s.block = shape.page_size % kStep == 0 ? kStep : round_up(shape.page_size, pair);
     s.blocks_per_page = round_up(shape.page_size, s.block) / s.block;
-    s.key_bytes = s.block * s.key_padded * item_bytes(shape.format);
-    s.value_bytes = s.block * s.value_padded * item_bytes(shape.format);
+    s.key_bytes = s.block * (s.key_padded * item + scale);
+    s.value_bytes = s.block * (s.value_padded * item + scale);
     return s;
 }
 
-int64_t blocks(const GroupStore& s) { return s.num_kv_heads * s.blocks_per_page; }
+int64_t page_bytes(const GroupStore& s) { return s.num_kv_heads * s.blocks_per_page * (s.key_bytes + s.value_bytes); }
 
 }  // namespace
 
 void Pool::add(const GroupShape& shape) {
     GroupStore s = layout(shape);
-    const int64_t count = s.num_layers * s.num_pages * blocks(s);
-    s.keys = memory_.emplace_back(count * s.key_bytes).data();
-    s.values = memory_.emplace_back(count * s.value_bytes).data();
+    s.data = memory_.emplace_back(s.num_layers * s.num_pages * page_bytes(s)).data();
     stores_.push_back(s);
 }
 
@@ -50,11 +47,10 @@ int64_t Pool::nbytes() const {
 
 void Pool::copy_page(int64_t group, int64_t source, int64_t target) {
     const GroupStore& s = stores_.at(static_cast<size_t>(group));
+    const int64_t bytes = page_bytes(s);
     for (int64_t layer = 0; layer < s.num_layers; ++layer) {
-        const int64_t from = (layer * s.num_pages + source) * blocks(s), to = (layer * s.num_pages + target) * blocks(s);
-        std::memcpy(s.keys + to * s.key_bytes, s.keys + from * s.key_bytes, static_cast<size_t>(blocks(s) * s.key_bytes));
-        std::memcpy(s.values + to * s.value_bytes, s.values + from * s.value_bytes,
-                    static_cast<size_t>(blocks(s) * s.value_bytes));
+        std::byte* pages = s.data + layer * s.num_pages * bytes;
+        std::memcpy(pages + target * bytes, pages + source * bytes, static_cast<size_t>(bytes));
     }
 }
 

@@ -10,7 +10,7 @@ namespace ferrum {
 
 // A layer group as the model describes it; see PoolGroup in kernels/interface.py.
 struct GroupShape {
-    Format format;
+    KvFormat format;
     int64_t num_pages, page_size, num_layers, num_kv_heads, key_dim, value_dim;
 };
 

@@ -3,7 +3,8 @@
 //
 // A row's arithmetic depends on its own query and on the keys that it sees. A step that is masked for a row changes none of
 // its bits: its weights are set to 0 (and not left to underflow), its decay is 2^0.
-#include "rows.hpp"
+#include "attention_bytes.hpp"
+#include "attention_floats.hpp"
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {
@@ -11,29 +12,25 @@ namespace ferrum::FERRUM_TIER {
 namespace {
 
 constexpr float kMasked = -1e30f;
-constexpr int64_t kChunkSteps = 8;  // steps that all rows of an item go over before the next: their keys stay cached
-constexpr int kRows = kAttentionRows, kVectors = kAttentionVectors;
+constexpr int64_t kChunkSteps = 8;  // steps that all rows of a head go over before the next: their keys stay cached
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Scratch of an item: queries as a product's packed rows, the running state, and room for a step gathered from small pages.
-template <class P>
+template <class F>
 struct Scratch {
-    typename P::X* queries;  // per tile [depth step][row]
-    float* maximum;          // [rows]
+    typename F::Query* queries;  // per head and tile [words][row]
+    float* maximum;              // [rows] of all heads
     float* total;
     float* out;  // [rows, value_padded]
-    std::byte* keys;
-    std::byte* values;
+    std::byte* block;
 
     Scratch(std::byte* at, const GroupStore& s) {
-        const int64_t words = ceil_divide(s.key_padded, P::kDepth);
-        queries = take<typename P::X>(at, kItemRows * words);
+        queries = take<typename F::Query>(at, kItemRows * F::query_words(s));
         maximum = take<float>(at, kItemRows);
         total = take<float>(at, kItemRows);
         out = take<float>(at, kItemRows * s.value_padded);
-        keys = take<std::byte>(at, kStep * s.key_padded * P::kItem);
-        values = take<std::byte>(at, kStep * s.value_padded * P::kItem);
+        block = at;
     }
 
     template <class T>
@@ -44,98 +41,125 @@ struct Scratch {
     }
 };
 
-template <class P>
+// Rows of a tile: `count` from `first`, of a head's.
+struct Tile {
+    int64_t first, count;
+};
+
+template <class F>
 struct Item {
+    using S = typename F::Store;
     const AttentionArgs& a;
     const AttentionItem& item;
     const GroupStore& s;
-    int64_t share, first_row;
+    int64_t share, first_row, rows, tiles;
     const int32_t* pages;
-    Scratch<P> scratch;
+    Scratch<F> scratch;
 
     Item(const AttentionArgs& args, const AttentionItem& work, std::byte* memory)
         : a(args), item(work), s(*args.store), share(args.num_heads / args.num_kv_heads),
-          first_row(args.tables.span_rows[work.span]), pages(args.tables.pages + work.span * args.tables.pages_stride),
-          scratch(memory, *args.store) {}
+          first_row(args.tables.span_rows[work.span]), rows(work.end - work.begin), tiles(ceil_divide(rows, kAttentionRows)),
+          pages(args.tables.pages + work.span * args.tables.pages_stride), scratch(memory, *args.store) {}
 
-    int64_t position(int64_t query) const { return a.tables.positions[first_row + query / share]; }
-    int64_t head_of(int64_t query) const { return item.kv_head * share + query % share; }
-    int64_t at(int64_t query) const { return (first_row + query / share) * a.num_heads + head_of(query); }
-
-    // First key that a query at the position sees.
-    int64_t floor_of(int64_t position) const { return a.window > 0 ? most(0, position - a.window + 1) : 0; }
-
-    void start(int64_t tile, int64_t height) {
-        const int64_t words = ceil_divide(s.key_padded, P::kDepth);
-        auto* base = scratch.queries + tile * words;
-        for (int64_t r = 0; r < height; ++r) {
-            const float* q = a.q + at(item.begin + tile + r) * a.head_dim;
-            for (int64_t d = 0; d < s.key_padded; d += kLanes) {
-                typename P::X packed[kLanes];
-                P::pack(load_part(q + d, most(0, a.head_dim - d)), packed);
-                for (int64_t i = 0; i < least(kLanes / P::kDepth, words - d / P::kDepth); ++i)
-                    base[(d / P::kDepth + i) * height + r] = packed[i];
-            }
-            scratch.maximum[tile + r] = kMasked;
-            scratch.total[tile + r] = 0;
-            for (int64_t d = 0; d < s.value_padded; d += kLanes)
-                store(scratch.out + (tile + r) * s.value_padded + d, vf{});
-        }
+    // Of the item's row r: its position, the first key that it sees, and where the row of a head lies in q and out.
+    int64_t position(int64_t r) const { return a.tables.positions[first_row + (item.begin + r) / share]; }
+    int64_t floor_of(int64_t r) const { return a.window > 0 ? most(0, position(r) - a.window + 1) : 0; }
+    int64_t at(int64_t head, int64_t r) const {
+        const int64_t query = item.begin + r;
+        return (first_row + query / share) * a.num_heads + head * share + query % share;
     }
 
-    void finish(int64_t rows) {
-        for (int64_t r = 0; r < rows; ++r) {
-            float* to = a.out + at(item.begin + r) * s.value_dim;
-            const float* from = scratch.out + r * s.value_padded;
-            const vf total = spread(scratch.total[r]);
-            for (int64_t d = 0; d < s.value_dim; d += kLanes)  // + 0 gives every zero one sign
-                store_part(to + d, load<vf>(from + d) / total + vf{}, s.value_dim - d);
-        }
+    Tile tile(int64_t index) const {
+        const int64_t first = index * rows / tiles;
+        return {first, (index + 1) * rows / tiles - first};
+    }
+    // Steps that rows `first` to `last` see: begin and end.
+    int64_t begin_of(int64_t first) const { return floor_of(first) / kStep; }
+    int64_t end_of(int64_t last) const { return position(last) / kStep + 1; }
+    // Where the state of a head's rows begins.
+    int64_t state_of(int64_t head) const { return (head - item.head_begin) * rows; }
+    typename F::Query* queries_of(int64_t head, int64_t first) const {
+        return scratch.queries + (state_of(head) + first) * F::query_words(s);
+    }
+
+    void start() {
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)
+            for (int64_t t = 0; t < tiles; ++t) {
+                const auto [first, count] = tile(t);
+                for (int64_t r = 0; r < count; ++r)
+                    F::pack_query(s, a.q + at(head, first + r) * a.head_dim, count, queries_of(head, first) + r);
+            }
+        const int64_t all = state_of(item.head_end);
+        for (int64_t r = 0; r < all; ++r) scratch.maximum[r] = kMasked;
+        std::memset(scratch.total, 0, static_cast<size_t>(all) * sizeof(float));
+        std::memset(scratch.out, 0, static_cast<size_t>(all * s.value_padded) * sizeof(float));
+    }
+
+    void finish() {
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)
+            for (int64_t r = 0; r < rows; ++r) {
+                float* to = a.out + at(head, r) * s.value_dim;
+                const float* from = scratch.out + (state_of(head) + r) * s.value_padded;
+                const vf total = spread(scratch.total[state_of(head) + r]);
+                for (int64_t d = 0; d < s.value_dim; d += kLanes)  // + 0 gives every zero one sign
+                    store_part(to + d, load<vf>(from + d) / total + vf{}, s.value_dim - d);
+            }
     }
 
     // The keys and values of step `step`: in place, or gathered from pages shorter than a step.
-    Slot block(int64_t step) const {
+    Slot block(int64_t head, int64_t step) const {
         const int64_t token = step * kStep;
-        if (s.block == kStep) return slot_of(s, a.layer, pages[token / s.page_size], item.kv_head, token % s.page_size);
-        auto* keys = reinterpret_cast<Stored<P>*>(scratch.keys);
-        auto* values = reinterpret_cast<Stored<P>*>(scratch.values);
-        std::memset(keys, 0, static_cast<size_t>(kStep * s.key_padded * P::kItem));
-        std::memset(values, 0, static_cast<size_t>(kStep * s.value_padded * P::kItem));
+        if (s.block == kStep) return slot_of(s, a.layer, pages[token / s.page_size], head, token % s.page_size);
+        return gathered(head, token);
+    }
+
+    Slot gathered(int64_t head, int64_t token) const {
+        constexpr int64_t kScale = S::kScaled ? 4 : 0;
+        const int64_t key_bytes = kStep * (s.key_padded / S::kDepth * 4 + kScale);
+        const int64_t value_bytes = kStep * (s.value_padded / S::kDepth * 4 + kScale);
+        std::memset(scratch.block, 0, static_cast<size_t>(key_bytes + value_bytes));
+        std::byte *block_keys = scratch.block, *block_values = block_keys + key_bytes;
+        auto* keys = reinterpret_cast<typename S::Element*>(block_keys);
+        auto* values = reinterpret_cast<typename S::Element*>(block_values);
         for (int64_t t = 0; t < kStep; ++t) {
             const int64_t page = (token + t) / s.page_size;
             if (page >= a.tables.pages_stride || pages[page] < 0) continue;
-            const Slot slot = slot_of(s, a.layer, pages[page], item.kv_head, (token + t) % s.page_size);
-            const auto* from_keys = reinterpret_cast<const Stored<P>*>(slot.keys);
-            const auto* from_values = reinterpret_cast<const Stored<P>*>(slot.values);
+            const Slot slot = slot_of(s, a.layer, pages[page], head, (token + t) % s.page_size);
+            const auto* from_keys = reinterpret_cast<const typename S::Element*>(slot.keys);
+            const auto* from_values = reinterpret_cast<const typename S::Element*>(slot.values);
             for (int64_t d = 0; d < s.key_dim; ++d)
-                keys[key_index<P>(kStep, t, d)] = from_keys[key_index<P>(s.block, slot.token, d)];
+                keys[key_index<S>(kStep, t, d)] = from_keys[key_index<S>(s.block, slot.token, d)];
             for (int64_t d = 0; d < s.value_dim; ++d)
-                values[value_index<P>(s.value_padded, t, d)] = from_values[value_index<P>(s.value_padded, slot.token, d)];
+                values[value_index<S>(s.value_padded, t, d)] = from_values[value_index<S>(s.value_padded, slot.token, d)];
+            if constexpr (S::kScaled) {
+                scales_of(block_keys, key_bytes, kStep)[t] = scales_of(slot.keys, s.key_bytes, s.block)[slot.token];
+                scales_of(block_values, value_bytes, kStep)[t] = scales_of(slot.values, s.value_bytes, s.block)[slot.token];
+            }
         }
-        return {scratch.keys, scratch.values, 0};
+        return {block_keys, block_values, 0};
     }
+
+    void go_over(int64_t head, int64_t begin, int64_t end);
 };
 
-// Softmax of one row over one step: from scores to packed weights; returns the decay of what was summed before.
-template <class P>
-float weigh(float* scores, float scale, int64_t first, int64_t low, int64_t high, float& maximum, float& total,
-            typename P::X* weights) {
-    const vi low_key = spread(static_cast<int32_t>(low - first)), high_key = spread(static_cast<int32_t>(high - first));
-    vf value[kStepVectors];
+// Softmax of one row over one step, of which it sees the keys `low` to `high`: from scores to weights. Returns the decay of
+// what was summed before.
+float weigh(const float* scores, float scale, int64_t low, int64_t high, float& maximum, float& total,
+            vf (&weights)[kStepVectors]) {
+    const vi low_key = spread(static_cast<int32_t>(low)), high_key = spread(static_cast<int32_t>(high));
     vi seen[kStepVectors];
     vf top = spread(maximum);
     for (int v = 0; v < kStepVectors; ++v) {
         const vi key = lane_index() + v * kLanes;
         seen[v] = (key >= low_key) & (key <= high_key);
-        value[v] = seen[v] ? load<vf>(scores + v * kLanes) * spread(scale) : spread(kMasked);
-        top = larger(value[v], top);
+        weights[v] = seen[v] ? load<vf>(scores + v * kLanes) * spread(scale) : spread(kMasked);
+        top = larger(weights[v], top);
     }
     const float raised = max_lanes(top);
     vf sum{};
     for (int v = 0; v < kStepVectors; ++v) {
-        const vf weight = seen[v] ? exp2(value[v] - spread(raised)) : vf{};
-        sum += weight;
-        P::pack(weight, weights + v * kLanes / P::kDepth);
+        weights[v] = seen[v] ? exp2(weights[v] - spread(raised)) : vf{};
+        sum += weights[v];
     }
     const float decay = exp2(spread(maximum - raised))[0];
     total = total * decay + sum_lanes(sum);
@@ -143,96 +167,71 @@ float weigh(float* scores, float scale, int64_t first, int64_t low, int64_t high
     return decay;
 }
 
-// out [MR][NV vectors] = out * decay + weights [MR][tokens] x values [tokens][NV vectors].
-template <class P, int MR, int NV>
-void mix(float* out, int64_t padded, const float* decay, const typename P::X* weights, const std::byte* values, int64_t tokens,
-         const std::byte* ahead) {
-    constexpr int kRowWords = static_cast<int>(kStep) / P::kDepth;
-    const int64_t stride = padded * P::kItem * P::kDepth, whole = tokens / P::kDepth;
-    vf total[MR][NV];
-    for (int r = 0; r < MR; ++r)
-        for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
-    accumulate<P, MR, NV, 1, kRowWords, NV * kLanes / 16>(total, values, stride, weights, whole, ahead);
-    if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
-        for (int v = 0; v < NV; ++v) {
-            const auto weight = P::first_only(P::weight(values + whole * stride, v));
-            for (int r = 0; r < MR; ++r) total[r][v] = P::step(total[r][v], weight, P::spread_x(weights + whole + r * kRowWords));
-        }
-    for (int r = 0; r < MR; ++r)
-        for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);
-}
-
-template <class P, int MR>
-void tile_step(const Item<P>& it, int64_t tile, int64_t step, const Slot& block, const std::byte* next) {
-    const GroupStore& s = it.s;
-    const int64_t steps = ceil_divide(s.key_padded, P::kDepth), first = step * kStep;
-    const auto* queries = it.scratch.queries + tile * steps;
+// One tile of a head over one step.
+template <class F, int MR>
+void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step) {
+    const int64_t first = step * kStep, state = it.state_of(head) + tile;
+    const Slot block = it.block(head, step);
     alignas(64) float scores[MR][kStep];
-    alignas(64) typename P::X weights[MR][kStep / P::kDepth];
-    float decay[MR];
-    for (int part = 0; part < kStepVectors; part += kVectors) {
-        vf total[MR][kVectors] = {};
-        accumulate<P, MR, kVectors, MR, 1, kVectors * kLanes / 16>(total, block.keys + part * kLanes * 4, kStep * 4, queries,
-                                                                    steps, block.values + part * kLanes * 4 * steps);
-        for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
-    }
+    alignas(64) typename F::Weight packed[MR][F::kWeights];
+    float decay[MR], factor[MR];
+    F::template score<MR>(it.s, block.keys, it.queries_of(head, tile), scores);
     int64_t tokens = 0;
     for (int r = 0; r < MR; ++r) {
-        const int64_t position = it.position(it.item.begin + tile + r);
-        tokens = most(tokens, least(kStep, position - first + 1));
-        decay[r] = weigh<P>(scores[r], it.a.scale, first, it.floor_of(position), position, it.scratch.maximum[tile + r],
-                            it.scratch.total[tile + r], weights[r]);
+        const int64_t low = it.floor_of(tile + r) - first, high = it.position(tile + r) - first;
+        vf weights[kStepVectors];
+        float &maximum = it.scratch.maximum[state + r], &total = it.scratch.total[state + r];
+        decay[r] = weigh(scores[r], it.a.scale, low, high, maximum, total, weights);
+        factor[r] = F::pack_weights(it.s, block.values, weights, packed[r]);
+        tokens = most(tokens, least(kStep, high + 1));
     }
-    float* out = it.scratch.out + tile * s.value_padded;
-    int64_t d = 0;
-    for (; d + kVectors * kLanes <= s.value_padded; d += kVectors * kLanes)
-        mix<P, MR, kVectors>(out + d, s.value_padded, decay, weights[0], block.values + d * 4, tokens, next + d * 4 * 32);
-    for (; d < s.value_padded; d += kLanes)
-        mix<P, MR, 1>(out + d, s.value_padded, decay, weights[0], block.values + d * 4, tokens, next);
+    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded);
 }
 
-template <class P>
-using StepFunction = void (*)(const Item<P>&, int64_t, int64_t, const Slot&, const std::byte*);
+template <class F>
+using StepFunction = void (*)(const Item<F>&, int64_t, int64_t, int64_t);
 
-template <class P, int... Index>
-StepFunction<P> step_function(int64_t height, std::integer_sequence<int, Index...>) {
-    static constexpr StepFunction<P> kFunctions[] = {&tile_step<P, Index + 1>...};
+template <class F, int... Index>
+StepFunction<F> step_function(int64_t height, std::integer_sequence<int, Index...>) {
+    static constexpr StepFunction<F> kFunctions[] = {&tile_step<F, Index + 1>...};
     return kFunctions[height - 1];
 }
 
-template <class P>
+// All rows of a head over those of the steps `begin` to `end` that they see.
+template <class F>
+void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < tiles; ++t) {
+        const auto [first, count] = tile(t);
+        const auto run = step_function<F>(count, std::make_integer_sequence<int, kAttentionRows>{});
+        const int64_t to = least(end, end_of(first + count - 1));
+        for (int64_t step = most(begin, begin_of(first)); step < to; ++step) run(*this, head, first, step);
+    }
+}
+
+template <class F>
 void attend(const AttentionArgs& a, const AttentionItem& work, std::byte* memory) {
-    Item<P> it(a, work, memory);
-    const int64_t rows = work.end - work.begin, tiles = ceil_divide(rows, kRows);
-    for (int64_t t = 0; t < tiles; ++t) it.start(t * rows / tiles, (t + 1) * rows / tiles - t * rows / tiles);
-    const int64_t begin = it.floor_of(it.position(work.begin)) / kStep, end = it.position(work.end - 1) / kStep + 1;
-    for (int64_t chunk = begin; chunk < end; chunk += kChunkSteps)
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t tile = t * rows / tiles, height = (t + 1) * rows / tiles - tile;
-            const int64_t low = it.floor_of(it.position(work.begin + tile)) / kStep;
-            const int64_t high = it.position(work.begin + tile + height - 1) / kStep + 1;
-            const auto run = step_function<P>(height, std::make_integer_sequence<int, kRows>{});
-            for (int64_t step = most(chunk, low); step < least(chunk + kChunkSteps, high); ++step) {
-                const Slot block = it.block(step);
-                run(it, tile, step, block, step + 1 < high && it.s.block == kStep ? it.block(step + 1).keys : block.keys);
-            }
-        }
-    it.finish(rows);
+    Item<F> it(a, work, memory);
+    it.start();
+    // Several heads go over each step in turn: theirs lie side by side, and memory is read fastest in long runs.
+    const int64_t chunk = work.head_end - work.head_begin > 1 ? 1 : kChunkSteps, end = it.end_of(it.rows - 1);
+    for (int64_t step = it.begin_of(0); step < end; step += chunk)
+        for (int64_t head = work.head_begin; head < work.head_end; ++head) it.go_over(head, step, step + chunk);
+    it.finish();
 }
 
 }  // namespace
 
-int64_t attention_scratch(int64_t key_dim, int64_t value_dim) {
-    const int64_t rows = kItemRows * (2 * key_dim + value_dim + 2), step = kStep * (key_dim + value_dim);
+int64_t attention_scratch(const GroupStore& s) {
+    const int64_t rows = kItemRows * (s.key_padded + s.value_padded + 4), step = kStep * (s.key_padded + s.value_padded + 2);
     return (rows + step) * 4 + 6 * 64;  // every field above, in its widest form
 }
 
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch) {
-    if (a.store->format == Format::f32)
-        attend<F32>(a, item, scratch);
-    else
-        attend<Bf16>(a, item, scratch);
+    switch (a.store->format) {
+        case KvFormat::f32: return attend<FloatAttention<F32>>(a, item, scratch);
+        case KvFormat::int8: return attend<ByteAttention>(a, item, scratch);
+        default: return attend<FloatAttention<Bf16>>(a, item, scratch);
+    }
 }
 
 }  // namespace ferrum::FERRUM_TIER

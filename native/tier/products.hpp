@@ -80,15 +80,15 @@ template <class P, int MR, int NV, int XS, int XR, int PREFETCH>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
                        const std::byte* ahead) {
     for (int64_t s = 0; s < steps; ++s) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int line = 0; line < PREFETCH; ++line) prefetch(ahead + line * 64);
         typename P::W weight[NV];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r) {
             const auto value = P::spread_x(x + r * XR);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
         }
         w += stride;

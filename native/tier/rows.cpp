@@ -57,10 +57,11 @@ void rope_store_item(const RopeArgs& a, int64_t row, int64_t head) {
     const int64_t page = a.tables.pages[a.tables.row_span[row] * a.tables.pages_stride + position / s.page_size];
     const Slot slot = slot_of(s, a.layer, page, kv_head, position % s.page_size);
     const float* value = a.v + at * s.value_dim;
-    if (s.format == Format::f32)
-        write_token<F32>(s, slot, key, value);
-    else
-        write_token<Bf16>(s, slot, key, value);
+    switch (s.format) {
+        case KvFormat::f32: return write_token<FloatStore<F32>>(s, slot, key, value);
+        case KvFormat::int8: return write_token<ByteStore>(s, slot, key, value);
+        default: return write_token<FloatStore<Bf16>>(s, slot, key, value);
+    }
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t ti
 void product(const ProductArgs& a, int64_t panel_begin, int64_t panel_end);
 void norm(const NormArgs& a, int64_t row_begin, int64_t row_end);
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end);
-int64_t attention_scratch(int64_t key_dim, int64_t value_dim);
+int64_t attention_scratch(const GroupStore& s);
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch);
 bool finite(const float* x, int64_t count);
 float largest(const float* x, int64_t count);

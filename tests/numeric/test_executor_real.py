@@ -260,6 +260,7 @@ def test_capabilities_and_sizes_are_those_of_the_checkpoint(
         ("bfloat16", "auto", "bfloat16"),
         ("bfloat16", "float32", "float32"),
         ("float16", "auto", "bfloat16"),
+        ("bfloat16", "int8", "int8"),
     ],
 )
 def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> None:
@@ -268,6 +269,10 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
         assert executor.info.dtype == ("float32" if dtype == "auto" else dtype)
         handle = executor.prefill(PrefillInput([[1, 2, 3]])).kv_cache
         assert handle.dtype == stored and handle.device == "cpu"
+        needs, info = executor.memory_requirements, executor.info
+        head = info.head_dim + 4 if stored == "int8" else info.head_dim * DataType(stored).bits // 8
+        assert needs.kv_cache_memory_per_token == 2 * info.num_kv_heads * head
+        assert executor.memory_plan.kv_pool == 256 * needs.kv_cache_memory_per_token * info.num_layers
 
 
 @pytest.mark.contract("0.load_executor")
@@ -276,7 +281,7 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
     [
         ("device", "cuda", Unsupported),
         ("quantize", "int3", ConfigError),
-        ("kv_dtype", "int8", Unsupported),
+        ("kv_dtype", "int4", ConfigError),
         ("kernels", "cuda", Unsupported),
         ("max_sequence_length", 257, ConfigError),
         ("max_batch_size", 0, ConfigError),

@@ -9,7 +9,12 @@ from native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_o
 from ferrum.cache.pages import PageCopy
 from ferrum.kernels.interface import AttentionShape, PoolGroup
 
-FORMATS = ("float32", "bfloat16")
+FORMATS = ("float32", "bfloat16", "int8")
+
+# |v| stays below 5. A bfloat16 weight on the edge of rounding may fall the other way, by 2^-8 of itself; one of 14 bits
+# by a level, and several of them in a row.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 5 * 2.0**-8, "int8": 5 * 4 / 16383}
+MEAN_TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-4, "int8": 1e-5}
 
 
 def fill(rng: np.random.Generator, twin: Twin, spans: list[tuple[int, int]], group: PoolGroup, shape: AttentionShape):
@@ -30,9 +35,8 @@ def compare(seed: int, team: tuple[str, int], spans: list[tuple[int, int]], grou
     twin.begin(tables_of(rng, spans, (group,)))
     q = normal(rng, sum(count for _, count in spans), shape.num_heads * group.key_dim)
     ours, theirs = twin.both("attention", q, shape)
-    # A bfloat16 weight on the edge of rounding may fall the other way, by 2^-8 of itself; |v| stays below 5.
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 if group.format == "float32" else 5 * 2.0**-8)
-    assert np.abs(ours - theirs).mean() < (1e-6 if group.format == "float32" else 1e-4)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE[group.format])
+    assert np.abs(ours - theirs).mean() < MEAN_TOLERANCE[group.format]
 
 
 SPANS = [(0, 1), (63, 1), (0, 65), (64, 1), (100, 30), (129, 2)]
@@ -71,8 +75,9 @@ def test_page_sizes(team, page_size, format):
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_layers_lie_apart(team):
-    group = group_of(48, 2, "bfloat16", layers=3)
+@pytest.mark.parametrize("format", FORMATS)
+def test_layers_lie_apart(format, team):
+    group = group_of(48, 2, format, layers=3)
     rng, twin = np.random.default_rng(0), Twin(*team, group)
     for layer in range(3):
         fill(rng, twin, SPANS, group, shape_of(group, 2, layer=layer))
@@ -81,7 +86,7 @@ def test_layers_lie_apart(team):
         q = normal(rng, sum(count for _, count in SPANS), 4 * 48)
         theirs = twin.reference.attention(q, shape_of(group, 2, layer=layer))
         ours = twin.native.attention(q, shape_of(group, 2, layer=layer))
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5 * 2.0**-8)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE[format])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -181,9 +186,10 @@ def test_pages_are_copied_whole_and_raw(format, page_size):
             np.testing.assert_array_equal(twin.native.attention(q, shape), expected)
 
 
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_page_that_left_the_window_is_not_read(tier):
-    group = group_of(16, 1, "bfloat16")
+def test_a_page_that_left_the_window_is_not_read(tier, format):
+    group = group_of(16, 1, format)
     rng, twin, shape = np.random.default_rng(9), Twin(tier, 2, group), shape_of(group, 2, window=10)
     fill(rng, twin, [(0, 200)], group, shape)
     tables = tables_of(rng, [(199, 1)], (group,))

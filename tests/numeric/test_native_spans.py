@@ -22,7 +22,9 @@ def executor_of(name: str, **options):
 
 
 def format_of(name: str) -> dict[str, str]:
-    """Options for weights of that format; the quantised ones keep keys and values in bfloat16."""
+    """Options for weights of that format; the quantised ones keep keys and values in bfloat16, "kv-int8" only those."""
+    if name == "kv-int8":
+        return {"dtype": "float32", "kv_dtype": "int8"}
     return {"quantize": name, "kv_dtype": "bfloat16"} if name.startswith("int") else {"dtype": name}
 
 
@@ -59,7 +61,7 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
             lengths[f"s{len(lengths)}"] = lengths[victim]
 
 
-@pytest.mark.parametrize("format", ["float32", "float16", "bfloat16", "int8", "int4", "int4-all"])
+@pytest.mark.parametrize("format", ["float32", "float16", "bfloat16", "int8", "int4", "int4-all", "kv-int8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("team", TEAMS)
 def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
@@ -71,7 +73,7 @@ def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
             play(executor, name, expected, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("format", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "int4", "kv-int8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, format):
@@ -108,7 +110,7 @@ def test_bfloat16_logits_differ_from_the_reference_less_than_rounding_does(tier,
     assert np.sqrt(np.mean(ours**2)) < 0.5 * rounding
 
 
-@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("format", ["int8", "int4", "kv-int8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_quantised_logits_are_those_of_the_reference(tier, name, format):

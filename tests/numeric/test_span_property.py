@@ -22,11 +22,16 @@ SEQUENCES = 4
 
 
 FLOATS = ("float32", "bfloat16")
-INTEGERS = ("int8", "int4")
+INTEGERS = ("int8", "int4", "kv-int8")
 
 
 def options_of(format: str) -> dict[str, str]:
-    """What loads a model's weights in that format; the quantised ones from bfloat16, with keys and values in it."""
+    """What loads a model's weights in that format; the quantised ones from bfloat16, with keys and values in it.
+
+    Of "kv-int8" only keys and values are quantised.
+    """
+    if format == "kv-int8":
+        return {"dtype": "float32", "kv_dtype": "int8"}
     return {"dtype": format} if format in FLOATS else {"dtype": "bfloat16", "quantize": format}
 
 

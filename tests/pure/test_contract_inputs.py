@@ -180,7 +180,7 @@ def test_kv_bytes_count_kv_heads_and_the_format():
     assert INFO.num_heads != INFO.num_kv_heads
     assert INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32) == 2 * 3 * 16 * 4
     assert INFO.kv_bytes_per_token_and_layer(DataType.BFLOAT16) == 2 * 3 * 16 * 2
-    assert INFO.kv_bytes_per_token_and_layer(DataType.INT8) == 2 * 3 * 16
+    assert INFO.kv_bytes_per_token_and_layer(DataType.INT8) == 2 * 3 * (16 + 4)  # a scale for each key and value
 
 
 @contract("2.serialisation")

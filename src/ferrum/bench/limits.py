@@ -78,8 +78,7 @@ class Costs:
         stored = min(start + count, window + count - 1)
         pairs = sum(min(position + 1, window) for position in range(start, start + count))
         operations = 4.0 * shape.num_heads * shape.head_dim * pairs  # q . k and p . v, a multiply-add each
-        peak = "float32" if self.kv_format == "float32" else "bfloat16"
-        return Part(stored * self.kv_bytes[shape.group], operations, peak)
+        return Part(stored * self.kv_bytes[shape.group], operations, self.kv_format)
 
     def work(self, passes: Iterable[Pass]) -> Work:
         """All parts of some passes, one after the other. Layers are alike, so there are few different ones."""

@@ -37,6 +37,10 @@ class DataType(StrEnum):
         """Bits of one number."""
         return int("".join(letter for letter in self.value if letter.isdecimal()))
 
+    def stored_bytes(self, dim: int) -> int:
+        """Bytes of a key or a value of `dim` elements in the KV pool: in int8 it has a scale in float32."""
+        return dim * self.bits // 8 + (4 if self is DataType.INT8 else 0)
+
 
 class Device(StrEnum):
     """Where tensors live."""
@@ -82,8 +86,8 @@ class ModelInfo(JsonRecord):
     device: Device = Device.CPU
 
     def kv_bytes_per_token_and_layer(self, kv_dtype: DataType) -> int:
-        """Bytes of one token's keys and values in one layer: 2 x KV heads x head_dim x bytes of a number."""
-        return 2 * self.num_kv_heads * self.head_dim * kv_dtype.bits // 8
+        """Bytes of one token's keys and values in one layer: 2 x KV heads x bytes of a head."""
+        return 2 * self.num_kv_heads * kv_dtype.stored_bytes(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.pages import PageCopy
+from ferrum.core.contract import DataType
 
 Array = Any
 """A backend's own array; the recorder's stands for one that does not exist yet."""
@@ -64,7 +65,7 @@ class PoolGroup:
         name: the page table's name for it.
         num_pages, page_size: pages of this group and tokens per page.
         num_layers, num_kv_heads, key_dim, value_dim: what a token stores.
-        format: of keys and values: "float32" or "bfloat16".
+        format: of keys and values: "float32", "bfloat16" or "int8" (with a scale in f32 per token and head).
     """
 
     name: str
@@ -84,8 +85,8 @@ class PoolGroup:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token over the group's layers."""
-        item = 4 if self.format == "float32" else 2
-        return self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * item
+        stored = DataType(self.format).stored_bytes
+        return self.num_layers * self.num_kv_heads * (stored(self.key_dim) + stored(self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)

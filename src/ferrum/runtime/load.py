@@ -148,8 +148,6 @@ def _refuse(config: ModelConfig) -> None:
     """Options whose features later releases bring."""
     if config.device != "cpu":
         raise Unsupported(f"device={config.device}", "this release computes on the CPU")
-    if config.kv_dtype == "int8":
-        raise Unsupported("kv_dtype=int8", "this release stores keys and values as float32 or bfloat16")
 
 
 def _context(spec: DecoderSpec, asked: int | None) -> int:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.pages import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, PoolGroup, StepTables, Weight
-from ferrum.kernels.reference.attention import STEP, attend, probabilities
+from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.math import silu, tree_sum
-
-_STORE: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+from ferrum.kernels.reference.store import Store
 
 RopeTable = tuple[F32, F32]
 
@@ -40,17 +38,16 @@ class ReferenceKernels:
         self.captured: list[list[Any]] | None = None
         self.table_bytes = 0
         self._groups: tuple[PoolGroup, ...] = ()
-        self._keys: list[NDArray[Any]] = []  # per group [layers, pages, page_size, kv_heads, dim]
-        self._values: list[NDArray[Any]] = []
+        self._keys: list[Store] = []  # per group
+        self._values: list[Store] = []
         self._tables: StepTables | None = None
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """See `Kernels.allocate`."""
         self._groups = groups
         for group in groups:
-            lead = (group.num_layers, group.num_pages, group.page_size, group.num_kv_heads)
-            self._keys.append(np.zeros((*lead, group.key_dim), _STORE[group.format]))
-            self._values.append(np.zeros((*lead, group.value_dim), _STORE[group.format]))
+            self._keys.append(Store(group, group.key_dim))
+            self._values.append(Store(group, group.value_dim))
 
     def begin(self, tables: StepTables) -> None:
         """See `Kernels.begin`."""
@@ -61,7 +58,7 @@ class ReferenceKernels:
         index = {group.name: i for i, group in enumerate(self._groups)}
         for copy in copies:
             for store in (self._keys[index[copy.group]], self._values[index[copy.group]]):
-                store[:, copy.target] = store[:, copy.source]
+                store.copy(copy.source, copy.target)
 
     @property
     def tables(self) -> StepTables:
@@ -131,8 +128,8 @@ class ReferenceKernels:
             cos, sin = rope[0][self.tables.positions][:, None], rope[1][self.tables.positions][:, None]
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         pages, offsets = self._slots(shape.group)
-        self._keys[shape.group][shape.layer, pages, offsets] = k
-        self._values[shape.group][shape.layer, pages, offsets] = v.reshape(len(v), shape.num_kv_heads, -1)
+        self._keys[shape.group].write(shape.layer, pages, offsets, k)
+        self._values[shape.group].write(shape.layer, pages, offsets, v.reshape(len(v), shape.num_kv_heads, -1))
         return q.reshape(len(q), -1)
 
     def _slots(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -145,36 +142,22 @@ class ReferenceKernels:
         """See `Operations.attention`."""
         q = q.reshape(len(q), shape.num_heads, shape.head_dim)
         out = np.empty((len(q), shape.num_heads, self._groups[shape.group].value_dim), np.float32)
-        low_precision = self._groups[shape.group].format != "float32"
+        products = PRODUCTS[self._groups[shape.group].format]
         seen: list[F32] = []
         bounds = self.tables.span_rows
         for span, (begin, end) in enumerate(pairwise(bounds)):
             positions = self.tables.positions[begin:end]
             first = 0 if shape.window is None else max(0, int(positions[0]) - shape.window + 1) // STEP * STEP
-            stored = self._read(shape, span, first, int(positions[-1]) + 1)
+            where = shape.layer, self.tables.pages[shape.group][span], first, int(positions[-1]) + 1
+            keys, values = self._keys[shape.group].read(*where), self._values[shape.group].read(*where)
             rows = q[begin:end]
-            out[begin:end] = attend(rows, *stored, positions, first, shape, low_precision=low_precision)
+            out[begin:end] = attend(rows, keys, values, positions, first, shape, products)
             if self.captured is not None:
-                seen.append(
-                    np.pad(probabilities(rows, stored[0], positions, first, shape), ((0, 0), (0, 0), (first, 0)))
-                )
+                weights = probabilities(rows, keys.numbers(), positions, first, shape)
+                seen.append(np.pad(weights, ((0, 0), (0, 0), (first, 0))))
         if self.captured is not None:
             self.captured.append(seen)
         return out.reshape(len(q), -1)
-
-    def _read(self, shape: AttentionShape, span: int, first: int, end: int) -> tuple[F32, F32]:
-        """Keys and values of positions first to end, in order; zeros where the pages are gone (no query sees them)."""
-        size = self._groups[shape.group].page_size
-        pages = self.tables.pages[shape.group][span, first // size : -(-end // size)]
-        skip = first % size
-
-        def read(store: NDArray[Any]) -> F32:
-            found = store[shape.layer, np.maximum(pages, 0)].astype(np.float32)
-            found[pages < 0] = 0
-            tokens: F32 = found.reshape(-1, *found.shape[2:])
-            return tokens[skip : skip + end - first]
-
-        return read(self._keys[shape.group]), read(self._values[shape.group])
 
     def gather(self, x: F32) -> F32:
         """See `Operations.gather`."""

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 
+LEAST: Final = np.float32(2.0**-64)
+"""The smallest magnitude that keeps numbers rounded together from counting as zeros."""
+
 _BLOCK: Final = 1 << 17
 """Terms of a product that are made at a time."""
 
@@ -84,6 +87,28 @@ def tree_sum(x: F32) -> F32:
 def round_bf16(x: F32) -> F32:
     """Round to the nearest bfloat16, ties to even, and back to f32."""
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def round_whole(x: F32, levels: int) -> tuple[F32, F32]:
+    """Round to whole numbers of magnitude <= `levels` (below 2^22), with one scale over the last axis.
+
+        largest = max |x|;  scale = largest / levels;  code = rint(x * (levels / largest))
+
+    Each is a single f32 operation, rint to the nearest and ties to even. |x| <= largest, so nothing needs clipping. The
+    maximum is that of the bit patterns without sign: a NaN is larger than all else. Below 2^-64 all count as zeros
+    (codes and scale 0), so that all further numbers are normal. Where the largest is not finite, codes are 0 and the
+    scale is NaN: what they are multiplied into becomes NaN.
+
+    Returns: codes [..., n] and scales [...], f32.
+    """
+    largest = np.abs(x).max(axis=-1)  # numpy's maximum hands NaN on
+    finite = np.isfinite(largest)
+    used = finite & (largest >= LEAST)
+    factor = np.divide(np.float32(levels), largest, out=np.zeros_like(largest), where=used)
+    with np.errstate(invalid="ignore"):  # 0 * infinity, where it is not used
+        codes = np.rint(x * factor[..., None])
+    codes[~used] = 0
+    return codes, np.where(used, largest / np.float32(levels), np.where(finite, np.float32(0), np.float32(np.nan)))
 
 
 def ordered_sum(terms: F32) -> F32:

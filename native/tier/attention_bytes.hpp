@@ -1,0 +1,119 @@
+// Attention's two products over a step of keys and values stored as bytes, with the interface of attention_floats.hpp.
+// kernels/reference/attention_products.py states the arithmetic: integer sums are exact, so their order is free.
+#pragma once
+
+#include "groups.hpp"
+#include "rows.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+struct ByteAttention {
+    using Store = ByteStore;
+    using Query = uint32_t;   // of a row: words of 4 codes, then where its sums start, then its scale
+    using Weight = uint32_t;  // of a row: the upper 7 bits of 64 probabilities, then the lower 7
+    static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
+
+    static int64_t query_words(const GroupStore& s) { return s.key_padded / 4 + 2; }
+
+    static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
+        int8_t codes[kMaxHead + kLanes];
+        const float scale = round_bytes(q, s.key_dim, codes);
+        int32_t sum = 0;
+        for (int64_t d = 0; d < s.key_dim; ++d) sum += codes[d];
+        const int64_t words = s.key_padded / 4;
+        for (int64_t i = 0; i < words; ++i) std::memcpy(out + i * height, codes + 4 * i, sizeof *out);
+        out[words * height] = static_cast<uint32_t>(-Int8::kOffset * sum);
+        std::memcpy(out + (words + 1) * height, &scale, sizeof scale);
+    }
+
+    template <int MR>
+    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep]) {
+        constexpr int kVectors = kLanes == 16 ? 4 : 2;
+        const int64_t words = s.key_padded / 4;
+        const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
+        for (int part = 0; part < kStepVectors; part += kVectors) {
+            vi sum[MR][kVectors];
+            for (int r = 0; r < MR; ++r)
+                for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(queries[words * MR + r]));
+            const std::byte* w = keys + part * kLanes * 4;
+            for (int64_t i = 0; i < words; ++i) {
+                vi key[kVectors];
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + i * kStep * 4 + v * kLanes * 4);
+#pragma GCC unroll 6
+                for (int r = 0; r < MR; ++r) {
+                    const vi query = spread(static_cast<int32_t>(queries[i * MR + r]));
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; ++v) sum[r][v] = Int8::dot(sum[r][v], key[v], query);
+                }
+            }
+            for (int r = 0; r < MR; ++r) {
+                const vf scale = spread(load<float>(queries + (words + 1) * MR + r));
+                for (int v = 0; v < kVectors; ++v)
+                    store(&scores[r][(part + v) * kLanes],
+                          __builtin_convertvector(sum[r][v], vf) * (load<vf>(scales + (part + v) * kLanes) * scale));
+            }
+        }
+    }
+
+    // Probabilities times their values' scales, rounded to 14 bits by the largest of the step.
+    static float pack_weights(const GroupStore& s, const std::byte* values, const vf (&weights)[kStepVectors], Weight* out) {
+        using Bytes = int8_t __attribute__((vector_size(kLanes)));
+        const auto* scales = reinterpret_cast<const float*>(values + kStep * s.value_padded);
+        vf scaled[kStepVectors];
+        vi top{};
+        for (int v = 0; v < kStepVectors; ++v) {
+            scaled[v] = weights[v] == 0 ? vf{} : weights[v] * load<vf>(scales + v * kLanes);
+            top = larger(top, magnitude(scaled[v]));
+        }
+        const WholeScale scale(max_lanes(top), 16383.0f);
+        auto* upper = reinterpret_cast<int8_t*>(out);
+        auto* lower = reinterpret_cast<int8_t*>(out + kQuads);
+        for (int v = 0; v < kStepVectors; ++v) {
+            const vi code = scale.round(scaled[v]);
+            store(upper + v * kLanes, __builtin_convertvector(code >> 7, Bytes));
+            store(lower + v * kLanes, __builtin_convertvector(code & 127, Bytes));
+        }
+        return scale.scale;
+    }
+
+    template <int MR>
+    static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
+                    const float (&factor)[MR], const float (&decay)[MR], float* out) {
+        constexpr int kWide = kLanes < 16 ? 1 : MR <= 2 ? 4 : 2;
+        int64_t d = 0;
+        for (; d + kWide * kLanes <= s.value_padded; d += kWide * kLanes)
+            mix_part<MR, kWide>(s, values + d * 4, tokens, weights, factor, decay, out + d);
+        for (; d < s.value_padded; d += kLanes) mix_part<MR, 1>(s, values + d * 4, tokens, weights, factor, decay, out + d);
+    }
+
+    template <int MR, int NV>
+    static void mix_part(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
+                         const float (&factor)[MR], const float (&decay)[MR], float* out) {
+        vi upper[MR][NV] = {}, lower[MR][NV] = {};
+        for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // beyond are probabilities of 0
+            const std::byte* row = values + quad * s.value_padded * 4;
+            vi value[NV];
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) value[v] = load<vi>(row + v * kLanes * 4);
+#pragma GCC unroll 6
+            for (int r = 0; r < MR; ++r) {
+                const vi high = spread(static_cast<int32_t>(weights[r][quad]));
+                const vi low = spread(static_cast<int32_t>(weights[r][kQuads + quad]));
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) {
+                    upper[r][v] = Int4::dot(upper[r][v], high, value[v]);
+                    lower[r][v] = Int4::dot(lower[r][v], low, value[v]);
+                }
+            }
+        }
+        for (int r = 0; r < MR; ++r)
+            for (int v = 0; v < NV; ++v) {
+                float* to = out + r * s.value_padded + v * kLanes;
+                const vf sum = __builtin_convertvector((upper[r][v] << 7) + lower[r][v], vf);
+                store(to, multiply_add(sum, spread(factor[r]), load<vf>(to) * spread(decay[r])));
+            }
+    }
+};
+
+}  // namespace ferrum::FERRUM_TIER

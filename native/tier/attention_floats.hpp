@@ -1,0 +1,78 @@
+// Attention's two products over a step of keys and values stored as floats.
+#pragma once
+
+#include "rows.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+// How a tile of queries goes over a step in a format; attention.cpp does what all formats have in common.
+//   Query   a word of a tile's packed queries, query_words() to a row
+//   Weight  a word of a row's packed probabilities, kWeights to a step
+template <class P>
+struct FloatAttention {
+    using Store = FloatStore<P>;
+    using Query = typename P::X;
+    using Weight = typename P::X;
+    static constexpr int kWeights = static_cast<int>(kStep) / P::kDepth;
+
+    static int64_t query_words(const GroupStore& s) { return s.key_padded / P::kDepth; }
+
+    // One row of a tile of `height`, to [depth step][row].
+    static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
+        const int64_t words = query_words(s);
+        for (int64_t d = 0; d < s.key_padded; d += kLanes) {
+            Query packed[kLanes];
+            P::pack(load_part(q + d, most(0, s.key_dim - d)), packed);
+            for (int64_t i = 0; i < least(kLanes / P::kDepth, words - d / P::kDepth); ++i)
+                out[(d / P::kDepth + i) * height] = packed[i];
+        }
+    }
+
+    template <int MR>
+    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep]) {
+        constexpr int kVectors = kAttentionVectors;
+        for (int part = 0; part < kStepVectors; part += kVectors) {
+            vf total[MR][kVectors] = {};
+            accumulate<P, MR, kVectors, MR, 1, 0>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s), nullptr);
+            for (int r = 0; r < MR; ++r)
+                for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
+        }
+    }
+
+    // A row's probabilities over a step; returns what the product with values is to be multiplied by.
+    static float pack_weights(const GroupStore&, const std::byte*, const vf (&weights)[kStepVectors], Weight* out) {
+        for (int v = 0; v < kStepVectors; ++v) P::pack(weights[v], out + v * kLanes / P::kDepth);
+        return 1;
+    }
+
+    // out [MR][padded] = out * decay + weights [MR] x values.
+    template <int MR>
+    static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
+                    const float (&)[MR], const float (&decay)[MR], float* out) {
+        constexpr int kWide = MR <= 2 && kLanes == 16 ? 8 : kAttentionVectors;  // rows of values are then read in one go
+        int64_t d = 0;
+        for (; d + kWide * kLanes <= s.value_padded; d += kWide * kLanes)
+            mix_part<MR, kWide>(s, values + d * 4, tokens, weights[0], decay, out + d);
+        for (; d < s.value_padded; d += kLanes) mix_part<MR, 1>(s, values + d * 4, tokens, weights[0], decay, out + d);
+    }
+
+    template <int MR, int NV>
+    static void mix_part(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight* weights,
+                         const float (&decay)[MR], float* out) {
+        const int64_t padded = s.value_padded, stride = padded * 4, whole = tokens / P::kDepth;
+        vf total[MR][NV];
+        for (int r = 0; r < MR; ++r)
+            for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
+        accumulate<P, MR, NV, 1, kWeights, 0>(total, values, stride, weights, whole, nullptr);
+        if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
+            for (int v = 0; v < NV; ++v) {
+                const auto weight = P::first_only(P::weight(values + whole * stride, v));
+                for (int r = 0; r < MR; ++r)
+                    total[r][v] = P::step(total[r][v], weight, P::spread_x(weights + whole + r * kWeights));
+            }
+        for (int r = 0; r < MR; ++r)
+            for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);
+    }
+};
+
+}  // namespace ferrum::FERRUM_TIER

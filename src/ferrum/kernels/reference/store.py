@@ -1,0 +1,84 @@
+"""The reference's KV pool: the keys, or the values, of one layer group, rounded to its format and read back from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import F32, Int32, PoolGroup
+from ferrum.kernels.reference.math import round_whole
+
+_ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
+
+LEVELS: Final = 127
+"""Whole numbers of int8 on each side of 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """Tokens as they lie in the store.
+
+    Attributes:
+        elements: f32 [tokens, kv_heads, dim]; of int8 the codes.
+        scales: f32 [tokens, kv_heads], by which codes are multiplied; None where elements are the numbers.
+    """
+
+    elements: F32
+    scales: F32 | None
+
+    def step(self, begin: int, count: int) -> Stored:
+        """Tokens `begin` to `begin + count`, with zeros beyond what is stored."""
+        missing = max(0, begin + count - len(self.elements))
+        elements = np.pad(self.elements[begin : begin + count], ((0, missing), (0, 0), (0, 0)))
+        if self.scales is None:
+            return Stored(elements, None)
+        return Stored(elements, np.pad(self.scales[begin : begin + count], ((0, missing), (0, 0))))
+
+    def numbers(self) -> F32:
+        """What is stored, as f32 [tokens, kv_heads, dim]."""
+        return self.elements if self.scales is None else self.elements * self.scales[..., None]
+
+
+class Store:
+    """Room for all pages of a group, zeroed.
+
+    Args:
+        group: its sizes and format.
+        dim: elements of a head.
+    """
+
+    def __init__(self, group: PoolGroup, dim: int) -> None:
+        lead = (group.num_layers, group.num_pages, group.page_size, group.num_kv_heads)
+        self._page_size = group.page_size
+        self._elements: NDArray[Any] = np.zeros((*lead, dim), _ELEMENT[group.format])
+        self._scales = np.zeros(lead, np.float32) if group.format == "int8" else None
+
+    def write(self, layer: int, pages: Int32, offsets: Int32, x: F32) -> None:
+        """Round the rows x [R, kv_heads, dim] into their places (page and offset of each row)."""
+        if self._scales is None:
+            self._elements[layer, pages, offsets] = x
+            return
+        self._elements[layer, pages, offsets], self._scales[layer, pages, offsets] = round_whole(x, LEVELS)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page in every layer, raw."""
+        for array in (self._elements, self._scales):
+            if array is not None:
+                array[:, target] = array[:, source]
+
+    def read(self, layer: int, pages: Int32, begin: int, end: int) -> Stored:
+        """Tokens `begin` to `end` of a sequence's `pages`; zeros where a page is gone (no query sees it)."""
+        size = self._page_size
+        held = pages[begin // size : -(-end // size)]
+
+        def tokens(array: NDArray[Any]) -> F32:
+            found = array[layer, np.maximum(held, 0)].astype(np.float32)
+            found[held < 0] = 0
+            rows: F32 = found.reshape(-1, *found.shape[2:])
+            return rows[begin % size : begin % size + end - begin]
+
+        return Stored(tokens(self._elements), None if self._scales is None else tokens(self._scales))
