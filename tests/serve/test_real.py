@@ -126,6 +126,19 @@ def check_streams(server: Served, count: int) -> None:
                 assert streamed == choice["logprobs"]["token_logprobs"]
 
 
+def test_penalties_are_over_generated_tokens_alone(real: Served) -> None:
+    """The first token of all knows none, whatever the prompt repeats; later ones do."""
+    client = real.openai()
+    plain, penalised = (
+        client.completions.create(
+            model=BUILT_IN, prompt="self self self self ", max_tokens=24, temperature=0, logprobs=3, **penalties
+        )
+        for penalties in ({}, {"presence_penalty": 2.0, "frequency_penalty": 2.0})
+    )
+    tokens = [choice.logprobs.tokens or [] for choice in (plain.choices[0], penalised.choices[0]) if choice.logprobs]
+    assert tokens[0][0] == tokens[1][0] and tokens[0] != tokens[1]
+
+
 def test_a_chat_with_a_template_of_its_own(real: Served) -> None:
     body = {"model": BUILT_IN, "messages": [{"role": "user", "content": "def f"}], "chat_template": TEMPLATE}
     reply = real.post("/v1/chat/completions", **body, max_tokens=8, logprobs=True, top_logprobs=5).json()

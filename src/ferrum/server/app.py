@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -24,20 +24,30 @@ from ferrum.server.limits import KeyLimits
 from ferrum.server.page import add_page
 from ferrum.server.routes import make_router
 from ferrum.server.service import Service
+from ferrum.server.traces import otlp_provider
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 
-def create_app(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> FastAPI:
+def create_app(
+    make_engine: Callable[[], AsyncEngine], config: ServerConfig, traces: TracerProvider | None = None
+) -> FastAPI:
     """An application that serves one engine, built while the server answers its probes.
 
     Args:
         make_engine: builds the engine; it is closed with the application.
         config: the server's options.
+        traces: takes the spans of requests; None: what the options say.
 
     Raises:
+        Unsupported: traces are asked for, and their libraries are not there.
         ConfigError: the file of API keys cannot be used, or there is none for the limits of keys.
     """
     keys = _keys(config)
-    service = Service(config, {} if keys is None else keys.limits)
+    if traces is None and config.otlp_traces_endpoint is not None:
+        traces = otlp_provider(config.otlp_traces_endpoint)
+    service = Service(config, {} if keys is None else keys.limits, traces)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None, None]:

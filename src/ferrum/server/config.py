@@ -54,6 +54,10 @@ class ServerConfig(JsonRecord):
         default="mean",
         metadata=about("How hidden states become an embedding.", tuple(map(str, Pooling))),
     )
+    otlp_traces_endpoint: str | None = field(
+        default=None,
+        metadata=about("Where to send OpenTelemetry traces, as in http://localhost:4318/v1/traces; none: nowhere."),
+    )
     allow_origin: str | None = field(
         default=None, metadata=about("Origin that may use the server from a browser (CORS); none: no other.")
     )

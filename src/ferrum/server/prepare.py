@@ -68,6 +68,7 @@ class Caller:
     """Who asks, and how the server names and bounds it.
 
     Attributes:
+        trace_id: the `traceparent` that it came with, else the id of its HTTP request.
         together: how many requests it may have at a time.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Callable, Coroutine
 from email.message import Message as Mail
@@ -40,6 +41,8 @@ from ferrum.server.writers import Head, Job
 
 QUICK_BYTES: Final = 4096
 """Bodies up to this size are prepared on the event loop: to hand them to a thread would take longer."""
+
+_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 MAX_NAMED: Final = 32
 """Ignored fields that the header names; more are too many to read."""
@@ -242,7 +245,9 @@ def _caller(service: Service, request: Request) -> Caller:
     tenant = request.state.tenant
     service.limits.begin(tenant)
     together = service.limits.together(tenant, service.engine.front.router.max_requests)
-    return Caller(tenant, request.state.request_id, service.config.request_seconds, together)
+    parent = request.headers.get("traceparent", "")
+    trace_id = parent if _TRACEPARENT.fullmatch(parent) else request.state.request_id
+    return Caller(tenant, trace_id, service.config.request_seconds, together)
 
 
 def _ignored(service: Service, body: Body) -> dict[str, str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -28,6 +28,10 @@ from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
 from ferrum.server.limits import KeyLimits, Limits
 from ferrum.server.metrics import Metrics
+from ferrum.server.traces import Traces
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 RATE_WINDOW: Final = 32
 """Finished requests that the drain rate looks back on."""
@@ -98,6 +102,7 @@ class Service:
     Args:
         config: the server's options.
         limits: of the tenants that have any.
+        traces: takes the spans of requests, where there are to be any.
 
     Attributes:
         failure: what kept the engine from being built.
@@ -106,7 +111,7 @@ class Service:
         limits: the books of the tenants.
     """
 
-    def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits]) -> None:
+    def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits], traces: TracerProvider | None) -> None:
         self.config = config
         self.started = int(time.time())
         self.state = State.LOADING
@@ -116,6 +121,8 @@ class Service:
         self._rate = DrainRate()
         self.retry_after = self._rate.retry_after
         self.limits = Limits(limits, self.retry_after)
+        self._provider = traces
+        self._traces: Traces | None = None
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
 
@@ -130,7 +137,9 @@ class Service:
             return
         engine = self._engine
         metrics = Metrics(self.registry, self.model, engine.info, self.context)
-        engine.front.router.observer = Observers((metrics, self.limits))
+        self._traces = None if self._provider is None else Traces(self._provider, self.model)
+        observers = (metrics, self.limits, self._traces)
+        engine.front.router.observer = Observers([each for each in observers if each is not None])
         if self.state is State.LOADING:
             self.state = State.READY
 
@@ -138,6 +147,8 @@ class Service:
         """End every live request, and the engine. Idempotent."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     @property
     def engine(self) -> AsyncEngine:

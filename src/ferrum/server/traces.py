@@ -1,0 +1,146 @@
+"""OpenTelemetry traces, an extra: one span a request, and in it the queue, the prefill and the decode.
+
+A request's span continues the trace of its `traceparent` header (W3C Trace Context). Attributes carry the names of the
+semantic conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from ferrum.core.errors import Unsupported
+from ferrum.core.types import Request
+from ferrum.engine.messages import EngineStats
+from ferrum.engine.outputs import Delta
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+NANOSECONDS: Final = 1e9
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Moments of a request so far, in monotonic seconds, and what it came to."""
+
+    scheduled: float | None = None
+    first: float | None = None
+    last: float | None = None
+    tokens: int = 0
+    reasons: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class Traces:
+    """Makes the spans of requests when they are over. An `Observer` of the engine.
+
+    Args:
+        provider: takes the spans.
+        model: as clients know it.
+        clock: monotonic seconds, as those of a request's arrival.
+        wall: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        provider: TracerProvider,
+        model: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("ferrum")
+        self._context_of = TraceContextTextMapPropagator().extract
+        self._model = model
+        self._clock = clock
+        self._wall = wall
+        self._seen: dict[str, _Seen] = {}
+
+    def step(self, stats: EngineStats) -> None:
+        """See `Observer`."""
+
+    def delta(self, request: Request, delta: Delta) -> None:
+        """See `Observer`. The news of a request's choices, and with the last of them its spans."""
+        seen = self._seen.setdefault(request.request_id, _Seen())
+        now = self._clock()
+        if delta.scheduled is not None and (seen.scheduled is None or seen.first is None):
+            seen.scheduled = delta.scheduled
+        if delta.token_ids:
+            seen.first = now if seen.first is None else seen.first
+            seen.last = now
+            seen.tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            seen.reasons += (delta.finish_reason.value,)
+        if delta.error is not None:
+            seen.error = type(delta.error).__name__
+        if delta.usage is not None:
+            del self._seen[request.request_id]
+            self._tell(request, seen, now)
+
+    def _tell(self, request: Request, seen: _Seen, now: float) -> None:
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        wall = self._wall()
+
+        def at(moment: float) -> int:
+            return wall - round((now - moment) * NANOSECONDS)
+
+        span = self._tracer.start_span(
+            "llm_request",
+            context=self._context_of({"traceparent": request.trace_id}),
+            kind=SpanKind.SERVER,
+            attributes=self._attributes(request, seen),
+            start_time=at(request.arrival),
+        )
+        if seen.error is not None:
+            span.set_status(StatusCode.ERROR, seen.error)
+        inner = set_span_in_context(span)
+        moments = {"queue": request.arrival, "prefill": seen.scheduled, "decode": seen.first, "": seen.last}
+        known = [(name, moment) for name, moment in moments.items() if moment is not None]
+        for (name, begun), (_, ended) in pairwise(known):
+            self._tracer.start_span(name, context=inner, start_time=at(begun)).end(at(ended))
+        span.end(at(now))
+
+    def _attributes(self, request: Request, seen: _Seen) -> dict[str, Any]:
+        params = request.params
+        told = {
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.id": request.request_id,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.choice.count": params.n,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.usage.input_tokens": len(request.prompt),
+            "gen_ai.usage.output_tokens": seen.tokens,
+            "gen_ai.response.finish_reasons": seen.reasons,
+            "error.type": seen.error,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+def otlp_provider(endpoint: str) -> TracerProvider:
+    """A provider that sends spans by OTLP over HTTP, in the background.
+
+    Raises:
+        Unsupported: the libraries are not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise Unsupported("otlp_traces_endpoint", f"{error.name} is missing: pip install 'ferrum[otel]'") from None
+    provider = TracerProvider(resource=Resource.create({"service.name": "ferrum"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return provider
