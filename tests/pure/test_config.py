@@ -76,6 +76,7 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("policy", "lifo"),
         ("host", "cloud"),
         ("max_queue", 0),
+        ("prefix_cache", "yes"),
         ("generation_config", "maybe"),
         ("max_tokens_per_step", 31),
     ],

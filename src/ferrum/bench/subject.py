@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -69,7 +69,8 @@ class ExecutorSubject:
         self.executor = executor
         self._lm = executor.lm
         self._pages = self._lm.pages
-        self._config = config
+        # A workload is run again and again: each run is to compute all of it.
+        self._config = replace(config, prefix_cache=False)
         self._name = name
         self._tokens = random.Random(0)
         self._llm: LLM | None = None

@@ -125,6 +125,9 @@ class EngineConfig(JsonRecord):
     )
     host: str = field(default="thread", metadata=about("Where the engine runs.", HOSTS))
     max_queue: int = field(default=1024, metadata=about("Most requests that wait or run; more are refused.", least=1))
+    prefix_cache: bool = field(
+        default=True, metadata=about("Keep what is computed, while there is room, for prompts that begin alike.")
+    )
     generation_config: str = field(
         default="auto",
         metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),

@@ -30,6 +30,8 @@ def check_options(record: Any) -> None:
     """
     for item in fields(record):
         value, choices, least = getattr(record, item.name), item.metadata["choices"], item.metadata["least"]
+        if item.type == "bool" and not isinstance(value, bool):
+            raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
         if choices is not None and value not in choices:
             raise ConfigError(f"must be one of {', '.join(map(str, choices))}, not {value!r}", param=item.name)
         if least is not None and value is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.engine.front import Parts
@@ -59,6 +60,7 @@ def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> 
         max_tokens_per_step=config.max_tokens_per_step,
         max_sequences=config.model.max_batch_size,
         max_sequence_length=context,
+        prefixes=_prefixes(executor, config),
     )
     info = EngineInfo(
         model=name,
@@ -67,8 +69,22 @@ def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> 
         kv_capacity=executor.kv_capacity(),
         numerics_id=executor.status().numerics_id,
         page_size=executor.lm.pages.groups[0].page_size,
+        prefix_cache=config.prefix_cache,
     )
     return Built(executor, scheduler, info)
+
+
+def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:
+    """All that keys and values of equal tokens depend on in this engine; None where they are not to be shared."""
+    if not config.prefix_cache:
+        return None
+    return PrefixScope(
+        model=config.model.model,
+        weights=f"{executor.info.dtype} {config.model.quantize}",
+        kv_format=executor.traits.kv_dtype,
+        page_size=executor.lm.pages.groups[0].page_size,
+        numerics_id=executor.traits.numerics_id,
+    )
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:

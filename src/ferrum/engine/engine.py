@@ -99,6 +99,7 @@ class Engine:
             waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv_usage,
             preemptions=scheduler.preemptions,
+            prefixes=scheduler.prefix_counts,
             step_tokens=steps,
         )
 

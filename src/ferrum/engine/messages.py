@@ -6,10 +6,11 @@ however many tokens the step brought.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ferrum.core.errors import FerrumError
+from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.types import Request, TokenEvent
 
 
@@ -41,6 +42,7 @@ class EngineInfo:
         kv_capacity: tokens that fit in the KV pool.
         numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
         page_size: tokens of a page of the KV pool; None where that is nobody's business.
+        prefix_cache: whether prompts that begin alike share what is computed.
     """
 
     model: str
@@ -49,6 +51,7 @@ class EngineInfo:
     kv_capacity: int
     numerics_id: str
     page_size: int | None = None
+    prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class EngineStats:
         running, waiting: sequences that hold pages, and that wait for some.
         kv_usage: the part of the pages that is in use, 0 to 1.
         preemptions: how often a sequence lost its pages, since the start.
+        prefixes: how the prefix cache has served, since the start.
         step_tokens: tokens of each step since the last report.
     """
 
@@ -73,6 +77,7 @@ class EngineStats:
     waiting: int = 0
     kv_usage: float = 0.0
     preemptions: int = 0
+    prefixes: PrefixCounts = field(default_factory=PrefixCounts)
     step_tokens: tuple[int, ...] = ()
 
 

@@ -131,11 +131,13 @@ class Metrics:
         labels = (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
         size = info.page_size or 1
         cache = Gauge("vllm:cache_config_info", "The KV pool.", labels, registry=self._registry)
-        cache.labels(*self._names, str(size), str(info.kv_capacity // size), "False").set(1)
+        cache.labels(*self._names, str(size), str(info.kv_capacity // size), str(info.prefix_cache)).set(1)
 
     def _add_counters(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were begun.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from a cache.")
+        self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
         self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
@@ -186,6 +188,8 @@ class Metrics:
     def step(self, stats: EngineStats) -> None:
         """See `Observer`."""
         self._preemptions.inc(stats.preemptions - self._stats.preemptions)
+        self._queried.inc(stats.prefixes.query_tokens - self._stats.prefixes.query_tokens)
+        self._hits.inc(stats.prefixes.hit_tokens - self._stats.prefixes.hit_tokens)
         self._stats = stats
         for tokens in stats.step_tokens:
             self._size_step.observe(tokens)
