@@ -15,6 +15,8 @@ from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
+from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.drafts import Room, Wish
 
 Visible = tuple[tuple[int, ...], ...]
 """Per layer group the tokens that a query sees, its own last."""
@@ -25,6 +27,23 @@ GARBAGE = -7
 def scope_of(pages: PageTable) -> PrefixScope:
     """Within which the fake model's pages may be shared."""
     return PrefixScope(model="fake", weights="", kv_format="", page_size=pages.groups[0].page_size, numerics_id="")
+
+
+class Guesses:
+    """A `Drafter` of what a function guesses for one sequence."""
+
+    def __init__(self, propose: Callable[[Choice], tuple[int, ...]]) -> None:
+        self._propose = propose
+
+    def draft(self, wishes: Sequence[Wish], room: Room) -> list[tuple[int, ...]]:
+        assert room.budget > 0 and all(wish.limit > 0 for wish in wishes)
+        return [self._propose(wish.sequence) for wish in wishes]
+
+    def learn(self, sequence: Choice, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted > 0 and sequence.finish is None
+
+    def forget(self, sequence: Choice) -> None:
+        assert sequence.finish is not None
 
 
 class Vector(tuple[float, ...]):

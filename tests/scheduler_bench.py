@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fakes import FakeExecutor, scope_of
+from fakes import FakeExecutor, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
@@ -45,7 +45,7 @@ class Bench:
             max_tokens_per_step=budget,
             max_sequences=max_sequences,
             max_sequence_length=context,
-            propose=propose,
+            drafter=None if propose is None else Guesses(propose),
             prefixes=scope_of(self.pages) if prefixes else None,
         )
         self.events: dict[tuple[str, int], list[TokenEvent]] = defaultdict(list)

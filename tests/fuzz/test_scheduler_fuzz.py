@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fakes import FakeExecutor, FinishedStep, Followed, scope_of
+from fakes import FakeExecutor, FinishedStep, Followed, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
@@ -91,7 +91,7 @@ class Fuzz:
             max_tokens_per_step=self.house.budget,
             max_sequences=self.house.max_sequences,
             max_sequence_length=CONTEXT,
-            propose=self.propose,
+            drafter=Guesses(self.propose),
             prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 

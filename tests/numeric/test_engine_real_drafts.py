@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from spoken import spoken
 
+from fakes import Guesses
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import Sequence
@@ -79,7 +80,7 @@ def parts_of(drafter: Drafter) -> tuple[Parts, Spy]:
         max_tokens_per_step=64,
         max_sequences=8,
         max_sequence_length=CONTEXT,
-        propose=drafter,
+        drafter=Guesses(drafter),
     )
     info = EngineInfo("tiny", 131, CONTEXT, executor.kv_capacity(), "")
     parts = Parts(

@@ -16,6 +16,7 @@ from alone import Alone, alone
 from native_twin import require_native
 from tiny import directory_of, find
 
+from fakes import Guesses
 from ferrum.core.errors import KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
@@ -132,7 +133,7 @@ class Load:
             max_tokens_per_step=BUDGET,
             max_sequences=MAX_SEQUENCES,
             max_sequence_length=CONTEXT,
-            propose=self.propose,
+            drafter=Guesses(self.propose),
         )
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:

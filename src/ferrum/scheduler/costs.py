@@ -13,6 +13,9 @@ from collections import deque
 from statistics import median
 from typing import Final
 
+from ferrum.core.errors import FerrumError
+from ferrum.core.step import StepBatch, StepOutput
+
 WINDOW: Final = 15
 """Steps of a size that its cost is the median of."""
 
@@ -64,6 +67,11 @@ class StepCosts:
         if self._observed % REFRESH == 0:
             self._slopes = {octave: max(0.0, median(samples)) for octave, samples in self._slope_samples.items()}
             self._bases.clear()
+
+    def observe_step(self, batch: StepBatch, output: StepOutput) -> None:
+        """Learn from a step as its executor timed it; nothing from one that failed in part: parts are tried twice."""
+        if output.seconds > 0 and not any(isinstance(each, FerrumError) for each in output.results):
+            self.observe(batch.total_tokens, sum(span.start for span in batch.spans), output.seconds)
 
     def predict(self, rows: int, context_tokens: int) -> float:
         """Seconds that a step would take; arguments as for `observe`. 0 while nothing has been observed.

@@ -10,6 +10,7 @@ from ferrum.cache.names import Name
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
+from ferrum.scheduler.drafts import Room
 
 
 class Pages(Protocol):
@@ -105,6 +106,12 @@ class OpenStep:
     def spans(self) -> tuple[tuple[Sequence, Span], ...]:
         """What is planned so far."""
         return tuple(self._spans.values())
+
+    @property
+    def room(self) -> Room:
+        """What it is so far, to those who would add to it."""
+        spans = [span for _, span in self._spans.values()]
+        return Room(sum(len(span.tokens) for span in spans), sum(span.start for span in spans), self.budget)
 
     def close(self) -> Plan | None:
         """The plan, or None when it has no span."""

@@ -19,6 +19,8 @@ from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
@@ -40,7 +42,8 @@ class Scheduler:
         max_sequences: most sequences that run at a time.
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
-        propose: drafts the next tokens of a sequence; asked only when all but its last token are computed.
+        drafter: guesses tokens of sequences all but whose last token are computed; None: nobody does.
+        costs: told what the steps take.
         prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
 
     Attributes:
@@ -55,7 +58,8 @@ class Scheduler:
         max_tokens_per_step: int,
         max_sequences: int,
         max_sequence_length: int,
-        propose: Callable[[Sequence], tuple[int, ...]] | None = None,
+        drafter: Drafter | None = None,
+        costs: StepCosts | None = None,
         prefixes: PrefixScope | None = None,
     ) -> None:
         for name, value in (("max_tokens_per_step", max_tokens_per_step), ("max_sequences", max_sequences)):
@@ -65,7 +69,8 @@ class Scheduler:
         self._max_tokens_per_step = max_tokens_per_step
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
-        self._propose = propose
+        self._drafter = drafter or NoDrafts()
+        self._costs = costs or StepCosts()
         self._prefixes = Prefixes(pages, prefixes)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
@@ -202,14 +207,12 @@ class Scheduler:
 
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
-        if self._propose is None:
-            return
-        for sequence, span in step.spans():
-            limit = min(step.budget, draft_limit(sequence, self._context))
-            if limit and len(span.tokens) == 1 and span.end == len(sequence.tokens):
-                drafts = self._propose(sequence)[:limit]
-                if drafts and self._pages.reserve(sequence.cache_id, span.end + len(drafts)):
-                    step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
+        ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
+        wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
+        for wish, guesses in zip(wishes, self._drafter.draft(wishes, step.room) if wishes else (), strict=True):
+            sequence, drafts = wish.sequence, guesses[: min(wish.limit, step.budget)]
+            if drafts and self._pages.reserve(sequence.cache_id, sequence.computed + 1 + len(drafts)):
+                step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
 
     def _make_room(self, sequence: Sequence, length: int, step: OpenStep) -> bool:
         """Reserve for a running sequence, at the cost of those served last; False when that is the sequence itself."""
@@ -308,6 +311,7 @@ class Scheduler:
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenEvent]:
         """Take in a step's results; a span with an error ends its choice alone."""
         events: list[TokenEvent] = []
+        self._costs.observe_step(plan.batch, output)
         for sequence, span, result in zip(plan.sequences, plan.batch.spans, output.results, strict=True):
             self._in_flight.remove(sequence.cache_id)
             if sequence.finish is not None:
@@ -330,6 +334,8 @@ class Scheduler:
         if span.score is not None:
             scores = self._live.scores(sequence)
             scores += result.scores[len(scores) - span.start :]
+        if span.drafts:
+            self._drafter.learn(sequence, span.drafts, result.accepted)
         if result.length < span.end:
             self._pages.trim(sequence.cache_id)
         if not result.tokens:
@@ -382,6 +388,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._prefixes.withdraw(sequence)
         self._pages.release(sequence.cache_id)
+        self._drafter.forget(sequence)
         self._live.remove(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
