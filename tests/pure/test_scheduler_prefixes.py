@@ -151,3 +151,15 @@ def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
         bench.agrees(request)
     assert bench.scheduler.kv_usage == 0 and bench.scheduler.preemptions == 0
     assert bench.scheduler.prefix_counts.evicted_pages > 20
+
+
+def test_forks_of_a_long_context_take_a_page_each_and_compute_what_lies_behind_its_last_full_page() -> None:
+    bench = Bench(prefixes=True, num_pages=600, budget=4096, max_sequences=64, context=2100)
+    bench.add("context", 2002, max_tokens=2)
+    bench.run()
+    for index in range(64):
+        bench.add(f"fork{index}", 2002, max_tokens=2)
+    spans = bench.step()
+    assert len(spans) == 64 and {len(span.tokens) for span in spans} == {2}
+    assert round(bench.scheduler.kv_usage * 600) == 500 + 64
+    bench.run()

@@ -31,6 +31,9 @@ class Admission:
         tokenizer: None serves token ids alone.
         eos_token_ids: the model's end tokens.
         clock: monotonic seconds.
+
+    Attributes:
+        eos_token_ids: as given.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Admission:
         self._vocab_size = vocab_size
         self._max_sequence_length = max_sequence_length
         self._tokenizer = tokenizer
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
 
     def admit(
@@ -89,7 +92,7 @@ class Admission:
         params.check_vocabulary(self._vocab_size)
         name = f"request-{secrets.token_hex(8)}" if request_id is None else _named("request_id", request_id)
         now = self._clock()
-        eos = () if params.ignore_eos else self._eos_token_ids
+        eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
             request_id=name,
             prompt=self._tokens(prompt, params, add_special_tokens),

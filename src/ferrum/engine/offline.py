@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt
 from ferrum.engine.batch import Batch, stream
+from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.door import FrontDoor
 from ferrum.engine.front import Front, Message, Parts
-from ferrum.engine.outputs import Delta, Logprob, RequestOutput
+from ferrum.engine.outputs import Delta, Logprob, Logprobs, RequestOutput
 from ferrum.engine.progress import BarFactory, progress_bar
+from ferrum.engine.session import Session
 
 Conversation: TypeAlias = Sequence[Message]
 
@@ -143,6 +145,56 @@ class LLM(FrontDoor):
                 raise error
         return [_scores(output) for output in outputs]
 
+    def session(self, prompt: Prompt = ()) -> Session:
+        """A text that can grow, fork and go back, and of which nothing is computed twice while there is room."""
+
+        def complete(tokens: tuple[int, ...], params: SamplingParams | None) -> RequestOutput:
+            return self.generate([tokens], params, use_tqdm=False)[0]
+
+        return Session(complete, self._front.tokenizer).append(prompt)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beam_width: int = 4,
+        max_tokens: int = 16,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        ignore_eos: bool = False,
+    ) -> list[list[Beam]]:
+        """The likeliest continuations of each prompt that beam search finds, best first; see `BeamRules`.
+
+        Args:
+            ignore_eos: end tokens are tokens like others.
+
+        Raises:
+            RequestError: as `generate`; also a prompt after which `max_tokens` do not fit in the context.
+            FerrumError: the failure of any beam.
+        """
+        ends = () if ignore_eos else self._front.admission.eos_token_ids
+        rules = BeamRules(
+            beam_width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ends=ends,
+        )
+        top = min(rules.looked_at, self.info.vocab_size)
+        one_more = SamplingParams(temperature=0.0, max_tokens=1, logprobs=top, ignore_eos=True)
+        roots = [self._front.admission.admit(prompt, one_more).prompt for prompt in _prompts(prompts)]
+        longest = max(map(len, roots), default=0)
+        if longest + max_tokens > self.info.max_sequence_length:
+            reason = f"{max_tokens} after {longest} tokens do not fit in a context of {self.info.max_sequence_length}"
+            raise ContextOverflow(reason, param="max_tokens")
+        searches = [BeamSearch(rules) for _ in roots]
+        while any(search.running for search in searches):
+            beams = [(*root, *b.token_ids) for root, s in zip(roots, searches, strict=True) for b in s.running]
+            nexts = iter(self.generate(beams, one_more, use_tqdm=False))
+            for search in searches:
+                search.advance([_next_token(next(nexts)) for _ in search.running])
+        return [search.found(self._front.tokenizer) for search in searches]
+
     def __enter__(self) -> Self:
         return self
 
@@ -182,6 +234,15 @@ def _prompts(prompts: Any) -> list[Any]:
 
 def _is_prompt(entry: Any) -> bool:
     return isinstance(entry, str) or hasattr(entry, "__iter__")
+
+
+def _next_token(output: RequestOutput) -> Logprobs:
+    """The likeliest tokens after a prompt. Raises its failure."""
+    (choice,) = output.outputs
+    if choice.error is not None:
+        raise choice.error
+    assert choice.logprobs is not None
+    return choice.logprobs[0]
 
 
 def _scores(output: RequestOutput) -> list[Logprob | None]:

@@ -1,0 +1,138 @@
+"""Beam search over an engine that only ever samples one more token: every beam is a prompt, its pages are shared.
+
+The rules are those of `transformers` (`GenerationMixin._beam_search`), so that both find the same beams: the K best
+continuations of all beams are looked at, those that end among the first `beam_width` are finished, and the best of the
+others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final
+
+from ferrum.core.errors import RequestError
+from ferrum.engine.outputs import Logprobs
+from ferrum.text.tokenizer import Tokenizer
+
+EARLY_STOPPING: Final = (False, True, "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """One continuation of a prompt.
+
+    Attributes:
+        token_ids: the generated tokens, an end token included.
+        logprob: natural-log probability of them all.
+        score: `logprob` / number of tokens ** length penalty; what beams are ranked by.
+        finish_reason: `stop` at an end token, `length` at the most tokens.
+        text: None without a tokenizer.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    score: float = 0.0
+    finish_reason: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamRules:
+    """How beams are searched. Raises RequestError, naming the field.
+
+    Attributes:
+        beam_width: how many beams go on, and how many are found.
+        max_tokens: most tokens of a beam.
+        length_penalty: exponent of the number of tokens in the score; 0 does not look at it.
+        early_stopping: True ends with `beam_width` finished beams; False once the best one that runs could not beat
+            them if it ended now; "never" once it could not if it went on to the end.
+        ends: end tokens.
+    """
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    ends: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("beam_width", 1), ("max_tokens", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise RequestError(f"must be an integer from {least} on, not {value!r}", param=name)
+        if self.early_stopping not in EARLY_STOPPING:
+            raise RequestError(f"must be true, false or 'never', not {self.early_stopping!r}", param="early_stopping")
+
+    @property
+    def looked_at(self) -> int:
+        """K: so many that `beam_width` of them go on even if all the others end."""
+        return max(2, 1 + len(self.ends)) * self.beam_width
+
+    def score(self, logprob: float, length: int) -> float:
+        """What a beam of that many tokens is ranked by."""
+        return logprob / float(length**self.length_penalty)
+
+
+class BeamSearch:
+    """The beams of one prompt.
+
+    Attributes:
+        running: those that go on, best first; none when the search is over.
+    """
+
+    def __init__(self, rules: BeamRules) -> None:
+        self._rules = rules
+        self.running: list[Beam] = [Beam()]
+        self._finished: list[Beam] = []
+
+    def found(self, tokenizer: Tokenizer | None) -> list[Beam]:
+        """The finished beams, best first, with their text where there is a tokenizer."""
+        if tokenizer is None:
+            return self._finished
+        return [replace(beam, text=tokenizer.decode(beam.token_ids)) for beam in self._finished]
+
+    def advance(self, nexts: Sequence[Logprobs]) -> None:
+        """Take in the most likely next tokens of every running beam, `rules.looked_at` of them."""
+        rules = self._rules
+        candidates = [
+            self._extended(beam, token, entry.logprob)
+            for beam, logprobs in zip(self.running, nexts, strict=True)
+            for token, entry in logprobs.items()
+        ]
+        best = sorted(candidates, key=attrgetter("logprob"), reverse=True)[: rules.looked_at]
+        ended = [beam for beam in best[: rules.beam_width] if beam.finish_reason is not None]
+        if not (rules.early_stopping is True and self._full):
+            ranked = sorted([*self._finished, *ended], key=attrgetter("score"), reverse=True)
+            self._finished = ranked[: rules.beam_width]
+        self.running = [beam for beam in best if beam.finish_reason is None][: rules.beam_width]
+        if not self._may_improve():
+            self.running = []
+
+    @property
+    def _full(self) -> bool:
+        return len(self._finished) == self._rules.beam_width
+
+    def _extended(self, beam: Beam, token: int, logprob: float) -> Beam:
+        tokens, total = (*beam.token_ids, token), beam.logprob + logprob
+        reason = None
+        if token in self._rules.ends:
+            reason = "stop"
+        elif len(tokens) == self._rules.max_tokens:
+            reason = "length"
+        return Beam(tokens, total, self._rules.score(total, len(tokens)), reason)
+
+    def _may_improve(self) -> bool:
+        """Whether the best running beam could still displace the worst finished one."""
+        rules = self._rules
+        if not self.running:
+            return False
+        if not self._full:
+            return True
+        if rules.early_stopping is True:
+            return False
+        length = len(self.running[0].token_ids)
+        if rules.early_stopping == "never" and rules.length_penalty > 0:
+            length = rules.max_tokens
+        return rules.score(self.running[0].logprob, length) > self._finished[-1].score

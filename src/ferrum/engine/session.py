@@ -1,0 +1,93 @@
+"""A session: a text that grows, branches and goes back, without computing any of it twice.
+
+A session is its tokens. Their keys and values are found in the engine's prefix cache when the session generates, so a
+fork or an edit costs a list, holds no pages while it rests, and can be thrown away. A fork computes what lies behind
+its last full page, and what is new; so does a session whose pages had to make room for others. The bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+from ferrum.core.errors import RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.engine.admission import Prompt, token_ids
+from ferrum.engine.outputs import CompletionOutput, RequestOutput
+from ferrum.text.tokenizer import Tokenizer
+
+Complete = Callable[[tuple[int, ...], SamplingParams | None], RequestOutput]
+"""Completes a prompt of token ids."""
+
+
+class Session:
+    """A growing text. Not safe to use from several threads; forks of it are, each from its own.
+
+    Args:
+        complete: runs a request through the engine's queue.
+        tokenizer: None takes token ids alone.
+        tokens: what it begins with.
+    """
+
+    def __init__(self, complete: Complete, tokenizer: Tokenizer | None, tokens: tuple[int, ...] = ()) -> None:
+        self._complete = complete
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens, given and generated."""
+        return self._tokens
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens. Raises RequestError without a tokenizer."""
+        if self._tokenizer is None:
+            raise RequestError("the model has no tokenizer; there are token ids", param="text")
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=False)
+
+    def append(self, more: Prompt) -> Self:
+        """Add a text, or token ids, at the end. Only a text that begins a session gets special tokens of its own.
+
+        Raises:
+            RequestError: text without a tokenizer; InvalidToken for what is no id. Ids and length are checked by the
+                next `generate`.
+        """
+        if not isinstance(more, str):
+            self._tokens += token_ids(more)
+        elif self._tokenizer is None:
+            raise RequestError("the model has no tokenizer; give token ids", param="prompt")
+        else:
+            self._tokens += tuple(self._tokenizer.encode(more, add_special_tokens=not self._tokens))
+        return self
+
+    def generate(self, sampling_params: SamplingParams | None = None) -> CompletionOutput:
+        """Continue the text, and add what was generated to it: the tokens of a request with the whole as its prompt.
+
+        Args:
+            sampling_params: one choice (for several, fork); None: the model's recommended ones.
+
+        Raises:
+            FerrumError: as `LLM.generate`; here a failure after the start is raised too, and the session is as before.
+        """
+        if sampling_params is not None and sampling_params.n != 1:
+            raise RequestError("must be 1 in a session; fork it for several", param="n")
+        (choice,) = self._complete(self._tokens, sampling_params).outputs
+        if choice.error is not None:
+            raise choice.error
+        self._tokens += tuple(choice.token_ids)
+        return choice
+
+    def fork(self) -> Session:
+        """Another session that goes on from here by itself."""
+        return Session(self._complete, self._tokenizer, self._tokens)
+
+    def truncate(self, length: int) -> Self:
+        """Go back to the first `length` tokens. Raises RequestError where there are not so many."""
+        if not 0 <= length <= len(self._tokens):
+            raise RequestError(f"{length} is not in [0, {len(self._tokens)}]", param="length")
+        self._tokens = self._tokens[:length]
+        return self
