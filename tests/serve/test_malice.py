@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from random import Random
-from typing import Any
+from typing import Final
 
 import pytest
 
@@ -18,6 +18,7 @@ from serve_kit import Served, chat_parts, error_of, events, serving, wait_for
 PATIENCE = 10.0
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"model": "fake", "prompt": "ab", "max_tokens": 2}'
+NEIGHBOUR: Final = {"prompt": "neighbour", "seed": 3, "max_tokens": 40, "ignore_eos": True}
 GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
@@ -29,16 +30,21 @@ def target() -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def alone(target: Served) -> str:
+    """What the neighbour gets without company."""
+    text: str = target.complete(**NEIGHBOUR).json()["choices"][0]["text"]
+    return text
+
+
 @pytest.fixture(autouse=True)
-def _neighbour(target: Served) -> Iterator[None]:
-    """The stream of a neighbour is the one that it would be alone."""
-    body: dict[str, Any] = {"prompt": "neighbour", "seed": 3, "max_tokens": 100, "ignore_eos": True}
-    alone = target.complete(**body).json()["choices"][0]["text"]
+def _neighbour(target: Served, alone: str) -> Iterator[None]:
+    """The streams of a neighbour during a test are what they would be alone."""
     over, wrong = threading.Event(), []
 
     def read() -> None:
         while not over.is_set():
-            *chunks, done = events(target.complete(**body, stream=True))
+            *chunks, done = events(target.complete(**NEIGHBOUR, stream=True))
             text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
             if text != alone or done is not None:
                 wrong.append(text)
@@ -221,6 +227,56 @@ def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> No
             while piece := connection.recv(4096):
                 said += piece
             assert refused(said)
+
+
+def test_many_large_bodies_do_not_fill_the_memory() -> None:
+    """What is held is given back when its request is over, refused or not."""
+    part = b'{"model": "fake", "prompt": "' + b"a" * 60_000
+    with serving(chat_parts(FakeRecipe()), max_held_bytes=200_000, body_seconds=20) as server, ExitStack() as stack:
+        holding = [stack.enter_context(wire(server)) for _ in range(3)]
+        for connection in holding:
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % (len(part) + 2) + part)
+        body = part + b'"}'
+        headers = {"content-type": "application/json"}
+        wait_for(lambda: server.http.post("/v1/completions", content=body, headers=headers).status_code == 429)
+        refused_now = server.http.post("/v1/completions", content=body, headers=headers)
+        assert error_of(refused_now, 429)["code"] == "queue_full" and "retry-after" in refused_now.headers
+        assert server.complete(max_tokens=1).status_code == 200
+        for connection in holding:
+            connection.sendall(b'"}')
+            assert statuses(connection.recv(1 << 16)) == [400]  # more than the context holds
+        error_of(server.http.post("/v1/completions", content=body, headers=headers), 400)
+
+
+def mutated(pick: Random) -> bytes:
+    """A good request with some of its bytes cut, doubled, replaced or swapped for those of another part."""
+    data = bytearray(GOOD)
+    for _ in range(pick.randint(1, 6)):
+        start = pick.randrange(len(data))
+        end = min(len(data), start + pick.choice((1, 1, 2, 8, 40)))
+        other = pick.randrange(len(GOOD))
+        data[start:end] = pick.choice(
+            (b"", bytes(data[start:end]) * 2, pick.randbytes(end - start), GOOD[other : other + end - start])
+        )
+    return bytes(data)
+
+
+def check_mutations(target: Served, count: int) -> None:
+    pick = Random(count)
+    for _ in range(count):
+        data = mutated(pick)
+        said = answer_to(target, data)
+        assert all(status == 200 or 400 <= status < 500 for status in statuses(said)), (data, said)
+        assert b"Traceback" not in said
+
+
+def test_mutated_requests(target: Served) -> None:
+    check_mutations(target, 200)
+
+
+@pytest.mark.soak
+def test_many_mutated_requests(target: Served) -> None:
+    check_mutations(target, 20_000)
 
 
 def test_a_client_who_asks_and_never_reads_is_let_go(target: Served) -> None:

@@ -37,6 +37,9 @@ class ServerConfig(JsonRecord):
     )
     strict: bool = field(default=False, metadata=about("Refuse unknown request fields instead of naming them."))
     max_body_bytes: int = field(default=16 << 20, metadata=about("Largest request body.", least=1))
+    max_held_bytes: int = field(
+        default=256 << 20, metadata=about("Most bytes of request bodies that are held at a time, over all.", least=1)
+    )
     head_seconds: float = field(
         default=15.0, metadata=about("Longest time that a request's head may take.", least=0.001)
     )

@@ -47,6 +47,7 @@ class Guard:
         self._app = app
         self._service = service
         self._keys = keys
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -60,7 +61,8 @@ class Guard:
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
         scope["state"] = state = {**scope.get("state", {}), **state}
         sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]))
-        body = _Body(receive, self._service.config.max_body_bytes, self._service.config.body_seconds)
+        config = self._service.config
+        body = _Body(receive, config.max_body_bytes, config.body_seconds, self._hold)
         began = time.monotonic()
         try:
             self._admit(scope, headers)
@@ -68,7 +70,17 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - a client gets no traceback, whatever happens
             await self._answer(error, scope, receive, sender)
         finally:
+            self._held -= body.received
             self._record(scope, sender, body, time.monotonic() - began)
+
+    def _hold(self, size: int) -> None:
+        """Count bytes that a request holds until it is over. Raises ApiError, 429, when all together hold too many."""
+        self._held += size
+        if self._held > self._service.config.max_held_bytes:
+            wait = {"retry-after": str(self._service.retry_after()), **CLOSE}
+            raise ApiError(
+                429, "the bodies of other requests leave no room for this one", code="queue_full", headers=wait
+            )
 
     def _record(self, scope: Scope, sender: _Sender, body: _Body, seconds: float) -> None:
         """Log and count a request that is over; one without a status was cut off."""
@@ -129,11 +141,12 @@ class _Sender:
 
 
 class _Body:
-    """Receives, as long as the body is neither too large nor too slow."""
+    """Receives, as long as the body is neither too large nor too slow, and all of them together leave room."""
 
-    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+    def __init__(self, receive: Receive, limit: int, seconds: float, hold: Callable[[int], None]) -> None:
         self._receive = receive
         self._limit = limit
+        self._hold = hold
         self.received = 0
         self._until = time.monotonic() + seconds
         self._complete = False
@@ -146,7 +159,9 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(408, "the body took too long", code="body_timeout", headers=CLOSE) from None
-        self.received += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self.received += size
+        self._hold(size)
         if self.received > self._limit:
             raise too_large(self._limit)
         self._complete = not message.get("more_body", False)
