@@ -15,6 +15,7 @@ enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4
 constexpr int64_t kPanel = 32;  // outputs of a panel: every format's step is then a whole number of cache lines
 constexpr int64_t kGroup = 32;  // inputs that share a scale in int8 and int4
 constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
+constexpr int64_t kSide = 64;   // dimensions of values that lie side by side
 constexpr int64_t kMaxHead = 512;
 
 // Bytes of an element of floats. Internal linkage: every tier compiles this with instructions of its own.
@@ -56,9 +57,10 @@ struct NormArgs {
 enum class KvFormat { f32, bf16, int8 };
 
 // Keys and values of a layer group. Per (layer, page, head) lie blocks of `block` tokens, each with its keys before its values:
-//   keys   [dim / pair][block][pair]      values [block / pair][padded dim][pair]
+//   keys   [dim / pair][block][pair]      values [padded dim / 64][block / pair][64, or what is left][pair]
 // with as many elements in a pair as fill a word of 4 bytes: both are panels of a product whose lanes are tokens (scores) or
-// dimensions (output). In int8 each is followed by a scale in f32 per token; keys are stored as code + 128.
+// dimensions (output), and both are read from one end to the other. In int8 each is followed by a scale in f32 per token;
+// keys are stored as code + 128.
 struct GroupStore {
     std::byte* data;
     KvFormat format;
@@ -78,7 +80,10 @@ struct RowTables {
     int64_t pages_stride;
 };
 
+constexpr int64_t kRowBlock = 16;  // rows whose keys of a head are stored in turn: a line of keys holds a word of so many tokens
+
 struct RopeArgs {
+    int64_t rows;
     const float* q;
     const float* k;
     const float* v;
@@ -127,7 +132,7 @@ struct KernelTable {
     void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     void (*product)(const ProductArgs&, int64_t panel_begin, int64_t panel_end);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
-    void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: rows x (heads + kv heads)
+    void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + kv heads)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes a thread needs
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
     bool (*finite)(const float* x, int64_t count);

@@ -91,7 +91,8 @@ void RopeStore::run(Runtime& runtime, int thread) {
     RopeArgs args = args_;
     args.store = &runtime.pool.group(group_);
     args.tables = runtime.step.rows_of(group_);
-    const int64_t items = runtime.step.count(extent_) * (args.num_heads + args.num_kv_heads);
+    args.rows = runtime.step.count(extent_);
+    const int64_t items = (args.rows + kRowBlock - 1) / kRowBlock * (args.num_heads + args.num_kv_heads);
     const auto [begin, end] = share(runtime, items, thread);
     if (begin < end) runtime.kernels.rope_store(args, begin, end);
 }

@@ -1,17 +1,17 @@
-// Attention over the pool: online softmax in steps of 64 keys, ascending (Milakov and Gimelshein 2018), with decode and
-// prefill the same code: tiles of a few query rows of one KV head against one step of keys and values.
+// Attention over the pool: online softmax in steps of 64 keys, ascending, with decode and prefill the same code: tiles of a
+// few query rows of one KV head against one step of keys and values.
 //
 // A row's arithmetic depends on its own query and on the keys that it sees. A step that is masked for a row changes none of
 // its bits: its weights are set to 0 (and not left to underflow), its decay is 2^0.
 #include "attention_bytes.hpp"
 #include "attention_floats.hpp"
+#include "softmax.hpp"
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-constexpr float kMasked = -1e30f;
 constexpr int64_t kChunkSteps = 8;  // steps that all rows of a head go over before the next: their keys stay cached
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -20,13 +20,17 @@ int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 template <class F>
 struct Scratch {
     typename F::Query* queries;  // per head and tile [words][row]
-    float* maximum;              // [rows] of all heads
+    int32_t* position;           // [rows] of a head, and the first key that the row sees
+    int32_t* floor;
+    float* maximum;  // [rows] of all heads
     float* total;
     float* out;  // [rows, value_padded]
     std::byte* block;
 
     Scratch(std::byte* at, const GroupStore& s) {
         queries = take<typename F::Query>(at, kItemRows * F::query_words(s));
+        position = take<int32_t>(at, kItemRows);
+        floor = take<int32_t>(at, kItemRows);
         maximum = take<float>(at, kItemRows);
         total = take<float>(at, kItemRows);
         out = take<float>(at, kItemRows * s.value_padded);
@@ -61,9 +65,7 @@ struct Item {
           first_row(args.tables.span_rows[work.span]), rows(work.end - work.begin), tiles(ceil_divide(rows, kAttentionRows)),
           pages(args.tables.pages + work.span * args.tables.pages_stride), scratch(memory, *args.store) {}
 
-    // Of the item's row r: its position, the first key that it sees, and where the row of a head lies in q and out.
-    int64_t position(int64_t r) const { return a.tables.positions[first_row + (item.begin + r) / share]; }
-    int64_t floor_of(int64_t r) const { return a.window > 0 ? most(0, position(r) - a.window + 1) : 0; }
+    // Where row r of a head lies in q and out.
     int64_t at(int64_t head, int64_t r) const {
         const int64_t query = item.begin + r;
         return (first_row + query / share) * a.num_heads + head * share + query % share;
@@ -74,8 +76,8 @@ struct Item {
         return {first, (index + 1) * rows / tiles - first};
     }
     // Steps that rows `first` to `last` see: begin and end.
-    int64_t begin_of(int64_t first) const { return floor_of(first) / kStep; }
-    int64_t end_of(int64_t last) const { return position(last) / kStep + 1; }
+    int64_t begin_of(int64_t first) const { return scratch.floor[first] / kStep; }
+    int64_t end_of(int64_t last) const { return scratch.position[last] / kStep + 1; }
     // Where the state of a head's rows begins.
     int64_t state_of(int64_t head) const { return (head - item.head_begin) * rows; }
     typename F::Query* queries_of(int64_t head, int64_t first) const {
@@ -83,6 +85,11 @@ struct Item {
     }
 
     void start() {
+        for (int64_t r = 0; r < rows; ++r) {
+            const int32_t position = a.tables.positions[first_row + (item.begin + r) / share];
+            scratch.position[r] = position;
+            scratch.floor[r] = a.window > 0 ? static_cast<int32_t>(most(0, position - a.window + 1)) : 0;
+        }
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t t = 0; t < tiles; ++t) {
                 const auto [first, count] = tile(t);
@@ -129,8 +136,11 @@ struct Item {
             const auto* from_values = reinterpret_cast<const typename S::Element*>(slot.values);
             for (int64_t d = 0; d < s.key_dim; ++d)
                 keys[key_index<S>(kStep, t, d)] = from_keys[key_index<S>(s.block, slot.token, d)];
-            for (int64_t d = 0; d < s.value_dim; ++d)
-                values[value_index<S>(s.value_padded, t, d)] = from_values[value_index<S>(s.value_padded, slot.token, d)];
+            for (int64_t d = 0; d < s.value_dim; ++d) {
+                const int64_t first = d / kSide * kSide, rest = (d - first) * S::kDepth;
+                values[value_index<S>(kStep, s.value_padded, t, first) + rest] =
+                    from_values[value_index<S>(s.block, s.value_padded, slot.token, first) + rest];
+            }
             if constexpr (S::kScaled) {
                 scales_of(block_keys, key_bytes, kStep)[t] = scales_of(slot.keys, s.key_bytes, s.block)[slot.token];
                 scales_of(block_values, value_bytes, kStep)[t] = scales_of(slot.values, s.value_bytes, s.block)[slot.token];
@@ -142,49 +152,21 @@ struct Item {
     void go_over(int64_t head, int64_t begin, int64_t end);
 };
 
-// Softmax of one row over one step, of which it sees the keys `low` to `high`: from scores to weights. Returns the decay of
-// what was summed before.
-float weigh(const float* scores, float scale, int64_t low, int64_t high, float& maximum, float& total,
-            vf (&weights)[kStepVectors]) {
-    const vi low_key = spread(static_cast<int32_t>(low)), high_key = spread(static_cast<int32_t>(high));
-    vi seen[kStepVectors];
-    vf top = spread(maximum);
-    for (int v = 0; v < kStepVectors; ++v) {
-        const vi key = lane_index() + v * kLanes;
-        seen[v] = (key >= low_key) & (key <= high_key);
-        weights[v] = seen[v] ? load<vf>(scores + v * kLanes) * spread(scale) : spread(kMasked);
-        top = larger(weights[v], top);
-    }
-    const float raised = max_lanes(top);
-    vf sum{};
-    for (int v = 0; v < kStepVectors; ++v) {
-        weights[v] = seen[v] ? exp2(weights[v] - spread(raised)) : vf{};
-        sum += weights[v];
-    }
-    const float decay = exp2(spread(maximum - raised))[0];
-    total = total * decay + sum_lanes(sum);
-    maximum = raised;
-    return decay;
-}
-
 // One tile of a head over one step.
 template <class F, int MR>
 void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step) {
-    const int64_t first = step * kStep, state = it.state_of(head) + tile;
+    const int64_t state = it.state_of(head) + tile;
     const Slot block = it.block(head, step);
     alignas(64) float scores[MR][kStep];
     alignas(64) typename F::Weight packed[MR][F::kWeights];
     float decay[MR], factor[MR];
     F::template score<MR>(it.s, block.keys, it.queries_of(head, tile), scores);
-    int64_t tokens = 0;
-    for (int r = 0; r < MR; ++r) {
-        const int64_t low = it.floor_of(tile + r) - first, high = it.position(tile + r) - first;
-        vf weights[kStepVectors];
-        float &maximum = it.scratch.maximum[state + r], &total = it.scratch.total[state + r];
-        decay[r] = weigh(scores[r], it.a.scale, low, high, maximum, total, weights);
-        factor[r] = F::pack_weights(it.s, block.values, weights, packed[r]);
-        tokens = most(tokens, least(kStep, high + 1));
-    }
+    Sight sights[MR];
+    for (int r = 0; r < MR; ++r)
+        sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
+    weigh_rows<MR>(scores, it.a.scale, sights, it.scratch.maximum + state, it.scratch.total + state, decay);
+    for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
+    const int64_t tokens = least(kStep, sights[MR - 1].high + 1);  // rows are in the order of their positions
     F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded);
 }
 
@@ -222,8 +204,8 @@ void attend(const AttentionArgs& a, const AttentionItem& work, std::byte* memory
 }  // namespace
 
 int64_t attention_scratch(const GroupStore& s) {
-    const int64_t rows = kItemRows * (s.key_padded + s.value_padded + 4), step = kStep * (s.key_padded + s.value_padded + 2);
-    return (rows + step) * 4 + 6 * 64;  // every field above, in its widest form
+    const int64_t rows = kItemRows * (s.key_padded + s.value_padded + 6), step = kStep * (s.key_padded + s.value_padded + 2);
+    return (rows + step) * 4 + 8 * 64;  // every field above, in its widest form
 }
 
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch) {

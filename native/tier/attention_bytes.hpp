@@ -57,13 +57,14 @@ struct ByteAttention {
     }
 
     // Probabilities times their values' scales, rounded to 14 bits by the largest of the step.
-    static float pack_weights(const GroupStore& s, const std::byte* values, const vf (&weights)[kStepVectors], Weight* out) {
+    static float pack_weights(const GroupStore& s, const std::byte* values, const float* weights, Weight* out) {
         using Bytes = int8_t __attribute__((vector_size(kLanes)));
         const auto* scales = reinterpret_cast<const float*>(values + kStep * s.value_padded);
         vf scaled[kStepVectors];
         vi top{};
         for (int v = 0; v < kStepVectors; ++v) {
-            scaled[v] = weights[v] == 0 ? vf{} : weights[v] * load<vf>(scales + v * kLanes);
+            const vf weight = load<vf>(weights + v * kLanes);
+            scaled[v] = weight == 0 ? vf{} : weight * load<vf>(scales + v * kLanes);
             top = larger(top, magnitude(scaled[v]));
         }
         const WholeScale scale(max_lanes(top), 16383.0f);
@@ -81,18 +82,23 @@ struct ByteAttention {
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
                     const float (&factor)[MR], const float (&decay)[MR], float* out) {
         constexpr int kWide = kLanes < 16 ? 1 : MR <= 2 ? 4 : 2;
-        int64_t d = 0;
-        for (; d + kWide * kLanes <= s.value_padded; d += kWide * kLanes)
-            mix_part<MR, kWide>(s, values + d * 4, tokens, weights, factor, decay, out + d);
-        for (; d < s.value_padded; d += kLanes) mix_part<MR, 1>(s, values + d * 4, tokens, weights, factor, decay, out + d);
+        for (int64_t first = 0; first < s.value_padded; first += kSide) {
+            const int64_t width = value_width(s.value_padded, first);
+            const std::byte* part = values + first * kStep / Store::kDepth * 4;
+            int64_t d = 0;
+            for (; d + kWide * kLanes <= width; d += kWide * kLanes)
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d);
+            for (; d < width; d += kLanes)
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d);
+        }
     }
 
     template <int MR, int NV>
-    static void mix_part(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
-                         const float (&factor)[MR], const float (&decay)[MR], float* out) {
+    static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
+                         const Weight (&weights)[MR][kWeights], const float (&factor)[MR], const float (&decay)[MR], float* out) {
         vi upper[MR][NV] = {}, lower[MR][NV] = {};
         for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // beyond are probabilities of 0
-            const std::byte* row = values + quad * s.value_padded * 4;
+            const std::byte* row = values + quad * stride;
             vi value[NV];
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) value[v] = load<vi>(row + v * kLanes * 4);

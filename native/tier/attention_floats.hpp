@@ -40,8 +40,8 @@ struct FloatAttention {
     }
 
     // A row's probabilities over a step; returns what the product with values is to be multiplied by.
-    static float pack_weights(const GroupStore&, const std::byte*, const vf (&weights)[kStepVectors], Weight* out) {
-        for (int v = 0; v < kStepVectors; ++v) P::pack(weights[v], out + v * kLanes / P::kDepth);
+    static float pack_weights(const GroupStore&, const std::byte*, const float* weights, Weight* out) {
+        for (int i = 0; i < kStep; i += kLanes) P::pack(load<vf>(weights + i), out + i / P::kDepth);
         return 1;
     }
 
@@ -49,26 +49,31 @@ struct FloatAttention {
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
                     const float (&)[MR], const float (&decay)[MR], float* out) {
-        constexpr int kWide = MR <= 2 && kLanes == 16 ? 8 : kAttentionVectors;  // rows of values are then read in one go
-        int64_t d = 0;
-        for (; d + kWide * kLanes <= s.value_padded; d += kWide * kLanes)
-            mix_part<MR, kWide>(s, values + d * 4, tokens, weights[0], decay, out + d);
-        for (; d < s.value_padded; d += kLanes) mix_part<MR, 1>(s, values + d * 4, tokens, weights[0], decay, out + d);
+        constexpr int kWide = kAttentionVectors;
+        for (int64_t first = 0; first < s.value_padded; first += kSide) {
+            const int64_t width = value_width(s.value_padded, first);
+            const std::byte* part = values + first * kStep / Store::kDepth * 4;
+            int64_t d = 0;
+            for (; d + kWide * kLanes <= width; d += kWide * kLanes)
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d);
+            for (; d < width; d += kLanes)
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d);
+        }
     }
 
     template <int MR, int NV>
-    static void mix_part(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight* weights,
-                         const float (&decay)[MR], float* out) {
-        const int64_t padded = s.value_padded, stride = padded * 4, whole = tokens / P::kDepth;
+    static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
+                         const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out) {
+        const int64_t padded = s.value_padded, whole = tokens / P::kDepth;
         vf total[MR][NV];
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
-        accumulate<P, MR, NV, 1, kWeights, 0>(total, values, stride, weights, whole, nullptr);
+        accumulate<P, MR, NV, 1, kWeights, 0>(total, values, stride, weights[0], whole, nullptr);
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
                 const auto weight = P::first_only(P::weight(values + whole * stride, v));
                 for (int r = 0; r < MR; ++r)
-                    total[r][v] = P::step(total[r][v], weight, P::spread_x(weights + whole + r * kWeights));
+                    total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole]));
             }
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);

@@ -38,7 +38,8 @@ struct Bf16 {
     using X = uint32_t;
     static vi spread_x(const X* x) { return spread(static_cast<int32_t>(*x)); }
     static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
-    static void pack(vf x, X* out) { store(out, round_bf16(x)); }
+    // The instruction makes 0 of numbers below 2^-126, which the product would take as 0.
+    static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }
 #else
     // Without bf16 arithmetic a pair is two f32 terms, each exact before it is added.
     struct X {
@@ -80,15 +81,15 @@ template <class P, int MR, int NV, int XS, int XR, int PREFETCH>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
                        const std::byte* ahead) {
     for (int64_t s = 0; s < steps; ++s) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int line = 0; line < PREFETCH; ++line) prefetch(ahead + line * 64);
         typename P::W weight[NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r) {
             const auto value = P::spread_x(x + r * XR);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
         }
         w += stride;

@@ -44,13 +44,15 @@ void turn(const RopeArgs& a, const float* from, const float* norm, int64_t posit
     if (a.cosines != nullptr) rotate(to, a.cosines + position * a.pairs, a.sines + position * a.pairs, a.pairs);
 }
 
+// Heads are counted in turns of a KV head and the query heads that share it, so that threads get as much of both.
 void rope_store_item(const RopeArgs& a, int64_t row, int64_t head) {
-    const int64_t position = a.tables.positions[row];
-    if (head < a.num_heads) {
-        const int64_t at = (row * a.num_heads + head) * a.head_dim;
+    const int64_t position = a.tables.positions[row], share = a.num_heads / a.num_kv_heads;
+    const int64_t kv_head = head / (share + 1), query = head % (share + 1) - 1;
+    if (query >= 0) {
+        const int64_t at = (row * a.num_heads + kv_head * share + query) * a.head_dim;
         return turn(a, a.q + at, a.q_norm, position, a.q_out + at);
     }
-    const int64_t kv_head = head - a.num_heads, at = row * a.num_kv_heads + kv_head;
+    const int64_t at = row * a.num_kv_heads + kv_head;
     float key[kMaxHead];
     turn(a, a.k + at * a.head_dim, a.k_norm, position, key);
     const GroupStore& s = *a.store;
@@ -84,7 +86,10 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
 
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end) {
     const int64_t heads = a.num_heads + a.num_kv_heads;
-    for (int64_t item = item_begin; item < item_end; ++item) rope_store_item(a, item / heads, item % heads);
+    for (int64_t item = item_begin; item < item_end; ++item) {
+        const int64_t first = item / heads * kRowBlock;
+        for (int64_t row = first; row < least(first + kRowBlock, a.rows); ++row) rope_store_item(a, row, item % heads);
+    }
 }
 
 bool finite(const float* x, int64_t count) {

@@ -57,9 +57,13 @@ inline int64_t key_index(int64_t tokens, int64_t token, int64_t d) {
     return (d / S::kDepth * tokens + token) * S::kDepth + d % S::kDepth;
 }
 
+// Dimensions of values that lie side by side from `first` on.
+inline int64_t value_width(int64_t padded, int64_t first) { return least(kSide, padded - first); }
+
+// The first of those dimensions of a token.
 template <class S>
-inline int64_t value_index(int64_t padded, int64_t token, int64_t d) {
-    return (token / S::kDepth * padded + d) * S::kDepth + token % S::kDepth;
+inline int64_t value_index(int64_t tokens, int64_t padded, int64_t token, int64_t first) {
+    return (first * (tokens / S::kDepth) + token / S::kDepth * value_width(padded, first)) * S::kDepth + token % S::kDepth;
 }
 
 // The scales of a block's tokens, behind its keys or its values.
@@ -79,8 +83,12 @@ inline void write_token(const GroupStore& s, const Slot& slot, const float* key,
         keys[step * s.block] = word ^ S::kKeyFlip;
     }
     const float value_scale = S::round(value, s.value_dim, row);
-    auto* values = reinterpret_cast<typename S::Element*>(slot.values) + value_index<S>(s.value_padded, slot.token, 0);
-    for (int64_t d = 0; d < s.value_dim; ++d) values[d * S::kDepth] = row[d];
+    for (int64_t first = 0; first < s.value_dim; first += kSide) {
+        auto* values = reinterpret_cast<typename S::Element*>(slot.values) +
+                       value_index<S>(s.block, s.value_padded, slot.token, first);
+        const int64_t width = least(kSide, s.value_dim - first);
+        for (int64_t d = 0; d < width; ++d) values[d * S::kDepth] = row[first + d];
+    }
     if constexpr (S::kScaled) {
         scales_of(slot.keys, s.key_bytes, s.block)[slot.token] = key_scale;
         scales_of(slot.values, s.value_bytes, s.block)[slot.token] = value_scale;

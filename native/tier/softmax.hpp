@@ -1,0 +1,64 @@
+// The online softmax of a tile's rows over one step of keys (Milakov and Gimelshein 2018).
+#pragma once
+
+#include "math.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+constexpr float kMasked = -1e30f;
+
+// The keys of a step that a row sees: `low` to `high`, both included, either of which may lie beyond the step.
+struct Sight {
+    int64_t low, high;
+
+    bool whole() const { return low <= 0 && high >= kStep - 1; }
+    vi of(int vector) const {
+        const vi key = lane_index() + vector * kLanes;
+        return (key >= spread(static_cast<int32_t>(low))) & (key <= spread(static_cast<int32_t>(high)));
+    }
+};
+
+// Scales a row's scores, masking those that it does not see; returns the largest of them and of `maximum`.
+inline float scale_scores(float* scores, float scale, Sight sight, float maximum) {
+    vf top = spread(maximum);
+    for (int v = 0; v < kStepVectors; ++v) {
+        vf score = load<vf>(scores + v * kLanes) * spread(scale);
+        if (!sight.whole()) score = sight.of(v) ? score : spread(kMasked);
+        store(scores + v * kLanes, score);
+        top = larger(score, top);
+    }
+    return max_lanes(top);
+}
+
+// From a row's scaled scores to its weights, 0 where it sees nothing; returns their sum.
+inline float weigh(float* scores, float maximum, Sight sight) {
+    vf sum{};
+    for (int v = 0; v < kStepVectors; ++v) {
+        vf weight = exp2(load<vf>(scores + v * kLanes) - spread(maximum));
+        if (!sight.whole()) weight = sight.of(v) ? weight : vf{};
+        store(scores + v * kLanes, weight);
+        sum += weight;
+    }
+    return sum_lanes(sum);
+}
+
+// From MR rows' scores to their weights, in place; `maximum` and `total` are the rows' running state, `decay` what all that
+// was summed before is to be multiplied by.
+template <int MR>
+inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&sights)[MR], float* maximum, float* total,
+                       float (&decay)[MR]) {
+    static_assert(MR <= kLanes, "the rows' decays are one vector");
+    float change[kLanes] = {};
+    for (int r = 0; r < MR; ++r) {
+        const float raised = scale_scores(scores[r], scale, sights[r], maximum[r]);
+        change[r] = maximum[r] - raised;
+        maximum[r] = raised;
+    }
+    store(change, exp2(load<vf>(change)));
+    for (int r = 0; r < MR; ++r) {
+        decay[r] = change[r];
+        total[r] = total[r] * decay[r] + weigh(scores[r], maximum[r], sights[r]);
+    }
+}
+
+}  // namespace ferrum::FERRUM_TIER
