@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from engine_fakes import FakeRecipe
 from ferrum.core.errors import ConfigError
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
@@ -132,3 +133,16 @@ def test_limits_of_keys_need_keys() -> None:
     with pytest.raises(ConfigError) as caught:
         create_app(lambda: pytest.fail("it was built"), ServerConfig(key_max_live=3))
     assert caught.value.param == "api_key_file"
+
+
+@pytest.mark.parametrize(("policy", "fair"), [("fair", True), ("fcfs", False)])
+def test_a_key_is_served_before_what_another_one_has_queued(tmp_path: Path, policy: str, fair: bool) -> None:
+    path = tmp_path / "keys"
+    path.write_text("greedy:one\npolite:two\n")
+    recipe = FakeRecipe(policy=policy, max_sequences=2, seconds_per_step=0.005)
+    with serving(chat_parts(recipe), api_key_file=str(path)) as server, ThreadPoolExecutor(20) as pool:
+        queued = [pool.submit(chat, server, "one", max_tokens=20) for _ in range(20)]
+        wait_for(lambda: server.service.num_live == len(queued))
+        assert chat(server, "two").status_code == 200
+        assert (server.service.num_live > len(queued) / 2) == fair
+        assert all(each.result().status_code == 200 for each in queued)
