@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ferrum.cache.pages import PageTable
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError
+from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
@@ -31,6 +32,8 @@ def scope_of(pages: PageTable) -> PrefixScope:
 
 class Guesses:
     """A `Drafter` of what a function guesses for one sequence."""
+
+    counts = SpeculationCounts()
 
     def __init__(self, propose: Callable[[Choice], tuple[int, ...]]) -> None:
         self._propose = propose

@@ -27,6 +27,10 @@ POLICIES: Final = ("fcfs", "priority", "fair")
 HOSTS: Final = ("thread", "process")
 GENERATION_CONFIGS: Final = ("auto", "none")
 
+NGRAM: Final = "ngram"
+MAX_DRAFT: Final = 16
+"""Longest draft: what a layer with a sliding window keeps to be able to take back."""
+
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
@@ -128,6 +132,20 @@ class EngineConfig(JsonRecord):
     prefix_cache: bool = field(
         default=True, metadata=about("Keep what is computed, while there is room, for prompts that begin alike.")
     )
+    speculative: str | None = field(
+        default=None,
+        metadata=about(
+            "Guess tokens and verify several in one step, which changes no answer: ngram looks them up in the text so "
+            "far, a directory or hub id is a smaller model with the same vocabulary."
+        ),
+    )
+    num_speculative_tokens: int = field(
+        default=8, metadata=about(f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.", least=1)
+    )
+    prefix_cache_dir: str | None = field(
+        default=None, metadata=about("Directory where prefixes outlast the engine; none: they do not.")
+    )
+    prefix_cache_gib: int = field(default=16, metadata=about("Most GiB that the directory holds.", least=1))
     generation_config: str = field(
         default="auto",
         metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
@@ -135,8 +153,14 @@ class EngineConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.prefix_cache_dir is not None and not self.prefix_cache:
+            raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
                 param="max_tokens_per_step",
+            )
+        if self.num_speculative_tokens > MAX_DRAFT:
+            raise ConfigError(
+                f"must be at most {MAX_DRAFT}, not {self.num_speculative_tokens}", param="num_speculative_tokens"
             )

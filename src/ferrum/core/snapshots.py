@@ -23,6 +23,22 @@ class PrefixCounts(JsonRecord):
     hit_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculationCounts(JsonRecord):
+    """Speculative decoding, since the start.
+
+    Attributes:
+        drafts: how often guesses for a sequence were verified.
+        draft_tokens, accepted_tokens: guesses that were verified, and those of them that were right.
+        accepted_per_position: right ones by their place in the draft, the first place first.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMetricsSnapshot(JsonRecord):
     """The KV cache.

@@ -49,6 +49,7 @@ class Request:
         trace_id: echoed in every event.
         adapter: name of a loaded adapter, or None.
         pooling: the prompt is to become a vector (`params.max_tokens` is 0 and `n` 1 then), or None.
+        prediction: tokens that the output may be like: guesses to verify, without any effect on what comes.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Request:
     trace_id: str = ""
     adapter: str | None = None
     pooling: Pooling | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.cache.prefix import PrefixScope
@@ -16,6 +17,8 @@ from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.process import ProcessHost
 from ferrum.engine.progress import loading_bar
+from ferrum.engine.speculation import build_speculator, draft_directory, flat_speculative, load_draft_model
+from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.chat import load_chat_template
@@ -25,6 +28,7 @@ from ferrum.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
     from ferrum.runtime.local import LocalExecutor
+    from ferrum.speculative.draft_model import DraftModel
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,24 +46,30 @@ class EngineRecipe:
 
         with loading_bar(self.name) as progress:
             executor = build_executor(self.config.model, progress=progress)
-        return with_scheduler(executor, self.config, self.name)
+        return with_scheduler(executor, self.config, self.name, load_draft_model(self.config, executor))
 
 
-def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> Built:
+def with_scheduler(
+    executor: LocalExecutor, config: EngineConfig, name: str, draft_model: DraftModel | None = None
+) -> Built:
     """An engine's parts on an executor that is loaded already.
 
     Args:
         executor: runs the steps.
         config: what it was loaded by, and how it is to be served.
         name: of the model, for its clients.
+        draft_model: guesses tokens, where the options want one.
     """
     context = executor.capabilities().max_sequence_length
+    costs = StepCosts()
     scheduler = Scheduler(
         executor.lm.pages,
         policy=POLICIES[config.policy],
         max_tokens_per_step=config.max_tokens_per_step,
         max_sequences=config.model.max_batch_size,
         max_sequence_length=context,
+        drafter=build_speculator(config, costs, draft_model),
+        costs=costs,
         prefixes=_prefixes(executor, config),
     )
     info = EngineInfo(
@@ -70,6 +80,8 @@ def with_scheduler(executor: LocalExecutor, config: EngineConfig, name: str) -> 
         numerics_id=executor.status().numerics_id,
         page_size=executor.lm.pages.groups[0].page_size,
         prefix_cache=config.prefix_cache,
+        speculative=config.speculative,
+        num_speculative_tokens=config.num_speculative_tokens,
     )
     return Built(executor, scheduler, info)
 
@@ -78,8 +90,16 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
     """All that keys and values of equal tokens depend on in this engine; None where they are not to be shared."""
     if not config.prefix_cache:
         return None
+    model = config.model.model
+    if config.prefix_cache_dir is not None:
+        from ferrum.runtime.model_digest import model_digest
+        from ferrum.runtime.page_files import PageFiles
+
+        directory = Path(config.prefix_cache_dir)
+        executor.keep_pages(PageFiles(directory, config.prefix_cache_gib << 30))
+        model = model_digest(Path(model), directory)
     return PrefixScope(
-        model=config.model.model,
+        model=model,
         weights=f"{executor.info.dtype} {config.model.quantize}",
         kv_format=executor.traits.kv_dtype,
         page_size=executor.lm.pages.groups[0].page_size,
@@ -93,6 +113,7 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: there is no such option, or it cannot have this value; `param` names it.
     """
+    options = flat_speculative(options)
     of_model = {field.name for field in fields(ModelConfig)} - {"model", "switches"}
     of_engine = {field.name for field in fields(EngineConfig)} - {"model"}
     for name in options:
@@ -121,10 +142,12 @@ def build(model: str, **options: Any) -> Parts:
     config = engine_config(model, options)
     directory = resolve_model(model)
     # The engine loads the directory that was found here: it may not ask the hub again, and find another one.
-    recipe = EngineRecipe(replace(config, model=replace(config.model, model=str(directory))), model)
+    tokenizer = load_tokenizer(directory)
+    found = replace(config, model=replace(config.model, model=str(directory)))
+    recipe = EngineRecipe(replace(found, speculative=draft_directory(config, tokenizer) or config.speculative), model)
     return Parts(
         host=ProcessHost(recipe) if config.host == "process" else ThreadHost(recipe),
-        tokenizer=(tokenizer := load_tokenizer(directory)),
+        tokenizer=tokenizer,
         generation=_generation(
             load_generation_config(directory),
             recommended=config.generation_config == "auto",

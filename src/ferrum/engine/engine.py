@@ -100,6 +100,7 @@ class Engine:
             kv_usage=scheduler.kv_usage,
             preemptions=scheduler.preemptions,
             prefixes=scheduler.prefix_counts,
+            speculation=scheduler.drafter.counts,
             step_tokens=steps,
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ferrum.core.errors import FerrumError
-from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
 
 
@@ -43,6 +43,8 @@ class EngineInfo:
         numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
         page_size: tokens of a page of the KV pool; None where that is nobody's business.
         prefix_cache: whether prompts that begin alike share what is computed.
+        speculative: what guesses tokens, as the option names it; None: nothing but what requests predict.
+        num_speculative_tokens: most guesses for a sequence in one step.
     """
 
     model: str
@@ -52,6 +54,8 @@ class EngineInfo:
     numerics_id: str
     page_size: int | None = None
     prefix_cache: bool = False
+    speculative: str | None = None
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class EngineStats:
         kv_usage: the part of the pages that is in use, 0 to 1.
         preemptions: how often a sequence lost its pages, since the start.
         prefixes: how the prefix cache has served, since the start.
+        speculation: how guesses have fared, since the start.
         step_tokens: tokens of each step since the last report.
     """
 
@@ -78,6 +83,7 @@ class EngineStats:
     kv_usage: float = 0.0
     preemptions: int = 0
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
     step_tokens: tuple[int, ...] = ()
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.config import ModelConfig, Switches
+from ferrum.core.config import MAX_DRAFT, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
@@ -31,9 +31,6 @@ from ferrum.runtime.parameters import Parameters, Progress
 
 MAX_ROWS: Final = 512
 """Most tokens of one forward pass."""
-
-MAX_DRAFT: Final = 16
-"""Longest draft that a window group keeps room for."""
 
 _LOGIT_BYTES: Final = 64 << 20
 """What the buffer of a pass's logits may take."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
 
 
@@ -35,6 +36,11 @@ class Room:
 class Drafter(Protocol):
     """Guesses tokens. It is asked once a step, and told how its guesses fared."""
 
+    @property
+    def counts(self) -> SpeculationCounts:
+        """What was verified so far."""
+        ...
+
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
         """Guesses for each wish, none where there is nothing to guess; those beyond its limit or the budget are cut."""
         ...
@@ -50,6 +56,8 @@ class Drafter(Protocol):
 
 class NoDrafts:
     """Guesses nothing."""
+
+    counts: Final = SpeculationCounts()
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
         """See `Drafter`."""

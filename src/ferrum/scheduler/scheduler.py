@@ -42,11 +42,11 @@ class Scheduler:
         max_sequences: most sequences that run at a time.
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
-        drafter: guesses tokens of sequences all but whose last token are computed; None: nobody does.
         costs: told what the steps take.
         prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
 
     Attributes:
+        drafter: guesses tokens of sequences all but whose last token are computed.
         preemptions: how often any sequence lost its pages.
     """
 
@@ -69,7 +69,7 @@ class Scheduler:
         self._max_tokens_per_step = max_tokens_per_step
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
-        self._drafter = drafter or NoDrafts()
+        self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
         self._prefixes = Prefixes(pages, prefixes)
         # The last token of a sequence is never stored: only what follows it would need its keys.
@@ -209,7 +209,7 @@ class Scheduler:
         """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
         ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
         wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
-        for wish, guesses in zip(wishes, self._drafter.draft(wishes, step.room) if wishes else (), strict=True):
+        for wish, guesses in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):
             sequence, drafts = wish.sequence, guesses[: min(wish.limit, step.budget)]
             if drafts and self._pages.reserve(sequence.cache_id, sequence.computed + 1 + len(drafts)):
                 step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
@@ -335,7 +335,7 @@ class Scheduler:
             scores = self._live.scores(sequence)
             scores += result.scores[len(scores) - span.start :]
         if span.drafts:
-            self._drafter.learn(sequence, span.drafts, result.accepted)
+            self.drafter.learn(sequence, span.drafts, result.accepted)
         if result.length < span.end:
             self._pages.trim(sequence.cache_id)
         if not result.tokens:
@@ -388,7 +388,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._prefixes.withdraw(sequence)
         self._pages.release(sequence.cache_id)
-        self._drafter.forget(sequence)
+        self.drafter.forget(sequence)
         self._live.remove(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:

@@ -1,0 +1,124 @@
+"""From options to the drafter of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ferrum.core.config import NGRAM, EngineConfig
+from ferrum.core.errors import ConfigError
+from ferrum.core.executor import ModelExecutor
+from ferrum.scheduler.costs import StepCosts
+from ferrum.speculative.draft_model import DraftModel
+from ferrum.speculative.ngram import NGramProposer
+from ferrum.speculative.prediction import PredictionProposer
+from ferrum.speculative.proposer import Proposer
+from ferrum.speculative.speculator import Speculator
+from ferrum.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from ferrum.runtime.local import LocalExecutor
+
+DRAFT_MODEL: Final = "draft_model"
+
+
+def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which `speculative` is a name: its other form is `{"method", "model", "num_speculative_tokens"}`.
+
+    Raises:
+        ConfigError: the mapping says something else, or not enough.
+    """
+    given = options.get("speculative")
+    if not isinstance(given, Mapping):
+        return dict(options)
+    unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
+    if unknown:
+        raise ConfigError(f"has no field {min(unknown)!r}", param="speculative")
+    method = given.get("method", NGRAM if given.get("model") is None else DRAFT_MODEL)
+    if method not in (NGRAM, DRAFT_MODEL):
+        raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {method!r}", param="speculative")
+    if (method == DRAFT_MODEL) != (given.get("model") is not None):
+        raise ConfigError(f"a model is given for {DRAFT_MODEL}, and for nothing else", param="speculative")
+    count = {name: given[name] for name in ("num_speculative_tokens",) if name in given}
+    return {**options, **count, "speculative": given.get("model", NGRAM)}
+
+
+def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | None:
+    """Where the draft model is; None where the options name none.
+
+    Args:
+        config: the options.
+        tokenizer: the target's.
+
+    Raises:
+        ModelNotFound: there is no such model.
+        ConfigError: its tokenizer is another one.
+    """
+    from ferrum.runtime.hub import resolve_model
+
+    if config.speculative in (None, NGRAM):
+        return None
+    assert config.speculative is not None
+    directory = resolve_model(config.speculative)
+    theirs = load_tokenizer(directory)
+    if tokenizer is not None and theirs is not None and (token := _first_difference(tokenizer, theirs)) is not None:
+        raise ConfigError(
+            f"the draft model's tokenizer is another one: token {token} differs, and guesses are token ids",
+            param="speculative",
+        )
+    return str(directory)
+
+
+def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
+    """The first id that the two do not mean the same by."""
+    for token in range(max(ours.vocab_size, theirs.vocab_size)):
+        if ours.token_bytes(token) != theirs.token_bytes(token):
+            return token
+    return None
+
+
+def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel | None:
+    """The draft model that the options name, loaded as the target is, with room for as many tokens.
+
+    Raises:
+        ConfigError: its vocabulary is another one.
+        CheckpointError: it is damaged.
+    """
+    from ferrum.runtime.load import build_executor
+
+    if config.speculative in (None, NGRAM):
+        return None
+    assert config.speculative is not None
+    options = replace(
+        config.model, model=config.speculative, max_sequence_length=None, kv_capacity=target.kv_capacity()
+    )
+    executor = build_executor(options)
+    try:
+        check_vocabularies(target, executor)
+    except ConfigError:
+        executor.shutdown()
+        raise
+    return DraftModel(executor, StepCosts())
+
+
+def check_vocabularies(target: ModelExecutor, draft: ModelExecutor) -> None:
+    """Refuse a draft model that has more or fewer tokens than the target.
+
+    Raises:
+        ConfigError: the reason.
+    """
+    ours, theirs = target.info.vocab_size, draft.info.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"the draft model has {theirs} tokens and the model {ours}: guesses need one vocabulary",
+            param="speculative",
+        )
+
+
+def build_speculator(config: EngineConfig, costs: StepCosts, model: DraftModel | None) -> Speculator:
+    """The drafter. What a request predicts of its output is verified whatever the options say."""
+    proposers: list[Proposer] = [PredictionProposer()]
+    if config.speculative == NGRAM:
+        proposers.append(NGramProposer())
+    return Speculator(costs, most=config.num_speculative_tokens, proposers=proposers, model=model)

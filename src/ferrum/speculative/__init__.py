@@ -1,0 +1,1 @@
+"""Guessing tokens so that several of a sequence can be verified in one step. No guess changes any answer."""

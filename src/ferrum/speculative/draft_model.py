@@ -1,0 +1,142 @@
+"""Guesses by a smaller model with the same vocabulary (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023).
+
+It has an executor and pages of its own, and samples with the request's own rules and draws: two models that are close
+then mostly draw the same token, at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ferrum.core.errors import FerrumError
+from ferrum.core.executor import ModelExecutor
+from ferrum.core.step import Sampling, Span, StepBatch, Want
+from ferrum.core.types import Sequence
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.drafts import Wish
+
+CATCH_UP: Final = 256
+"""Most tokens of one sequence that are read at a time: a long prompt is no reason to keep the others waiting."""
+
+
+@dataclass(slots=True)
+class _Cached:
+    """What the model has stored of a sequence: its first `known` tokens, then guesses."""
+
+    known: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Stored tokens."""
+        return self.known + len(self.guesses)
+
+    def agreed(self, sequence: Sequence) -> int:
+        """How many stored tokens are the sequence's, its last one excepted: that one has to run."""
+        right = 0
+        for guess, token in zip(self.guesses, sequence.tokens[self.known :], strict=False):
+            if guess != token:
+                break
+            right += 1
+        return min(self.known + right, len(sequence.tokens) - 1)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft while it is being guessed."""
+
+    wish: Wish
+    cached: _Cached
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+
+
+class DraftModel:
+    """See `Drafts`.
+
+    Args:
+        executor: of the smaller model; nobody else steps it.
+        costs: of its steps, which it keeps up to date.
+    """
+
+    def __init__(self, executor: ModelExecutor, costs: StepCosts) -> None:
+        self._executor = executor
+        self._costs = costs
+        self._context = executor.capabilities().max_sequence_length
+        self._cached: dict[str, _Cached] = {}
+
+    def limit(self, sequence: Sequence) -> int:
+        """See `Drafts`."""
+        return max(0, self._context - len(sequence.tokens))
+
+    def seconds(self, sequences: int) -> float:
+        """See `Drafts`."""
+        stored = sum(each.length for each in self._cached.values())
+        return self._costs.predict(sequences, stored * sequences // max(1, len(self._cached)))
+
+    def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
+        """See `Drafts`. A sequence that the model has not read is read on, and gets no guess before that is done."""
+        drafts = [self._begin(wish) for wish in wishes]
+        active = self._run(drafts, [self._first(draft) for draft in drafts])
+        while active:
+            active = self._run(active, [self._next(draft) for draft in active])
+        return [tuple(draft.tokens) for draft in drafts]
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Drafts`."""
+        if self._cached.pop(sequence.cache_id, None) is not None:
+            self._executor.release_cache(sequence.cache_id)
+
+    def _begin(self, wish: Wish) -> _Draft:
+        """Take the stored tokens back to where they agree with the sequence."""
+        sequence = wish.sequence
+        cached = self._cached.setdefault(sequence.cache_id, _Cached())
+        agreed = cached.agreed(sequence)
+        if agreed < cached.length:
+            self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
+        cached.known, cached.guesses = agreed, []
+        params = replace(sequence.sampling.params, logprobs=None, prompt_logprobs=None)
+        sampling = replace(sequence.sampling, params=params, history=list(sequence.tokens), masks=())
+        return _Draft(wish, cached, sampling)
+
+    def _first(self, draft: _Draft) -> Span:
+        """The tokens that the model has not read; the last of them is followed by the first guess."""
+        sequence, start = draft.wish.sequence, draft.cached.known
+        tokens = tuple(sequence.tokens[start : start + CATCH_UP])
+        done = start + len(tokens) == len(sequence.tokens)
+        return Span(
+            sequence.cache_id,
+            start,
+            tokens,
+            want=Want.TOKEN if done else Want.NONE,
+            sampling=draft.sampling if done else None,
+        )
+
+    def _next(self, draft: _Draft) -> Span:
+        """The last guess, which is followed by the next one."""
+        return Span(draft.wish.sequence.cache_id, draft.cached.length, (draft.tokens[-1],), sampling=draft.sampling)
+
+    def _run(self, drafts: Series[_Draft], spans: Series[Span]) -> list[_Draft]:
+        """Run a step; the drafts that want one more guess after it."""
+        batch = StepBatch(tuple(spans))
+        output = self._executor.submit(batch).result()
+        self._costs.observe_step(batch, output)
+        going_on = []
+        for draft, span, result in zip(drafts, spans, output.results, strict=True):
+            if isinstance(result, FerrumError):
+                # No room, or nothing to sample: the target will do without, and find out for itself.
+                self.forget(draft.wish.sequence)
+                continue
+            if draft.tokens:
+                draft.cached.guesses += span.tokens
+            else:
+                draft.cached.known = span.end
+            draft.tokens += result.tokens
+            history = draft.sampling.history
+            assert isinstance(history, list)
+            history += result.tokens
+            if result.tokens and len(draft.tokens) < draft.wish.limit:
+                going_on.append(draft)
+        return going_on

@@ -1,0 +1,67 @@
+"""Looking guesses up in what is there already: the prompt and the output so far.
+
+Texts repeat themselves, and answers repeat their prompts: what followed the last few tokens when they stood there
+before may follow again (Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Series
+from typing import Final
+
+from ferrum.core.types import Sequence
+from ferrum.speculative.proposer import Guess
+
+SIZES: Final = (5, 3, 2)
+"""Lengths of the n-grams that are looked up, the longest first."""
+
+
+class NGramIndex:
+    """Where each n-gram of a growing text last ended. Adding a token and finding a place take a fixed number of steps.
+
+    Keys are hashes: two n-grams of one hash make one more wrong guess, and spare the memory of the other tokens.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, dict[int, int]] = {size: {} for size in SIZES}
+        self._indexed = 0
+
+    def extend(self, text: Series[int], end: int) -> None:
+        """Take in the n-grams that end at `end` at the latest; the text up to there never changes again."""
+        for stop in range(self._indexed + 1, end + 1):
+            for size, ends in self._ends.items():
+                if size <= stop:
+                    ends[hash(tuple(text[stop - size : stop]))] = stop
+        self._indexed = max(self._indexed, end)
+
+    def find(self, text: Series[int]) -> tuple[int, int] | None:
+        """Where the last tokens of `text` stood before: the place after them, and how many they are."""
+        for size, ends in self._ends.items():
+            if size <= len(text) and (stop := ends.get(hash(tuple(text[len(text) - size :])))) is not None:
+                return stop, size
+        return None
+
+
+class NGramProposer:
+    """Guesses that a sequence goes on as it did after the same tokens before."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, NGramIndex] = {}
+
+    def look(self, sequence: Sequence, most: int) -> Guess | None:
+        """See `Proposer`."""
+        text = sequence.tokens
+        index = self._indexes.setdefault(sequence.cache_id, NGramIndex())
+        index.extend(text, len(text) - 1)  # what ends the text has no continuation to tell of
+        found = index.find(text)
+        if found is None:
+            return None
+        stop, size = found
+        tokens = list(text[stop : stop + most])
+        while len(tokens) < most:
+            tokens.append(tokens[stop + len(tokens) - len(text)])  # the guess itself goes on repeating
+        return Guess(tuple(tokens), f"{size}-gram")
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Proposer`."""
+        self._indexes.pop(sequence.cache_id, None)

@@ -1,0 +1,159 @@
+"""The drafter of an engine: asks the proposers, chooses how much of what they guess is verified, and learns from it.
+
+Guesses that are looked up cost nothing until they are verified, so what was not verified is compared with what came
+instead: a sequence on which guessing does not pay runs as if there were none, and is noticed as soon as it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
+from typing import Final
+
+from ferrum.core.snapshots import SpeculationCounts
+from ferrum.core.types import Sequence
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.drafts import Room, Wish
+from ferrum.speculative.lengths import Candidate, Tally, best_lengths
+from ferrum.speculative.proposer import Drafts, Guess, Proposer
+
+RETRY: Final = 64
+"""Steps whose guesses were likely enough but too dear after which a few are verified all the same: costs change."""
+
+RETRIED: Final = 2
+"""How many guesses of each sequence that step verifies."""
+
+COMPUTED: Final = "model"
+"""The kind of guesses that are computed."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of a sequence.
+
+    Attributes:
+        tallies: by kind of guess.
+        kind: of the guesses that are being verified.
+        passed: a guess that was not verified: the position, the token, its kind.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    kind: str = ""
+    passed: tuple[int, int, str] | None = None
+
+
+class Speculator:
+    """A `Drafter` of several proposers.
+
+    Args:
+        costs: what steps cost, kept up to date by the scheduler.
+        most: longest draft.
+        proposers: the first one that has a guess is heard.
+        model: asked where none has one; None: there is no such model.
+    """
+
+    def __init__(
+        self, costs: StepCosts, *, most: int, proposers: Series[Proposer], model: Drafts | None = None
+    ) -> None:
+        self._costs = costs
+        self._most = most
+        self._proposers = tuple(proposers)
+        self._model = model
+        self._states: dict[str, _State] = {}
+        self._all: dict[str, Tally] = {}
+        self._dear = 0
+        self._drafts = 0
+        self._drafted = [0] * most
+        self._accepted = [0] * most
+
+    @property
+    def counts(self) -> SpeculationCounts:
+        """What was verified so far."""
+        return SpeculationCounts(self._drafts, sum(self._drafted), sum(self._accepted), tuple(self._accepted))
+
+    def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
+        """See `Drafter`."""
+        guesses = [self._look(wish) for wish in wishes]
+        candidates = [self._candidate(wish, guess) for wish, guess in zip(wishes, guesses, strict=True)]
+        lengths = self._lengths(candidates, room)
+        computed = self._compute(wishes, guesses, lengths)
+        drafts = []
+        for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
+            state = self._states[wish.sequence.cache_id]
+            state.kind = COMPUTED if guess is None else guess.kind
+            if guess is None:
+                drafts.append(computed.pop(0) if length else ())
+            else:
+                drafts.append(guess.tokens[:length])
+                state.passed = None if length else (len(wish.sequence.tokens), guess.tokens[0], guess.kind)
+        return drafts
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """See `Drafter`."""
+        state = self._states[sequence.cache_id]
+        self._note(state, state.kind, accepted, int(accepted < drafted))
+        self._drafts += 1
+        for place in range(drafted):
+            self._drafted[place] += 1
+            self._accepted[place] += place < accepted
+
+    def forget(self, sequence: Sequence) -> None:
+        """See `Drafter`."""
+        self._states.pop(sequence.cache_id, None)
+        for proposer in self._proposers:
+            proposer.forget(sequence)
+        if self._model is not None:
+            self._model.forget(sequence)
+
+    def _look(self, wish: Wish) -> Guess | None:
+        sequence = wish.sequence
+        state = self._states.setdefault(sequence.cache_id, _State())
+        if state.passed is not None:
+            position, token, kind = state.passed
+            right = sequence.tokens[position : position + 1] == [token]
+            self._note(state, kind, int(right), int(not right))
+            state.passed = None
+        guesses = (proposer.look(sequence, min(wish.limit, self._most)) for proposer in self._proposers)
+        return next((guess for guess in guesses if guess is not None), None)
+
+    def _note(self, state: _State, kind: str, right: int, wrong: int) -> None:
+        for tallies in (state.tallies, self._all):
+            tallies.setdefault(kind, Tally()).note(right, wrong)
+
+    def _candidate(self, wish: Wish, guess: Guess | None) -> Candidate:
+        if guess is None:
+            limit = 0 if self._model is None else self._model.limit(wish.sequence)
+            kind, limit = COMPUTED, min(limit, wish.limit, self._most)
+        else:
+            kind, limit = guess.kind, len(guess.tokens)
+        state = self._states[wish.sequence.cache_id]
+        general = self._all.setdefault(kind, Tally()).likely()
+        return Candidate(limit, state.tallies.setdefault(kind, Tally()).likely(general), computed=guess is None)
+
+    def _lengths(self, candidates: Series[Candidate], room: Room) -> list[int]:
+        seconds = (lambda _: 0.0) if self._model is None else self._model.seconds
+        lengths = best_lengths(candidates, room, self._costs, seconds)
+        hopeful = sum(each.likely for each in candidates if each.limit)
+        if any(lengths) or hopeful < len(candidates) / 2:
+            return lengths
+        self._dear += 1
+        if self._dear % RETRY:
+            return lengths
+        return [min(each.limit, RETRIED) for each in candidates]
+
+    def _compute(
+        self, wishes: Series[Wish], guesses: Series[Guess | None], lengths: Series[int]
+    ) -> list[tuple[int, ...]]:
+        """What the model guesses for those who want a guess and have none, in their order."""
+        if self._model is None:
+            return []
+        wanting = []
+        for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
+            if guess is None and length:
+                wanting.append(Wish(wish.sequence, length))
+            elif guess is None:
+                # Nothing will be heard of what is not computed, and what was bad may become better.
+                self._states[wish.sequence.cache_id].tallies[COMPUTED].fade()
+        if not wanting and COMPUTED in self._all:
+            self._all[COMPUTED].fade()
+        return self._model.draft(wanting) if wanting else []

@@ -1,0 +1,117 @@
+"""Guesses that are looked up: where they come from, what finding them takes, and how an output follows a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request, Sequence
+from ferrum.scheduler.sequence import begin
+from ferrum.speculative.ngram import NGramProposer
+from ferrum.speculative.prediction import Follower, PredictionProposer
+
+
+class Read(list[int]):
+    """A text that counts how many of its tokens are looked at."""
+
+    seen = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.seen += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def sequence_of(tokens: Iterable[int], prediction: Iterable[int] = ()) -> Sequence:
+    prompt = tuple(tokens)
+    return begin(Request("a", prompt, SamplingParams(), 0, prediction=tuple(prediction)), 0)
+
+
+def looked_up(tokens: Iterable[int], most: int = 4) -> tuple[int, ...]:
+    guess = NGramProposer().look(sequence_of(tokens), most)
+    return () if guess is None else guess.tokens
+
+
+def test_what_followed_the_last_tokens_before_is_guessed() -> None:
+    assert looked_up([1, 2, 3, 4, 5, 6, 9, 1, 2]) == (3, 4, 5, 6)
+    assert looked_up([1, 2, 3, 4, 5]) == ()
+    assert looked_up([1, 2, 8, 7, 1, 2, 3, 4, 1, 2]) == (3, 4, 1, 2), "the last place counts"
+
+
+def test_a_longer_match_goes_before_a_later_one() -> None:
+    assert looked_up([5, 1, 2, 3, 40, 9, 2, 3, 50, 8, 5, 1, 2, 3]) == (40, 9, 2, 3)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_a_text_that_repeats_itself_is_guessed_beyond_its_end(period: int) -> None:
+    text = [position % period for position in range(20)]
+    assert looked_up(text, most=16) == tuple(position % period for position in range(20, 36))
+
+
+@pytest.mark.parametrize("text", [range(4096), [7] * 4096, [position % 97 for position in range(4096)]])
+def test_looking_up_reads_a_fixed_number_of_tokens_for_each_token(text: Iterable[int]) -> None:
+    """So indexing is O(1) amortised: a look at every token of a text of twice the length reads twice as much."""
+    whole = list(text)
+    reads = []
+    for length in (2048, 4096):
+        proposer, sequence = NGramProposer(), sequence_of(whole[:2])
+        sequence.tokens = read = Read(whole[:2])
+        for token in whole[2:length]:
+            read.append(token)
+            proposer.look(sequence, 8)
+        reads.append(read.seen)
+    assert reads[1] <= 2.1 * reads[0] and reads[1] <= 40 * 4096
+
+
+def test_a_forgotten_sequence_starts_anew() -> None:
+    proposer, sequence = NGramProposer(), sequence_of([1, 2, 3, 1, 2])
+    assert proposer.look(sequence, 1) is not None
+    proposer.forget(sequence)
+    assert proposer.look(sequence_of([1, 2]), 1) is None
+
+
+PREDICTED = tuple(range(100, 160))
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted"),
+    [
+        (PREDICTED, 60),
+        (PREDICTED[:20], 20),
+        ((1, 2, 3), 0),
+        ((*PREDICTED[:20], 7, *PREDICTED[21:]), 20 + 37),  # two tokens tell that it goes on behind a change
+        ((*PREDICTED[:20], *PREDICTED[30:]), 20 + 28),
+        ((*PREDICTED[:20], 7, 8, 9, *PREDICTED[20:]), 20 + 38),
+        ((), 0),
+    ],
+)
+def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...], accepted: int) -> None:
+    follower = Follower(PREDICTED)
+    follower.feed(output)
+    assert follower.accepted == accepted
+    by_pieces = Follower(PREDICTED)
+    for start in range(0, len(output), 7):
+        by_pieces.feed(output[start : start + 7])
+    assert by_pieces.accepted == accepted and by_pieces.following(5) == follower.following(5)
+
+
+def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
+    lines = tuple(token for line in range(30) for token in (1, 2, 3, 50 + line))
+    follower = Follower(lines)
+    follower.feed((*lines[:9], 99, 3, 52, 1, 2))
+    assert follower.following(3) == (3, 53, 1)
+
+
+def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
+    proposer, sequence = PredictionProposer(), sequence_of([1, 2], PREDICTED)
+    guess = proposer.look(sequence, 3)
+    assert guess is not None and guess.tokens == (100, 101, 102)
+    sequence.tokens += [100, 101, 5]
+    assert proposer.look(sequence, 3) is None
+    sequence.tokens += [110, 111]
+    guess = proposer.look(sequence, 3)
+    assert guess is not None and guess.tokens == (112, 113, 114)
+    assert PredictionProposer().look(sequence_of([1, 2]), 3) is None
