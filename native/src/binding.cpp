@@ -26,6 +26,11 @@ using OperationPointer = std::shared_ptr<Operation>;
 
 const float* data_or_null(const MaybeFloats& array) { return array ? array->data() : nullptr; }
 
+void check_page(const Runtime& runtime, int64_t group, int64_t page, int64_t bytes) {
+    require(page >= 0 && page < runtime.pool.group(group).num_pages, "a page of the group");
+    require(bytes == runtime.pool.page_bytes(group), "the bytes of a page");
+}
+
 void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
     require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "one row per id");
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -206,6 +211,15 @@ NB_MODULE(_native, module) {
         .def("over_panels", &over_panels)
         .def("allocate", &allocate)
         .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
+        .def("page_bytes", [](const Runtime& r, int64_t group) { return r.pool.page_bytes(group); })
+        .def("read_page", [](const Runtime& r, int64_t group, int64_t page, const Out<uint8_t>& out) {
+            check_page(r, group, page, static_cast<int64_t>(out.size()));
+            r.pool.read_page(group, page, out.data());
+        })
+        .def("write_page", [](Runtime& r, int64_t group, int64_t page, const In<uint8_t>& in) {
+            check_page(r, group, page, static_cast<int64_t>(in.size()));
+            r.pool.write_page(group, page, in.data());
+        })
         .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),
              nb::arg("logit_rows"), nb::arg("hidden_rows"), nb::arg("embeddings").none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },

@@ -29,13 +29,13 @@ GroupStore layout(const GroupShape& shape) {
     return s;
 }
 
-int64_t page_bytes(const GroupStore& s) { return s.num_kv_heads * s.blocks_per_page * (s.key_bytes + s.value_bytes); }
+int64_t layer_page_bytes(const GroupStore& s) { return s.num_kv_heads * s.blocks_per_page * (s.key_bytes + s.value_bytes); }
 
 }  // namespace
 
 void Pool::add(const GroupShape& shape) {
     GroupStore s = layout(shape);
-    s.data = memory_.emplace_back(s.num_layers * s.num_pages * page_bytes(s)).data();
+    s.data = memory_.emplace_back(s.num_layers * s.num_pages * layer_page_bytes(s)).data();
     stores_.push_back(s);
 }
 
@@ -47,10 +47,31 @@ int64_t Pool::nbytes() const {
 
 void Pool::copy_page(int64_t group, int64_t source, int64_t target) {
     const GroupStore& s = stores_.at(static_cast<size_t>(group));
-    const int64_t bytes = page_bytes(s);
+    const int64_t bytes = layer_page_bytes(s);
     for (int64_t layer = 0; layer < s.num_layers; ++layer) {
         std::byte* pages = s.data + layer * s.num_pages * bytes;
         std::memcpy(pages + target * bytes, pages + source * bytes, static_cast<size_t>(bytes));
+    }
+}
+
+int64_t Pool::page_bytes(int64_t group) const {
+    const GroupStore& s = this->group(group);
+    return s.num_layers * layer_page_bytes(s);
+}
+
+void Pool::read_page(int64_t group, int64_t page, uint8_t* out) const {
+    const GroupStore& s = this->group(group);
+    const int64_t bytes = layer_page_bytes(s);
+    for (int64_t layer = 0; layer < s.num_layers; ++layer) {
+        std::memcpy(out + layer * bytes, s.data + (layer * s.num_pages + page) * bytes, static_cast<size_t>(bytes));
+    }
+}
+
+void Pool::write_page(int64_t group, int64_t page, const uint8_t* in) {
+    const GroupStore& s = this->group(group);
+    const int64_t bytes = layer_page_bytes(s);
+    for (int64_t layer = 0; layer < s.num_layers; ++layer) {
+        std::memcpy(s.data + (layer * s.num_pages + page) * bytes, in + layer * bytes, static_cast<size_t>(bytes));
     }
 }
 

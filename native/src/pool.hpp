@@ -22,6 +22,10 @@ public:
     int64_t nbytes() const;
     // Copies a page's keys and values in every layer of the group, raw bytes.
     void copy_page(int64_t group, int64_t source, int64_t target);
+    // A page's keys and values, layer by layer, as one run of bytes.
+    int64_t page_bytes(int64_t group) const;
+    void read_page(int64_t group, int64_t page, uint8_t* out) const;
+    void write_page(int64_t group, int64_t page, const uint8_t* in);
 
 private:
     std::vector<GroupStore> stores_;

@@ -65,6 +65,10 @@ class PageNames:
             return True  # evicted meanwhile
         return self._proven.setdefault(named.name, named) is named
 
+    def holds(self, named: NamedPage) -> bool:
+        """Whether the page still has the name: as long as it has, nobody writes to it."""
+        return self._named.get(named.page) is named
+
     def forget(self, named: NamedPage) -> bool:
         """Take the name away, where the page still has it; whether the page was idle, and is now the caller's."""
         if self._named.get(named.page) is not named:

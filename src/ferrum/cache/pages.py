@@ -17,9 +17,9 @@ from typing import Final
 
 from ferrum.cache.groups import PageCopy as PageCopy
 from ferrum.cache.groups import PageGroup as PageGroup
-from ferrum.cache.names import Name
+from ferrum.cache.names import Name, NamedPage
 from ferrum.cache.pool import PagePool
-from ferrum.cache.prefix import SequenceNames, longest_match
+from ferrum.cache.prefix import PageKeeper, SequenceNames, longest_match, restore
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.snapshots import PrefixCounts
 
@@ -45,6 +45,9 @@ class PageTable:
         groups: at least one, with distinct names.
         max_draft: longest draft; a window group keeps so many tokens, and one page, more than the next query sees,
             so that a truncation this far always succeeds.
+
+    Attributes:
+        keeper: where set, has copies of named pages.
     """
 
     def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
@@ -52,10 +55,11 @@ class PageTable:
         self._pools = tuple(PagePool(group.num_pages) for group in self.groups)
         self._index = {group.name: index for index, group in enumerate(self.groups)}
         self._max_draft = max_draft
+        self.keeper: PageKeeper | None = None
         self._stored: dict[str, _Stored] = {}
         # One clock for all sequences: an id that is released and begun anew never repeats a generation.
         self._clock = 0
-        self._asked = self._found = 0
+        self._asked = self._found = self._restored = 0
         assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
@@ -139,6 +143,16 @@ class PageTable:
         """
         return longest_match(self.groups, self._pools, names)
 
+    def restore(self, names: Sequence[Name], count: int) -> None:
+        """Bring back from the keeper, where there is one, what follows the `count` pages that were matched just now."""
+        if self.keeper is None or count == len(names):
+            return
+        # Hold what is there, lest it makes room for what comes after it.
+        self.adopt(held := f"restore {self._tick()}", names, count)
+        most = min(pool.free for pool in self._pools)
+        self._restored += restore(self.groups, self._pools, names[count:], self.keeper, most)
+        self.release(held)
+
     def adopt(self, cache_id: str, names: Sequence[Name], count: int) -> None:
         """Begin a sequence with the pages of the first `count` names, which `match` has found just now.
 
@@ -165,7 +179,13 @@ class PageTable:
         """
         stored = self._get(cache_id)
         self._name(stored)
-        stored.names.prove()
+        for pool, named in stored.names.prove():
+            if self.keeper is not None:
+                self.keeper.keep(self.groups[self._pools.index(pool)].name, named)
+
+    def holds(self, group: str, named: NamedPage) -> bool:
+        """Whether the page still has its name; may be asked from any thread."""
+        return self._pools[self._index[group]].names.holds(named)
 
     def count_lookup(self, asked: int, found: int) -> None:
         """Note that a prompt of `asked` tokens was looked up, of which `found` were adopted."""
@@ -175,7 +195,8 @@ class PageTable:
     def prefix_counts(self) -> PrefixCounts:
         """How the names have served so far."""
         names = [pool.names for pool in self._pools]
-        return PrefixCounts(sum(map(len, names)), sum(each.evicted for each in names), self._asked, self._found)
+        evicted = sum(each.evicted for each in names)
+        return PrefixCounts(sum(map(len, names)), evicted, self._asked, self._found, self._restored)
 
     def forget_prefixes(self) -> None:
         """Take the name of every page away."""

@@ -82,10 +82,20 @@ class PagePool:
         self.share(page)
         return page
 
-    def prove(self, named: NamedPage) -> None:
-        """Let a named page be found by its name, unless another one is."""
+    def prove(self, named: NamedPage) -> bool:
+        """Let a named page be found by its name, unless another one is; whether it now is."""
         if not self.names.prove(named):
             self.forget(named)
+        return self.names.holds(named)
+
+    def restore(self, name: Name) -> int:
+        """A free page under that name, whose content the caller writes now. There must be one, and none of the name."""
+        page = self.take()
+        named = self.names.give(page, name)
+        assert named is not None
+        self.prove(named)
+        self.drop(page)
+        return page
 
     def forget(self, named: NamedPage) -> None:
         """Take a page's name away."""

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from hashlib import sha256
+from typing import Any, Protocol
 
 from ferrum.cache.groups import PageGroup
 from ferrum.cache.names import Name, NamedPage
@@ -88,17 +89,60 @@ class SequenceNames:
         """Only the first `full` pages are left."""
         self._named = min(self._named, full)
 
-    def prove(self) -> None:
-        """Let the named pages be found."""
-        for pool, named in self._unproven:
-            pool.prove(named)
+    def prove(self) -> list[tuple[PagePool, NamedPage]]:
+        """Let the named pages be found; those that now are."""
+        if not self._unproven:
+            return []
+        proven = [(pool, named) for pool, named in self._unproven if pool.prove(named)]
         self._unproven.clear()
+        return proven
 
     def forget(self) -> None:
         """Take the names that are not proven away."""
         for pool, named in self._unproven:
             pool.forget(named)
         self._unproven.clear()
+
+
+class PageKeeper(Protocol):
+    """Keeps copies of proven pages where they outlast the pool."""
+
+    def keep(self, group: str, named: NamedPage) -> None:
+        """Copy the page, some time, if it still has its name then."""
+        ...
+
+    def find(self, group: str, name: Name) -> Any | None:
+        """The content of a page of that name, verified; None where there is none, or none to be believed."""
+        ...
+
+    def fill(self, group: str, page: int, content: Any) -> None:
+        """Write what was found to a page."""
+        ...
+
+
+def restore(
+    groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name], keeper: PageKeeper, most: int
+) -> int:
+    """Bring back pages of these names, in order, until one is missing that a group without a window needs.
+
+    Args:
+        most: no more of each group than this.
+
+    Returns:
+        How many pages were brought back.
+    """
+    count = 0
+    for name in names[:most]:
+        for group, pool in zip(groups, pools, strict=True):
+            if pool.names.find(name) is not None:
+                continue
+            content = keeper.find(group.name, name)
+            if content is not None and pool.free:
+                keeper.fill(group.name, pool.restore(name), content)
+                count += 1
+            elif group.window is None:
+                return count
+    return count
 
 
 def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name]) -> int:

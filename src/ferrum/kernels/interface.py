@@ -26,6 +26,7 @@ Array = Any
 
 Int32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 
 class Weight(Protocol):
@@ -213,6 +214,18 @@ class Kernels(Operations, Protocol):
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages of keys and values, raw bytes, before a step that writes to the targets."""
+        ...
+
+    def page_bytes(self, group: str) -> int:
+        """Bytes of a page of the group, as it lies in the pool."""
+        ...
+
+    def read_page(self, group: str, page: int) -> Bytes:
+        """A page's keys and values, raw: u8 [page_bytes]. What they mean is known to kernels of one `numerics_id`."""
+        ...
+
+    def write_page(self, group: str, page: int, data: Bytes) -> None:
+        """Put back what `read_page` has told, in this or another page of a group of that shape."""
         ...
 
     def begin(self, tables: StepTables) -> None:

@@ -15,6 +15,8 @@ from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.memory import return_free_memory
+from ferrum.runtime.page_files import PageFiles
+from ferrum.runtime.page_keeper import DiskKeeper
 from ferrum.sampling.accept import count_likely
 from ferrum.sampling.order import top
 
@@ -43,11 +45,22 @@ class LocalExecutor(ModelExecutor):
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
         self.lm = lm
         self._sampled: dict[str, int] = {}
+        self._keeper: DiskKeeper | None = None
         if log_tokens:
             lm.watch = self._log_row
 
     def _warm(self) -> None:
         return_free_memory()
+
+    def keep_pages(self, files: PageFiles) -> None:
+        """From now on write proven pages to files, and find them there again; until `shutdown`."""
+        self._keeper = DiskKeeper(self.lm.pages, self.lm.kernels, files)
+
+    def shutdown(self) -> None:
+        """See `ModelExecutor`. Pages that are due are written first."""
+        if self._keeper is not None and not self.in_use:
+            self._keeper.close()
+        super().shutdown()
 
     def _run(self, batch: StepBatch) -> StepOutput:
         carried = [self._with_carried(span) for span in batch.spans]

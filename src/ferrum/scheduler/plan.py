@@ -31,6 +31,10 @@ class Pages(Protocol):
         """How many pages of these names are there from the first one on, as far as a new sequence needs them."""
         ...
 
+    def restore(self, names: Series[Name], count: int) -> None:
+        """Bring back from outside the pool what follows the first `count` pages, as far as it is there."""
+        ...
+
     def adopt(self, cache_id: str, names: Series[Name], count: int) -> None:
         """Begin a sequence with the pages of the first `count` names."""
         ...

@@ -40,6 +40,7 @@ class Prefixes:
         self._scope = scope
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
+        self._restored: set[str] = set()
 
     def look(self, sequence: Sequence, most: int) -> Found:
         """What is there of the sequence's first `most` tokens."""
@@ -48,6 +49,10 @@ class Prefixes:
             return Found(0, None)
         names = sequence.names[: most // self._scope.page_size]
         count = self._pages.match(names)
+        if sequence.cache_id not in self._restored:
+            self._restored.add(sequence.cache_id)
+            self._pages.restore(names, count)
+            count = self._pages.match(names)
         return Found(count, self._computing.get(names[count]) if count < len(names) else None)
 
     def adopt(self, sequence: Sequence, found: Found) -> None:
@@ -86,7 +91,8 @@ class Prefixes:
         self.withdraw(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Nobody need wait for this sequence any more."""
+        """Nobody need wait for this sequence any more; should it be looked up again, all is looked up."""
+        self._restored.discard(sequence.cache_id)
         for name in self._promised.pop(sequence.cache_id, ()):
             if self._computing.get(name) is sequence:
                 del self._computing[name]

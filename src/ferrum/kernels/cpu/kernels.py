@@ -11,7 +11,7 @@ from ferrum.cache.pages import PageCopy
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
 from ferrum.kernels.cpu.weights import PackedWeight, pack
-from ferrum.kernels.interface import F32, Array, AttentionShape, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference import ReferenceKernels
 
 
@@ -74,6 +74,20 @@ class NativeKernels:
         """See `Kernels.copy_pages`."""
         for copy in copies:
             self.lowering.runtime.copy_page(self._groups[copy.group], copy.source, copy.target)
+
+    def page_bytes(self, group: str) -> int:
+        """See `Kernels.page_bytes`."""
+        return int(self.lowering.runtime.page_bytes(self._groups[group]))
+
+    def read_page(self, group: str, page: int) -> Bytes:
+        """See `Kernels.read_page`."""
+        data = np.empty(self.page_bytes(group), np.uint8)
+        self.lowering.runtime.read_page(self._groups[group], page, data)
+        return data
+
+    def write_page(self, group: str, page: int, data: Bytes) -> None:
+        """See `Kernels.write_page`."""
+        self.lowering.runtime.write_page(self._groups[group], page, data)
 
     def begin(self, tables: StepTables) -> None:
         """See `Kernels.begin`. The library copies the tables."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.pages import PageCopy
-from ferrum.kernels.interface import F32, AttentionShape, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.math import silu, tree_sum
 from ferrum.kernels.reference.store import Store
@@ -59,6 +59,26 @@ class ReferenceKernels:
         for copy in copies:
             for store in (self._keys[index[copy.group]], self._values[index[copy.group]]):
                 store.copy(copy.source, copy.target)
+
+    def page_bytes(self, group: str) -> int:
+        """See `Kernels.page_bytes`."""
+        return sum(part.nbytes for store in self._stores(group) for part in store.page(0))
+
+    def read_page(self, group: str, page: int) -> Bytes:
+        """See `Kernels.read_page`."""
+        parts = [part for store in self._stores(group) for part in store.page(page)]
+        return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
+
+    def write_page(self, group: str, page: int, data: Bytes) -> None:
+        """See `Kernels.write_page`."""
+        begin = 0
+        for part in [part for store in self._stores(group) for part in store.page(page)]:
+            part[...] = data[begin : begin + part.nbytes].view(part.dtype).reshape(part.shape)
+            begin += part.nbytes
+
+    def _stores(self, group: str) -> tuple[Store, Store]:
+        index = next(i for i, each in enumerate(self._groups) if each.name == group)
+        return self._keys[index], self._values[index]
 
     @property
     def tables(self) -> StepTables:

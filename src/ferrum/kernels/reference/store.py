@@ -70,6 +70,10 @@ class Store:
             if array is not None:
                 array[:, target] = array[:, source]
 
+    def page(self, page: int) -> tuple[NDArray[Any], ...]:
+        """Views of all that a page holds, over all layers."""
+        return tuple(array[:, page] for array in (self._elements, self._scales) if array is not None)
+
     def read(self, layer: int, pages: Int32, begin: int, end: int) -> Stored:
         """Tokens `begin` to `end` of a sequence's `pages`; zeros where a page is gone (no query sees it)."""
         size = self._page_size

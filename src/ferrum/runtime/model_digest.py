@@ -1,0 +1,48 @@
+"""Which weights a directory holds: what outlasts the engine must not be mistaken for another model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_MEMO: Final = "models.json"
+_READ: Final = ("*.safetensors", "*.json")
+
+
+def model_digest(directory: Path, memory: Path) -> str:
+    """A digest of all files that say what the model computes, as hexadecimal.
+
+    Reading them takes a second for each gigabyte or two. So it is remembered for files of the same name, size, inode
+    and time of change, as build tools do.
+
+    Args:
+        directory: of the model.
+        memory: a directory, in which it is remembered.
+    """
+    files = sorted(path for pattern in _READ for path in directory.glob(pattern))
+    seen = hashlib.sha256(repr([_identity(path) for path in files]).encode()).hexdigest()
+    memo = memory / _MEMO
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        loaded = json.loads(memo.read_text("utf-8"))
+        known = loaded if isinstance(loaded, dict) else {}
+    if not isinstance(known.get(seen), str):
+        digest = hashlib.sha256()
+        for path in files:
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        known[seen] = digest.hexdigest()
+        aside = memo.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # then it is read again next time
+            aside.write_text(json.dumps(known), "utf-8")
+            aside.replace(memo)
+    return known[seen]
+
+
+def _identity(path: Path) -> tuple[str, int, int, int]:
+    state = path.stat()
+    return path.name, state.st_size, state.st_ino, state.st_mtime_ns

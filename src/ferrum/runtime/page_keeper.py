@@ -1,0 +1,68 @@
+"""Between the page table and the disk: copies proven pages behind the engine's back, and fills pages from copies."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from queue import SimpleQueue
+from typing import Final
+
+from ferrum.cache.names import Name, NamedPage
+from ferrum.cache.pages import PageTable
+from ferrum.kernels.interface import Bytes, Kernels
+from ferrum.runtime.page_files import PageFiles
+
+CLOSE_SECONDS: Final = 10.0
+"""How long `close` goes on writing what is due."""
+
+
+class DiskKeeper:
+    """Keeps the pages of one pool; see `PageKeeper`. Its thread reads the pool while the engine computes.
+
+    A page that has its name after it was read has not been written to in between: it loses the name first.
+
+    Args:
+        pages: whose `keeper` this becomes.
+        kernels: whose pool it is.
+        files: where copies go.
+    """
+
+    def __init__(self, pages: PageTable, kernels: Kernels, files: PageFiles) -> None:
+        self._pages = pages
+        self._kernels = kernels
+        self._files = files
+        self._due: SimpleQueue[tuple[str, NamedPage] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="ferrum-pages", daemon=True)
+        self._thread.start()
+        pages.keeper = self
+
+    def keep(self, group: str, named: NamedPage) -> None:
+        """See `PageKeeper`."""
+        self._due.put((group, named))
+
+    def find(self, group: str, name: Name) -> Bytes | None:
+        """See `PageKeeper`."""
+        return self._files.get(_called(group, name), self._kernels.page_bytes(group))
+
+    def fill(self, group: str, page: int, content: Bytes) -> None:
+        """See `PageKeeper`."""
+        self._kernels.write_page(group, page, content)
+
+    def close(self) -> None:
+        """Write what is due, for a while, and end. Idempotent."""
+        self._due.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        self._pages.keeper = None
+
+    def _write(self) -> None:
+        while (due := self._due.get()) is not None:
+            group, named = due
+            if self._pages.holds(group, named):
+                content = self._kernels.read_page(group, named.page)
+                if self._pages.holds(group, named):
+                    self._files.put(_called(group, named.name), content)
+
+
+def _called(group: str, name: Name) -> bytes:
+    """The name of a group's part of a page."""
+    return hashlib.sha256(name + group.encode()).digest()

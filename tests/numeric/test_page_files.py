@@ -1,0 +1,122 @@
+"""Pages on disk: what was written is read, what is damaged or foreign is not believed, and the room is bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ferrum.core.errors import ConfigError
+from ferrum.runtime.model_digest import model_digest
+from ferrum.runtime.page_files import PageFiles
+
+SIZE = 200
+CONTENT = np.arange(SIZE, dtype=np.uint8)
+
+
+def name(index: int) -> bytes:
+    return index.to_bytes(32, "little")
+
+
+def written(directory: Path) -> PageFiles:
+    files = PageFiles(directory, 1 << 30)
+    files.put(name(1), CONTENT)
+    return files
+
+
+def only_file(directory: Path) -> Path:
+    (path,) = directory.iterdir()
+    return path
+
+
+def test_a_page_is_read_as_it_was_written_by_any_process(tmp_path: Path) -> None:
+    first, second = written(tmp_path / "made" / "here"), PageFiles(tmp_path / "made" / "here", 1 << 30)
+    for files in (first, second):
+        np.testing.assert_array_equal(files.get(name(1), SIZE), CONTENT)
+        assert files.get(name(2), SIZE) is None
+
+
+def test_no_bit_of_a_file_can_be_flipped_unseen(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    data = only_file(tmp_path).read_bytes()
+    for position in range(len(data)):
+        path = tmp_path / f"{name(1).hex()}.page"
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
+        assert files.get(name(1), SIZE) is None
+        assert not path.exists(), "it is deleted, and written anew when the page is computed again"
+
+
+@pytest.mark.parametrize("length", [0, 1, 57, 58, 100, SIZE + 57])
+def test_a_file_that_is_cut_short_or_longer_is_not_read(tmp_path: Path, length: int) -> None:
+    files = written(tmp_path)
+    path = only_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:length])
+    assert files.get(name(1), SIZE) is None
+    files.put(name(1), CONTENT)
+    path.write_bytes(path.read_bytes() + b"x")
+    assert files.get(name(1), SIZE) is None
+
+
+def test_a_page_under_another_name_or_of_another_size_is_not_read(tmp_path: Path) -> None:
+    files = written(tmp_path)
+    only_file(tmp_path).rename(tmp_path / f"{name(3).hex()}.page")
+    assert files.get(name(3), SIZE) is None
+    files.put(name(1), CONTENT)
+    assert files.get(name(1), SIZE - 1) is None
+
+
+def test_a_directory_in_the_place_of_a_page_harms_nobody(tmp_path: Path) -> None:
+    files = PageFiles(tmp_path, 1000)
+    (tmp_path / f"{name(1).hex()}.page").mkdir()
+    assert files.get(name(1), SIZE) is None
+    for index in range(1, 20):
+        files.put(name(index), CONTENT)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch, caplog, number: int) -> None:
+    files = PageFiles(tmp_path, 1 << 30)
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    files.put(name(1), CONTENT)
+    assert os.strerror(number) in caplog.text
+    assert files.get(name(1), SIZE) is None and not list(tmp_path.iterdir())
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    files = PageFiles(tmp_path, 10 * (SIZE + 58))
+    for index in range(10):
+        files.put(name(index), CONTENT)
+        os.utime(tmp_path / f"{name(index).hex()}.page", (index, index))
+    assert files.get(name(0), SIZE) is not None
+    files.put(name(10), CONTENT)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10 * (SIZE + 58)
+    there = [index for index in range(11) if files.get(name(index), SIZE) is not None]
+    assert there == [0, *range(3, 11)]
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        PageFiles(tmp_path / "file" / "below", 1000)
+    assert caught.value.param == "prefix_cache_dir"
+
+
+def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
+    one, two, memory = tmp_path / "one", tmp_path / "two", tmp_path / "memory"
+    for directory in (one, two, memory):
+        directory.mkdir()
+    for directory in (one, two):
+        (directory / "config.json").write_text("{}")
+        (directory / "model.safetensors").write_bytes(b"weights")
+    assert model_digest(one, memory) == model_digest(two, memory) == model_digest(one, memory)
+    (two / "model.safetensors").write_bytes(b"Weights")
+    assert model_digest(one, memory) != model_digest(two, memory)
+    (memory / "models.json").write_text("damaged")
+    assert model_digest(one, memory) == model_digest(one, tmp_path / "missing")

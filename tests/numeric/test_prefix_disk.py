@@ -1,0 +1,147 @@
+"""The persistent prefix cache: an engine finds what another one has computed, and never believes what is damaged."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_twin import require_native
+from tiny import directory_of, find, tokens_of
+
+from ferrum import LLM, SamplingParams
+from ferrum.core.errors import ConfigError
+from ferrum.core.step import Span, StepBatch, Want
+from ferrum.runtime.load import load_executor
+
+CASE = "qwen3-windows"
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)
+PAGE = 64
+
+
+def prompt() -> list[int]:
+    return tokens_of(find(CASE), 3 * PAGE + 7, seed=9)
+
+
+def opened(directory: Path | None, case: str = CASE, kernels: str = "reference", dtype: str = "float32") -> LLM:
+    options = {} if directory is None else {"prefix_cache_dir": str(directory)}
+    return LLM(str(directory_of(find(case))), kernels=kernels, dtype=dtype, kv_capacity=1024, **options)
+
+
+def answer(llm: LLM) -> tuple[list[int], object, int]:
+    (output,) = llm.generate([prompt()], PARAMS, use_tqdm=False)
+    return output.outputs[0].token_ids, output.outputs[0].logprobs, output.metrics.usage.cached_tokens
+
+
+def filled(directory: Path, **options: str) -> tuple[list[int], object, int]:
+    """What an engine that has nothing answers; its pages are on disk then."""
+    with opened(directory, **options) as llm:
+        return answer(llm)
+
+
+def pages(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.page"))
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+def test_a_page_that_is_read_and_written_elsewhere_holds_the_same(kernels: str, kv_dtype: str) -> None:
+    if kernels == "native":
+        require_native()
+    name = directory_of(find(CASE))
+    with load_executor(name, kernels=kernels, dtype="float32", kv_dtype=kv_dtype, kv_capacity=1024) as executor:
+        tokens = tuple(prompt())
+        (first,) = executor.submit(StepBatch((Span("a", 0, tokens, Want.LOGITS),))).result().results
+        lm = executor.lm
+        lm.pages.reserve("b", len(tokens) - 1)
+        for group in lm.pages.groups:
+            for source, target in zip(lm.pages.row("a", group.name), lm.pages.row("b", group.name), strict=False):
+                if source >= 0:
+                    data = lm.kernels.read_page(group.name, source)
+                    assert data.shape == (lm.kernels.page_bytes(group.name),)
+                    lm.kernels.write_page(group.name, target, data)
+        lm.pages.commit("b", len(tokens) - 1)
+        (second,) = executor.submit(StepBatch((Span("b", len(tokens) - 1, tokens[-1:], Want.LOGITS),))).result().results
+        np.testing.assert_array_equal(first.logits, second.logits)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_another_engine_finds_what_one_has_computed(tmp_path: Path, kernels: str) -> None:
+    if kernels == "native":
+        require_native()
+    first = filled(tmp_path, kernels=kernels)
+    with opened(tmp_path, kernels=kernels) as llm:
+        assert answer(llm) == (*first[:2], 3 * PAGE) and first[2] == 0
+
+
+def test_two_engines_on_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with opened(tmp_path) as one, opened(tmp_path) as two:
+        expected = answer(one)[:2]
+        assert answer(two)[:2] == expected == answer(one)[:2]
+
+
+@pytest.mark.parametrize(
+    "other", [{"case": "qwen3"}, {"dtype": "bfloat16"}, {"kernels": "native"}], ids=["model", "dtype", "numerics"]
+)
+def test_what_another_model_format_or_arithmetic_has_computed_is_not_found(tmp_path: Path, other: dict) -> None:
+    filled(tmp_path, **other)
+    with opened(tmp_path) as llm:
+        assert answer(llm)[2] == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])
+def test_damaged_pages_are_computed_again(tmp_path: Path, damage: str) -> None:
+    expected = filled(tmp_path)
+    files = pages(tmp_path)
+    whole = [path.read_bytes() for path in files]
+    assert len(files) >= 4
+    for index, path in enumerate(files):
+        data = bytearray(whole[index])
+        if damage == "flip":
+            data[-1 - index] ^= 4
+        elif damage == "swap":
+            data = bytearray(whole[index - 1])
+        path.write_bytes(data[: {"cut": len(data) // 2, "empty": 0}.get(damage, len(data))])
+    with opened(tmp_path) as llm:
+        assert answer(llm) == expected
+    assert [path.read_bytes() for path in pages(tmp_path)] == whole, "the good pages are written again"
+
+
+def test_pages_outlive_the_death_of_their_process(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys, time
+from pathlib import Path
+from ferrum import LLM, SamplingParams
+llm = LLM({str(directory_of(find(CASE)))!r}, kernels="reference", dtype="float32", kv_capacity=1024,
+          prefix_cache_dir={str(tmp_path)!r})
+llm.generate([{prompt()}], SamplingParams(max_tokens=1), use_tqdm=False)
+while len(list(Path({str(tmp_path)!r}).glob("*.page"))) < 4:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], env=os.environ, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with opened(None) as llm:
+        expected = answer(llm)
+    with opened(tmp_path) as llm:
+        assert answer(llm)[:2] == expected[:2]
+
+
+def test_the_directory_needs_the_prefix_cache() -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM("ferrum-tiny", prefix_cache=False, prefix_cache_dir="/nowhere")
+    assert caught.value.param == "prefix_cache_dir"
+
+
+def test_a_small_pool_takes_back_what_fits(tmp_path: Path) -> None:
+    expected = filled(tmp_path)
+    name = str(directory_of(find(CASE)))
+    with LLM(name, kernels="reference", dtype="float32", kv_capacity=4 * PAGE, prefix_cache_dir=str(tmp_path)) as llm:
+        assert answer(llm)[:2] == expected[:2]
+        other = tokens_of(find(CASE), 3 * PAGE, seed=1)
+        llm.generate([other], SamplingParams(max_tokens=1), use_tqdm=False)
+        assert answer(llm)[:2] == expected[:2], "its pages had to go, and came back"
