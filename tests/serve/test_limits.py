@@ -43,6 +43,22 @@ def chat(server: Served, key: str, **body: object) -> httpx.Response:
     return server.http.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
 
 
+@contextmanager
+def endless(server: Served, keys: list[str]) -> Iterator[None]:
+    """Within the block each key has a request more that would run for long."""
+    with ThreadPoolExecutor(len(keys)) as pool:
+        names = [f"endless-{number}" for number in range(len(keys))]
+        running = [
+            pool.submit(chat, server, key, max_tokens=4000, request_id=name)
+            for key, name in zip(keys, names, strict=True)
+        ]
+        wait_for(lambda: server.service.num_live == len(keys))
+        yield
+        assert not any(each.done() for each in running)
+        for key, name in zip(keys, names, strict=True):
+            assert server.http.delete(f"/v1/requests/{name}", headers={"x-api-key": key}).status_code == 200
+
+
 def refused(limits: Limits) -> int:
     """The seconds that a key without rates left is told to wait."""
     with pytest.raises(ApiError) as caught:
@@ -78,15 +94,15 @@ def test_other_keys_have_rates_of_their_own() -> None:
 
 
 def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> None:
-    """What a request costs is known when it is over: prompt (2) and generated tokens (60) are 62 of 60."""
+    """What a request costs is known when it is over: those of the prompt and 150 generated ones are more than 60."""
     with guarded(tmp_path, "ada:one tokens_per_minute=60\neve:two") as server:
-        first = chat(server, "one", max_tokens=60, prompt_logprobs=None)
+        first = chat(server, "one", max_tokens=150)
         assert first.status_code == 200 and first.headers["x-ratelimit-limit-tokens"] == "60"
         server.wait_idle()
         again = chat(server, "one")
         assert error_of(again, 429)["code"] == "rate_limit_exceeded"
         used = first.json()["usage"]["total_tokens"]
-        assert used - 60 <= int(again.headers["retry-after"]) <= used - 60 + 1  # a token a second
+        assert 1 <= int(again.headers["retry-after"]) <= used - 60 + 1  # a token a second
         assert again.headers["x-ratelimit-remaining-tokens"] == "0"
         assert float(again.headers["x-ratelimit-reset-tokens"].removesuffix("s")) > 60
         assert chat(server, "two").status_code == 200
@@ -96,16 +112,11 @@ def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> No
 
 
 def test_a_key_has_only_so_many_requests_at_a_time(tmp_path: Path) -> None:
-    with (
-        guarded(tmp_path, "ada:one\nada:three\neve:two max_live=3", key_max_live=2) as server,
-        ThreadPoolExecutor() as pool,
-    ):
-        running = [pool.submit(chat, server, key, max_tokens=100) for key in ("one", "three")]
-        wait_for(lambda: server.service.num_live == 2)
-        response = chat(server, "one")
-        assert error_of(response, 429)["code"] == "rate_limit_exceeded" and "retry-after" in response.headers
-        others = [pool.submit(chat, server, "two") for _ in range(3)]
-        assert all(each.result().status_code == 200 for each in [*running, *others])
+    with guarded(tmp_path, "ada:one\nada:three\neve:two max_live=3", key_max_live=2) as server:
+        with endless(server, ["one", "three"]):
+            response = chat(server, "one")
+            assert error_of(response, 429)["code"] == "rate_limit_exceeded" and "retry-after" in response.headers
+            assert chat(server, "two").status_code == 200
         server.wait_idle()
         assert chat(server, "one").status_code == 200
         batch = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 1}
@@ -135,14 +146,9 @@ def test_limits_of_keys_need_keys() -> None:
     assert caught.value.param == "api_key_file"
 
 
-@pytest.mark.parametrize(("policy", "fair"), [("fair", True), ("fcfs", False)])
-def test_a_key_is_served_before_what_another_one_has_queued(tmp_path: Path, policy: str, fair: bool) -> None:
+def test_a_key_is_served_before_what_another_one_has_queued(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("greedy:one\npolite:two\n")
-    recipe = FakeRecipe(policy=policy, max_sequences=2, seconds_per_step=0.005)
-    with serving(chat_parts(recipe), api_key_file=str(path)) as server, ThreadPoolExecutor(20) as pool:
-        queued = [pool.submit(chat, server, "one", max_tokens=20) for _ in range(20)]
-        wait_for(lambda: server.service.num_live == len(queued))
-        assert chat(server, "two").status_code == 200
-        assert (server.service.num_live > len(queued) / 2) == fair
-        assert all(each.result().status_code == 200 for each in queued)
+    recipe = FakeRecipe(policy="fair", max_sequences=2, seconds_per_step=0.002)
+    with serving(chat_parts(recipe), api_key_file=str(path)) as server, endless(server, ["one"] * 12):
+        assert [chat(server, "two").status_code for _ in range(3)] == [200] * 3

@@ -26,7 +26,7 @@ GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 def target() -> Iterator[Served]:
     """A server with short limits, and a neighbour whose stream goes on during every test."""
     recipe = FakeRecipe(seconds_per_step=0.002)
-    with serving(chat_parts(recipe), head_seconds=0.5, body_seconds=0.5, max_body_bytes=1 << 20) as server:
+    with serving(chat_parts(recipe), head_seconds=2, body_seconds=2, max_body_bytes=1 << 20) as server:
         yield server
 
 
