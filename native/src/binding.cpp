@@ -209,6 +209,7 @@ NB_MODULE(_native, module) {
         .def("pack", &pack)
         .def("quantize", &quantize)
         .def("over_panels", &over_panels)
+        .def("sum_pages", &sum_pages)
         .def("allocate", &allocate)
         .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
         .def("page_bytes", [](const Runtime& r, int64_t group) { return r.pool.page_bytes(group); })

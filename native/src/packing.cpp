@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "grouping.hpp"
+#include "page_sums.hpp"
 
 namespace nb = nanobind;
 
@@ -40,27 +41,30 @@ MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
     return args;
 }
 
+// Calls work(begin, end) for a contiguous part of `count` pieces on every thread of the team.
+template <class Work>
+void split(Runtime& runtime, int64_t count, Work work) {
+    struct Call {
+        Work& work;
+        int64_t count, threads;
+    } call{work, count, runtime.team.size()};
+    const nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(runtime.running);
+    runtime.team.run(
+        [](void* context, int thread) {
+            const Call& c = *static_cast<Call*>(context);
+            c.work(c.count * thread / c.threads, c.count * (thread + 1) / c.threads);
+        },
+        &call);
+}
+
 // New panels; the team makes them, each thread a contiguous part: make(panel_begin, panel_end, panels).
 template <class Make>
 Bytes made(Runtime& runtime, Format format, const MatrixArgs& m, Make make) {
     const int64_t count = panel_count(m.outputs), bytes = count * panel_bytes(format, m.inputs);
     auto* piece = new std::shared_ptr<std::byte>(runtime.heap.take(bytes));
     const nb::capsule owner(piece, [](void* p) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(p); });
-    struct Call {
-        Make& make;
-        int64_t count, threads;
-        std::byte* panels;
-    } call{make, count, runtime.team.size(), piece->get()};
-    {
-        const nb::gil_scoped_release released;
-        const std::lock_guard<std::mutex> lock(runtime.running);
-        runtime.team.run(
-            [](void* context, int thread) {
-                const Call& c = *static_cast<Call*>(context);
-                c.make(c.count * thread / c.threads, c.count * (thread + 1) / c.threads, c.panels);
-            },
-            &call);
-    }
+    split(runtime, count, [&](int64_t begin, int64_t end) { make(begin, end, piece->get()); });
     return Bytes(piece->get(), {static_cast<size_t>(bytes)}, owner);
 }
 
@@ -101,6 +105,14 @@ std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format,
     const std::shared_ptr<std::byte> copy = runtime.heap.take(static_cast<int64_t>(panels.size()));
     std::memcpy(copy.get(), data, panels.size());
     return std::make_shared<Weight>(kind, outputs, inputs, copy.get(), copy);
+}
+
+void sum_pages(Runtime& runtime, const In<uint8_t>& bytes, const Out<uint64_t>& sums) {
+    const auto size = static_cast<int64_t>(bytes.size()), pages = (size + kSumPage - 1) / kSumPage;
+    require(static_cast<int64_t>(sums.size()) == pages, "a sum per page");
+    const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+    uint64_t* to = sums.data();
+    split(runtime, pages, [=](int64_t begin, int64_t end) { page_sums(data, size, begin, end, to + begin); });
 }
 
 }  // namespace ferrum

@@ -18,15 +18,17 @@ def quantize(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The packed directory to make.")],
     quantize: Annotated[str, typer.Option(help=f"Format of the matrices. One of {_SCHEMES}.")] = "int8",
     dtype: Annotated[str, typer.Option(help=f"What they are rounded to before. One of {', '.join(DTYPES)}.")] = "auto",
+    group: Annotated[int, typer.Option(help="Inputs that share a scale. One of 32, 64, 128.")] = 32,
 ) -> None:
     """Quantise a model into a directory that every command takes in place of it."""
     from ferrum.engine.progress import loading_bar
+    from ferrum.runtime.checkpoint import Checkpoint
     from ferrum.runtime.hub import resolve_model
     from ferrum.runtime.packing import pack_directory
 
-    source = resolve_model(model)
+    store = Checkpoint(resolve_model(model))
     with loading_bar(model) as progress:
-        pack_directory(source, out, quantize, dtype, progress)
+        pack_directory(store, out, quantize, dtype, progress, group=group)
     print_table([("model", model), ("format", quantize), ("directory", str(out)), ("weights", size(_weights(out)))])
 
 

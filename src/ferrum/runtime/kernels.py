@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
@@ -12,6 +12,7 @@ from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.formats import MatrixQuantizer, quantize
 from ferrum.quant.native import NativeQuantizer
+from ferrum.runtime.checksum import PageSums, native_page_sums, page_sums
 from ferrum.sampling.native import NativeChooser
 from ferrum.sampling.sampler import REFERENCE, Chooser
 
@@ -59,6 +60,11 @@ def chooser_for(kernels: Kernels) -> Chooser:
 def quantizer_for(kernels: Kernels) -> MatrixQuantizer:
     """Who rounds matrices for these kernels: both give the same numbers, laid out as the kernels take them."""
     return NativeQuantizer(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else quantize
+
+
+def page_sums_for(kernels: Kernels) -> PageSums:
+    """Who sums a file's pages beside these kernels: both find the same damage, in different times."""
+    return partial(native_page_sums, kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else page_sums
 
 
 @cache

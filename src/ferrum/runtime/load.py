@@ -22,7 +22,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.kernels import choose_kernels, quantizer_for
+from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import LIBRARIES, PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
@@ -136,7 +136,8 @@ def _parameters(
     config: ModelConfig, checkpoint: TensorStore, group: int | None, kernels: Kernels, progress: Progress | None
 ) -> Parameters:
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
-        return PackedParameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group)
+        sums = page_sums_for(kernels)
+        return PackedParameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group, sums=sums)
     quantizer = quantizer_for(kernels)
     return Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group, quantizer=quantizer)
 

@@ -13,13 +13,9 @@ vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import Weight
@@ -29,12 +25,11 @@ from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.panel_weight import over_panels
 from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.checksum import PageSums, checksum, page_sums
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
 
 METHOD: Final = "ferrum"
 VERSION: Final = 2
-
-_PIECE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
         Unsupported: another version made it.
         CheckpointError: it contradicts itself.
     """
-    found = checkpoint.config["quantization_config"]
+    found = checkpoint.config.get("quantization_config")
     if not isinstance(found, dict):
         raise CheckpointError(f"{checkpoint.directory}: config.json: quantization_config must be an object")
     for name, ours in (("version", VERSION), ("numerics_id", NUMERICS_ID)):
@@ -94,22 +89,12 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     return PackedHeader(found["scheme"], found["group"], found["dtype"], checksums)
 
 
-def checksum(data: NDArray[np.uint8]) -> int:
-    """Of a tensor's bytes: CRC-32 of the sums (of 64-bit words, modulo 2^64) of each 4 KiB, the end filled with zeros.
-
-    Finds what disks and copies do to files, at the speed of memory; it is no protection from intent.
-    """
-    whole = len(data) // _PIECE * _PIECE
-    end = np.zeros(_PIECE, np.uint8)
-    end[: len(data) - whole] = data[whole:]
-    sums = [part.reshape(-1, _PIECE).view("<u8").sum(axis=1) for part in (data[:whole], end)]
-    return zlib.crc32(np.concatenate(sums).astype("<u8").tobytes())
-
-
 class PackedParameters(Parameters):
     """The `ParameterSource` of a packed directory: matrices stay in the mapped file.
 
-    Args: as `Parameters`; what is asked for must be what the directory holds, or nothing.
+    Args: as `Parameters`, what is asked for must be what the directory holds, or nothing; and
+
+        sums: as `page_sums`.
 
     Raises:
         ConfigError: another dtype, scheme or group is asked for.
@@ -126,6 +111,7 @@ class PackedParameters(Parameters):
         *,
         quantize: str | None = None,
         group: int | None = None,
+        sums: PageSums = page_sums,
     ) -> None:
         header = read_header(checkpoint)
         super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=header.group)
@@ -136,6 +122,7 @@ class PackedParameters(Parameters):
         self.format = header.dtype
         self._files = checkpoint
         self._checksums = header.checksums
+        self._sums = sums
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """The matrix [N, K] of that name.
@@ -154,6 +141,6 @@ class PackedParameters(Parameters):
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         super()._check(name, shape)
-        if checksum(self._files.read_bytes(name)) != self._checksums[name]:
+        if checksum(self._files.read_bytes(name), self._sums) != self._checksums[name]:
             file = self._files.file_of(name)
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged: another checksum")

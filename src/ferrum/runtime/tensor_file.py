@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +69,7 @@ class TensorFile:
                 header = _header_of(path, file.read(8), path.stat().st_size)
                 _ask_library(path)
                 entries = json.loads(file.read(header), object_pairs_hook=_without_repeats)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._map = _mapped(file.fileno())
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
         except (ValueError, RecursionError) as error:
@@ -111,6 +112,15 @@ class TensorFile:
         begin = info.begin // mmap.PAGESIZE * mmap.PAGESIZE
         if info.nbytes and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, begin, info.end - begin)
+
+
+def _mapped(file: int) -> mmap.mmap:
+    """The file as memory, on large pages where the system can: faster to touch, and to read again and again."""
+    memory = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _header_of(path: Path, prefix: bytes, size: int) -> int:

@@ -1,0 +1,147 @@
+"""Damaged packed directories: an error that says so, or the very weights; never a crash, never a wrong number."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_twin import TIERS
+from packed_kit import packed_of
+
+from ferrum.core.errors import FerrumError
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.models.decoder import build_decoder
+from ferrum.models.families import decoder_spec
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.checksum import checksum, native_page_sums, page_sums
+from ferrum.runtime.packed import PackedParameters
+
+Mutation = Callable[[bytearray, np.random.Generator], None]
+
+
+def flip(data: bytearray, rng: np.random.Generator) -> None:
+    for place in rng.integers(0, len(data), rng.integers(1, 4)):
+        data[place] ^= int(rng.integers(1, 256))
+
+
+def cut(data: bytearray, rng: np.random.Generator) -> None:
+    del data[int(rng.integers(0, len(data))) :]
+
+
+def remove(data: bytearray, rng: np.random.Generator) -> None:
+    begin = int(rng.integers(0, len(data)))
+    del data[begin : begin + int(rng.integers(1, 100))]
+
+
+def insert(data: bytearray, rng: np.random.Generator) -> None:
+    begin = int(rng.integers(0, len(data)))
+    data[begin:begin] = rng.bytes(int(rng.integers(1, 100)))
+
+
+def swap(data: bytearray, rng: np.random.Generator) -> None:
+    """Two runs of bytes have changed places."""
+    size = min(int(rng.choice([1, 8, 64, 4096])), len(data) // 2)
+    a, b = sorted(int(at) for at in rng.integers(0, len(data) - 2 * size + 1, 2))
+    b += size
+    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+
+
+def blank(data: bytearray, rng: np.random.Generator) -> None:
+    """A page of zeros, as a disk leaves where it has lost one."""
+    begin = int(rng.integers(0, len(data))) // 4096 * 4096
+    data[begin : begin + 4096] = bytes(len(data[begin : begin + 4096]))
+
+
+def redo_digit(data: bytearray, rng: np.random.Generator) -> None:
+    """Another number in the header, or in the configuration."""
+    places = [at for at, byte in enumerate(data[:3000]) if chr(byte).isdigit()]
+    data[int(rng.choice(places))] = int(rng.integers(ord("0"), ord("9") + 1))
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip, cut, remove, insert, swap, blank, redo_digit)
+
+
+def loaded(directory: Path) -> list[bytes]:
+    """All numbers that a model takes out of a packed directory."""
+    checkpoint = Checkpoint(directory)
+    spec, parameters = decoder_spec(checkpoint.config), PackedParameters(checkpoint)
+    decoder = build_decoder(spec, parameters, ReferenceKernels(), 8)
+    parameters.finish(spec.ignored_names)
+    vectors = [name for name, info in checkpoint.tensors.items() if len(info.shape) == 1]
+    return [
+        *(weight.panels.tobytes() for weight in decoder.weights()),
+        *(parameters.vector(name, checkpoint.tensors[name].shape[0]).tobytes() for name in sorted(vectors)),
+    ]
+
+
+def damage(count: int, seed: int, target: Path) -> Counter[str]:
+    """Load that many mutated directories; how often which error came, and "" for those that were whole."""
+    rng, source = np.random.default_rng(seed), packed_of("llama3", "int4")
+    shutil.copytree(source, target)
+    intact, outcomes = loaded(source), Counter[str]()
+    for index in range(count):
+        name = "config.json" if index % 5 == 0 else "model.safetensors"
+        data = bytearray((source / name).read_bytes())
+        MUTATIONS[int(rng.integers(len(MUTATIONS)))](data, rng)
+        (target / name).write_bytes(data)
+        try:
+            found = loaded(target)
+        except FerrumError as error:
+            outcomes[type(error).__name__] += 1
+        else:
+            assert found == intact, f"mutation {index} of seed {seed}"
+            outcomes[""] += 1
+        shutil.copyfile(source / name, target / name)
+    return outcomes
+
+
+def test_a_thousand_mutations_give_a_typed_error_or_the_right_weights(tmp_path):
+    outcomes = damage(1000, 1, tmp_path / "m")
+    assert outcomes["CheckpointError"] > 700, outcomes
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_mutations_give_a_typed_error_or_the_right_weights(tmp_path):
+    outcomes = damage(100_000, 2, tmp_path / "m")
+    assert outcomes["CheckpointError"] > 70_000, outcomes
+
+
+def test_the_checksum_sees_bytes_words_and_pages():
+    data = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
+    known = checksum(data)
+    for place in (0, 4095, 4096, 19_999):
+        damaged = data.copy()
+        damaged[place] += 1
+        assert checksum(damaged) != known
+    swapped = data.copy()
+    swapped[8:16], swapped[16:24] = data[16:24], data[8:16]
+    assert checksum(swapped) != known
+    assert checksum(np.concatenate((data[4096:8192], data[:4096], data[8192:]))) != known
+    assert checksum(data[:-1]) != known
+
+
+def test_page_sums_are_what_they_say_with_pythons_own_integers():
+    data = np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8)
+    expected = []
+    for page in (data[:4096].tobytes(), data[4096:].tobytes().ljust(4096, b"\0")):
+        total = 0
+        for i in range(512):
+            word, key = int.from_bytes(page[8 * i : 8 * i + 8], "little"), (i + 1) * 0x9E3779B97F4A7C15 % 2**64
+            low, high = (word + key) % 2**32, ((word >> 32) + (key >> 32)) % 2**32
+            total += low * high + word
+        expected.append(total % 2**64)
+    assert page_sums(data).tolist() == expected
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_library_sums_pages_alike(tier):
+    runtime = NativeKernels(tier, 2).lowering.runtime
+    rng = np.random.default_rng(2)
+    for size in (0, 1, 4095, 4096, 4097, 400_000):
+        data = rng.integers(0, 256, size, dtype=np.uint8)
+        np.testing.assert_array_equal(native_page_sums(runtime, data), page_sums(data))
