@@ -16,7 +16,7 @@ from alone import Alone, alone
 from native_twin import require_native
 from tiny import directory_of, find
 
-from fakes import Guesses
+from fakes import Guesses, scope_of
 from ferrum.core.errors import KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
@@ -31,8 +31,8 @@ MODEL = "qwen3-windows"  # one layer sees everything, the others nine tokens
 VOCABULARY = 131
 CONTEXT = 64
 PAGE_SIZE = 4
-PAGES = 28
-MAX_SEQUENCES = 6
+PAGES = 26
+MAX_SEQUENCES = 8
 BUDGET = 24
 STEPS = 500
 KINDS = 48
@@ -81,6 +81,7 @@ class House:
     kernels: str
     dtype: str
     policy: str
+    prefixes: bool = True
 
     def load(self, **options: int) -> LocalExecutor:
         named = {"kernels": self.kernels, "dtype": self.dtype, "max_sequence_length": CONTEXT}
@@ -88,7 +89,7 @@ class House:
 
 
 HOUSES = (
-    House("reference", "float32", "fcfs"),
+    House("reference", "float32", "fcfs", prefixes=False),
     House("reference", "bfloat16", "priority"),
     House("native", "float32", "priority"),
     House("native", "bfloat16", "fcfs"),
@@ -134,6 +135,7 @@ class Load:
             max_sequences=MAX_SEQUENCES,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
+            prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:
@@ -229,6 +231,7 @@ def test_random_steps(house: House) -> None:
     kinds = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.DEADLINE)
     assert all(load.ends[kind] >= 5 for kind in kinds), load.ends
     assert load.preemptions >= 10 and load.accepted >= 50 and load.rejected >= 20
+    assert (load.scheduler.prefix_counts.hit_tokens >= 200) is house.prefixes
 
 
 def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:

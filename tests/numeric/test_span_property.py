@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 from tiny import directory_of, find, tokens_of
 
+from fakes import scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.runtime.load import load_executor
@@ -62,7 +63,22 @@ class Player:
 
     def begin(self, seed: int) -> None:
         cache_id = f"s{len(self.seeds)}"
-        self.seeds[cache_id], self.lengths[cache_id] = seed, 0
+        self.seeds[cache_id] = seed
+        self.start(cache_id)
+
+    def start(self, cache_id: str) -> None:
+        """From nothing, or from what others of the same tokens have left."""
+        pages, names = self.executor.lm.pages, self.names_of(cache_id)
+        found = pages.match(names[: self.draw(0, len(names))])
+        pages.adopt(cache_id, names, found)
+        self.lengths[cache_id] = found * pages.groups[0].page_size
+
+    def names_of(self, cache_id: str) -> list[bytes]:
+        names: list[bytes] = []
+        scope = scope_of(self.executor.lm.pages)
+        root = scope.root(adapter=None, tenant="", salt="")
+        scope.extend(names, root, tokens_of(find(self.name), LENGTH, self.seeds[cache_id]))
+        return names
 
     def draw(self, low: int, high: int) -> int:
         return self.data.draw(st.integers(low, high))
@@ -80,6 +96,7 @@ class Player:
             expected = alone(self.name, self.format, self.seeds[span.cache_id])[span.start : span.end]
             np.testing.assert_array_equal(result.logits, expected)
             self.lengths[span.cache_id] = span.end
+            self.executor.lm.pages.prove(span.cache_id)
 
     def disturb(self) -> None:
         """Fork, truncate, or preempt one sequence."""
@@ -93,6 +110,7 @@ class Player:
             copy = f"s{len(self.seeds)}"
             pages.fork(cache_id, copy)
             self.seeds[copy], self.lengths[copy] = self.seeds[cache_id], length
+            pages.label(copy, self.names_of(copy))
         elif kind == "truncate":
             target = self.draw(0, length)
             if pages.can_truncate(cache_id, target):
@@ -100,7 +118,7 @@ class Player:
                 self.lengths[cache_id] = target
         else:
             pages.release(cache_id)
-            self.lengths[cache_id] = 0
+            self.start(cache_id)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,0 +1,52 @@
+"""Serving from a pool that holds a quarter of what is asked for: nobody fails or waits for ever, no bit changes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tiny import directory_of, find, tokens_of
+
+from ferrum import LLM, SamplingParams
+from ferrum.engine.outputs import RequestOutput
+
+CASE = "qwen3-windows"
+REQUESTS = 16
+PROMPT, OUTPUT = 150, 100
+DEMAND = REQUESTS * (PROMPT + OUTPUT)
+
+
+def served(kv_capacity: int, *, prefix_cache: bool, policy: str = "fcfs") -> list[tuple[object, ...]]:
+    prompts = [tokens_of(find(CASE), PROMPT - index % 5, seed=index // 2) for index in range(REQUESTS)]
+    params = [
+        SamplingParams(
+            temperature=0.8 * (index % 3 > 0),
+            seed=index,
+            max_tokens=OUTPUT,
+            ignore_eos=True,
+            logprobs=1,
+            prompt_logprobs=0 if index % 4 == 3 else None,
+            presence_penalty=0.5 * (index % 2),
+        )
+        for index in range(REQUESTS)
+    ]
+    options = {"kernels": "auto", "dtype": "float32", "kv_capacity": kv_capacity, "max_batch_size": REQUESTS}
+    with LLM(str(directory_of(find(CASE))), prefix_cache=prefix_cache, policy=policy, **options) as llm:
+        return [told(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@cache
+def unpressed() -> list[tuple[object, ...]]:
+    return served(DEMAND + REQUESTS * 64, prefix_cache=False)
+
+
+def told(output: RequestOutput) -> tuple[object, ...]:
+    (choice,) = output.outputs
+    return choice.finish_reason, choice.token_ids, choice.logprobs, output.prompt_logprobs
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_quarter_of_the_pages_gives_the_same_answers(prefix_cache: bool, policy: str) -> None:
+    assert {finish for finish, *_ in unpressed()} == {"length"}
+    assert served(DEMAND // 4, prefix_cache=prefix_cache, policy=policy) == unpressed()
