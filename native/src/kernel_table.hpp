@@ -43,6 +43,12 @@ struct ProductArgs {
     float* y;
 };
 
+// The panels of weight and up that a thread multiplies after the current ones, or null: it fetches them meanwhile.
+struct NextPanel {
+    const std::byte* weight;
+    const std::byte* up;
+};
+
 // y = RMSNorm(x + delta) * weight; the sum goes to `total`. Without a delta, of x alone.
 struct NormArgs {
     const float* x;
@@ -130,7 +136,9 @@ struct KernelTable {
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
-    void (*product)(const ProductArgs&, int64_t panel_begin, int64_t panel_end);
+    // A piece of a product: a block of rows, as many as the second-level cache holds, by one panel.
+    int64_t (*row_blocks)(Format, int64_t rows);
+    void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
     void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + kv heads)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes a thread needs

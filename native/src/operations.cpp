@@ -8,6 +8,8 @@ namespace {
 
 struct Share {
     int64_t begin, end;
+
+    int64_t count() const { return end - begin; }
 };
 
 // Thread's contiguous part of `count` pieces of work: a thread streams through memory, it does not hop.
@@ -55,35 +57,55 @@ void Linear::run(Runtime& runtime, int thread) {
         bool done = false;
         for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
         if (done) continue;
+        if (i > 0) runtime.team.barrier();  // the rows packed for the last turn are free again
         pack(runtime, format, rows, thread);
         runtime.team.barrier();
         multiply(runtime, format, rows, thread);
-        runtime.team.barrier();  // the packed rows are free again
     }
 }
 
+int64_t Linear::panels_of(Format format) const {
+    int64_t panels = 0;
+    for (const Product& p : products_) panels += p.weight->format() == format ? p.weight->panels() : 0;
+    return panels;
+}
+
+// The panels of all weights of a format count as one list.
+Linear::Place Linear::find(Format format, int64_t panel) const {
+    for (const Product& p : products_) {
+        if (p.weight->format() != format) continue;
+        if (panel < p.weight->panels()) return {p, panel};
+        panel -= p.weight->panels();
+    }
+    return {products_.back(), 0};
+}
+
+NextPanel Linear::Place::panels() const {
+    const int64_t offset = panel * panel_bytes(product.weight->format(), product.weight->inputs());
+    return {product.weight->data() + offset, product.up != nullptr ? product.up->data() + offset : nullptr};
+}
+
+// Of that list each thread owns a contiguous part, once for every block of rows: it streams through memory.
 void Linear::pack(Runtime& runtime, Format format, int64_t rows, int thread) const {
+    const Share own = share(runtime, panels_of(format), thread);
+    runtime.shares.deal(thread, runtime.kernels.row_blocks(format, rows) * own.count());
     const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(format, rows), thread);
     const int64_t depth = products_.front().weight->inputs();
     if (begin < end) runtime.kernels.pack(format, x_.data, rows, depth, begin, end, runtime.shared());
 }
 
-// The panels of all weights count as one list, of which each thread takes a contiguous part.
 void Linear::multiply(Runtime& runtime, Format format, int64_t rows, int thread) const {
-    int64_t panels = 0;
-    for (const Product& p : products_) panels += p.weight->format() == format ? p.weight->panels() : 0;
-    const auto [begin, end] = share(runtime, panels, thread);
-    int64_t first = 0;
-    for (const Product& p : products_) {
-        if (p.weight->format() != format) continue;
-        const int64_t from = begin > first ? begin - first : 0, last = p.weight->panels();
-        const int64_t to = end - first < last ? end - first : last;
-        first += last;
-        if (from >= to) continue;
+    const int64_t panels = panels_of(format);
+    for (Shares::Piece piece = runtime.shares.take(thread); piece.owner >= 0; piece = runtime.shares.take(thread)) {
+        const Share part = share(runtime, panels, piece.owner);
+        const int64_t block = piece.number / part.count(), panel = part.begin + piece.number % part.count();
+        const auto [p, place] = find(format, panel);
+        const bool goes_on = piece.owner == thread && panel + 1 < part.end;
+        const NextPanel next = goes_on ? find(format, panel + 1).panels() : NextPanel{};
         const Weight& w = *p.weight;
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
         const ProductArgs args{format, runtime.shared(), rows, w.inputs(), w.data(), up, p.bias, w.outputs(), p.y};
-        runtime.kernels.product(args, from, to);
+        runtime.kernels.product(args, block, place, next);
     }
 }
 

@@ -60,8 +60,18 @@ public:
     void run(Runtime& runtime, int thread) override;
 
 private:
+    // A panel of one of the products.
+    struct Place {
+        const Product& product;
+        int64_t panel;
+
+        NextPanel panels() const;
+    };
+
     void pack(Runtime& runtime, Format format, int64_t rows, int thread) const;
     void multiply(Runtime& runtime, Format format, int64_t rows, int thread) const;
+    int64_t panels_of(Format format) const;
+    Place find(Format format, int64_t panel) const;
 
     Rows x_;
     std::vector<Product> products_;

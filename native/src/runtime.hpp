@@ -7,6 +7,7 @@
 
 #include "buffer.hpp"
 #include "pool.hpp"
+#include "shares.hpp"
 #include "step.hpp"
 #include "team.hpp"
 #include "tiers.hpp"
@@ -15,7 +16,7 @@ namespace ferrum {
 
 class Runtime {
 public:
-    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads) {}
+    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads), shares(team.size()) {}
 
     // Scratch for one operation at a time: packed rows that all threads share, and room for each thread. Grows when
     // operations are made, never while they run.
@@ -31,6 +32,7 @@ public:
 
     const KernelTable& kernels;
     Team team;
+    Shares shares;
     Pool pool;
     Heap heap;  // for weights
     Step step;

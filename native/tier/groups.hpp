@@ -63,6 +63,8 @@ struct GroupTiles {
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int64_t kGroupBytes = P::kRowsOfWords * kRowBytes + kPanel * 2;
 
+    static constexpr int64_t kStretchBytes = kGroupBytes;
+
     static int64_t groups(int64_t depth) { return ceil_divide(depth, kGroup); }
     static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGroupBytes; }
@@ -106,18 +108,19 @@ struct GroupTiles {
         std::memcpy(&words[kGroup / 4 + 1], &scale, sizeof scale);
     }
 
-    template <int MR, bool STREAM>
-    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth) {
+    template <int MR>
+    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
-        for (int64_t group = 0; group < groups(depth); ++group) {
-            add_group<MR, STREAM>(total, panel, vector, x);
+        for (int64_t left = groups(depth); left > 0; --left) {
+            fetch.go(left);
+            add_group<MR>(total, panel, vector, x);
             panel += kGroupBytes;
             x += kRowWords * MR;
         }
     }
 
-    template <int MR, bool STREAM>
+    template <int MR>
     static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kGroup / 4 * MR;
@@ -126,15 +129,10 @@ struct GroupTiles {
             for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(starts[r]));
 #pragma GCC unroll 8
         for (int row = 0; row < P::kRowsOfWords; ++row) {
-            if (STREAM) {
-                prefetch(group + kAhead + row * kRowBytes);
-                prefetch(group + kAhead + row * kRowBytes + 64);
-            }
             vi weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
             add_words<MR>(sum, weights, x, row);
         }
-        if (STREAM) prefetch(group + kAhead + P::kRowsOfWords * kRowBytes);
         const std::byte* scales = group + P::kRowsOfWords * kRowBytes + vector * kLanes * 2;
         for (int v = 0; v < kVectors; ++v) {
             const vf scale = widen_halves(scales + v * kLanes * 2);

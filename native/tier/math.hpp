@@ -72,8 +72,8 @@ inline vf widen_halves(const std::byte* from) {
 #endif
 }
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace ferrum::FERRUM_TIER

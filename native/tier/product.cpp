@@ -7,6 +7,11 @@ namespace ferrum::FERRUM_TIER {
 namespace {
 
 constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-level cache
+template <class T>
+constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
+
+constexpr int64_t kFewRows = 4;      // up to here a product is no more than reading its weights
+constexpr int64_t kAhead = 4096;     // bytes: how far their stream is ahead
 
 // Calls work with the tiles of a format.
 template <class Work>
@@ -32,50 +37,66 @@ int64_t tile_count(int64_t rows) {
     return ceil_divide(rows, T::kRows);
 }
 
-// One tile of rows by one panel; the first tile of a panel streams it in, the others find it in the cache.
-template <class T, int MR, bool STREAM>
-void tile_by_panel(const ProductArgs& a, int64_t panel, int64_t row) {
+// A tile of a product: the rows from `row` on, as one of the tiles of their block.
+struct Tile {
+    int64_t row, place, tiles;
+};
+
+// What it fetches while it multiplies `panel`, after which it, or the next tile, multiplies `onward`; `next` follows when the
+// whole block has gone over the panel.
+template <class T>
+Fetch fetch_of(const ProductArgs& a, const Tile& tile, const std::byte* panel, const std::byte* onward, const std::byte* next) {
+    constexpr int64_t kLines = T::kStretchBytes / 64, kTurn = ceil_divide(kAhead, T::kStretchBytes);
+    if (a.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kLines, true, kTurn, onward};
+    if (next == nullptr) return {};
+    const int64_t each = ceil_divide(kLines, tile.tiles), before = least(tile.place * each, kLines);
+    const int64_t stretches = T::panel_bytes(a.depth) / T::kStretchBytes;
+    return {next + before * stretches * 64, least(each, kLines - before), false, -1, nullptr};
+}
+
+template <class T, int MR>
+void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, const Tile& tile) {
     constexpr int kVectors = T::kVectors;
-    const int64_t panel_bytes = T::panel_bytes(a.depth);
-    const auto* x = reinterpret_cast<const typename T::X*>(a.x) + row * T::row_words(a.depth);
+    const auto* x = reinterpret_cast<const typename T::X*>(a.x) + tile.row * T::row_words(a.depth);
+    const int64_t offset = panel * T::panel_bytes(a.depth);
+    const std::byte *weight = a.weight + offset, *up = a.up != nullptr ? a.up + offset : nullptr;
     for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
+        const bool first = vector == 0;  // the others find the panel, and what it fetched, in the cache
         vf total[MR][kVectors];
-        T::template multiply<MR, STREAM>(total, a.weight + panel * panel_bytes, vector, x, a.depth);
-        if (a.up != nullptr) {
-            vf up[MR][kVectors];
-            T::template multiply<MR, STREAM>(up, a.up + panel * panel_bytes, vector, x, a.depth);
+        T::template multiply<MR>(total, weight, vector, x, a.depth,
+                                 first ? fetch_of<T>(a, tile, weight, up != nullptr ? up : next.weight, next.weight) : Fetch{});
+        if (up != nullptr) {
+            vf other[MR][kVectors];
+            T::template multiply<MR>(other, up, vector, x, a.depth,
+                                     first ? fetch_of<T>(a, tile, up, next.weight, next.up) : Fetch{});
             for (int r = 0; r < MR; ++r)
-                for (int v = 0; v < kVectors; ++v) total[r][v] = silu(total[r][v]) * up[r][v];
+                for (int v = 0; v < kVectors; ++v) total[r][v] = silu(total[r][v]) * other[r][v];
         }
         for (int v = 0; v < kVectors; ++v) {
             const int64_t column = panel * kPanel + (vector + v) * kLanes, left = a.outputs - column;
             if (left <= 0) break;
             const vf bias = a.bias != nullptr ? load_part(a.bias + column, left) : -vf{};  // x + -0 is x, for x = -0 too
-            for (int r = 0; r < MR; ++r) store_part(a.y + (row + r) * a.outputs + column, total[r][v] + bias, left);
+            for (int r = 0; r < MR; ++r) store_part(a.y + (tile.row + r) * a.outputs + column, total[r][v] + bias, left);
         }
     }
 }
 
-using TileFunction = void (*)(const ProductArgs&, int64_t, int64_t);
+using TileFunction = void (*)(const ProductArgs&, int64_t, const NextPanel&, const Tile&);
 
-template <class T, bool STREAM, int... Index>
+template <class T, int... Index>
 TileFunction tile_function(int64_t height, std::integer_sequence<int, Index...>) {
-    static constexpr TileFunction kFunctions[] = {&tile_by_panel<T, Index + 1, STREAM>...};
+    static constexpr TileFunction kFunctions[] = {&tile_by_panel<T, Index + 1>...};
     return kFunctions[height - 1];
 }
 
 template <class T>
-void product_of(const ProductArgs& a, int64_t panel_begin, int64_t panel_end) {
-    constexpr auto kHeights = std::make_integer_sequence<int, T::kRows>{};
-    constexpr int64_t kBlock = kBlockRows / T::kRows;
-    const int64_t tiles = tile_count<T>(a.rows);
-    for (int64_t block = 0; block < tiles; block += kBlock)
-        for (int64_t panel = panel_begin; panel < panel_end; ++panel)
-            for (int64_t tile = block; tile < least(block + kBlock, tiles); ++tile) {
-                const auto [row, height] = tile_rows(tile, tiles, a.rows);
-                const bool stream = tile == block;
-                (stream ? tile_function<T, true>(height, kHeights) : tile_function<T, false>(height, kHeights))(a, panel, row);
-            }
+void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
+    const int64_t tiles = tile_count<T>(a.rows), begin = block * kBlockTiles<T>, end = least(begin + kBlockTiles<T>, tiles);
+    for (int64_t tile = begin; tile < end; ++tile) {
+        const auto [row, height] = tile_rows(tile, tiles, a.rows);
+        const auto run = tile_function<T>(height, std::make_integer_sequence<int, T::kRows>{});
+        run(a, panel, next, {row, tile - begin, end - begin});
+    }
 }
 
 }  // namespace
@@ -102,8 +123,15 @@ void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t ti
     });
 }
 
-void product(const ProductArgs& a, int64_t panel_begin, int64_t panel_end) {
-    with_tiles(a.format, [&](auto tiles) { product_of<decltype(tiles)>(a, panel_begin, panel_end); });
+int64_t row_blocks(Format format, int64_t rows) {
+    return with_tiles(format, [&](auto tiles) {
+        using T = decltype(tiles);
+        return ceil_divide(tile_count<T>(rows), kBlockTiles<T>);
+    });
+}
+
+void product(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
+    with_tiles(a.format, [&](auto tiles) { product_of<decltype(tiles)>(a, block, panel, next); });
 }
 
 }  // namespace ferrum::FERRUM_TIER

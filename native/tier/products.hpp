@@ -75,23 +75,29 @@ struct F16 {
     static W first_only(W w) { return w; }
 };
 
-// Adds `steps` steps to MR x NV accumulators. Step s of the weight lies at w + s * stride; row r's word of it at
-// x[s * XS + r * XR]. With PREFETCH lines per step, the memory at `ahead` is fetched at the same pace.
+// Adds one step to MR x NV accumulators: the weight's at w, row r's word at x[r * XR].
+template <class P, int MR, int NV, int XR>
+inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::X* x) {
+    typename P::W weight[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r) {
+        const auto value = P::spread_x(x + r * XR);
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
+    }
+}
+
+// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR]. With PREFETCH
+// lines per step, the memory at `ahead` is fetched at the same pace.
 template <class P, int MR, int NV, int XS, int XR, int PREFETCH>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
                        const std::byte* ahead) {
     for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 4
         for (int line = 0; line < PREFETCH; ++line) prefetch(ahead + line * 64);
-        typename P::W weight[NV];
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
-#pragma GCC unroll 12
-        for (int r = 0; r < MR; ++r) {
-            const auto value = P::spread_x(x + r * XR);
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
-        }
+        add_step<P, MR, NV, XR>(total, w, x);
         w += stride;
         x += XS;
         ahead += PREFETCH * 64;

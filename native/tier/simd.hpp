@@ -133,6 +133,7 @@ inline int32_t max_lanes(vi v) {
 #endif
 }
 
-inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 3); }
+inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 3); }      // into the first-level cache
+inline void prefetch_far(const std::byte* line) { __builtin_prefetch(line, 0, 2); }  // into the second-level cache
 
 }  // namespace ferrum::FERRUM_TIER

@@ -7,7 +7,25 @@
 
 namespace ferrum::FERRUM_TIER {
 
-constexpr int64_t kAhead = 8192;  // bytes: at 4 to 16 rows streaming and arithmetic overlap only with prefetches this far
+// What a tile fetches while it computes: weights that come next, some lines at each stretch of its panel.
+//
+// With few rows the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. With more rows the tiles of
+// a panel take longer than its bytes do: each fetches an even part of the next panel, so that neither memory nor arithmetic
+// ever waits for the other to have its turn.
+struct Fetch {
+    const std::byte* line;
+    int64_t lines;            // at each stretch
+    bool near;                // into the first-level cache
+    int64_t turn;             // so many stretches before the panel's end the stream goes on ...
+    const std::byte* onward;  // ... here, or ends where this is null
+
+    // At the beginning of a stretch, `left` being those that are left.
+    void go(int64_t left) {
+        if (left == turn) line = onward, lines = onward != nullptr ? lines : 0;
+        for (int64_t i = 0; i < lines; ++i) near ? prefetch(line + i * 64) : prefetch_far(line + i * 64);
+        line += lines * 64;
+    }
+};
 
 // Rows are cut into tiles as even as possible: 16 rows are 8 + 8, not 12 + 4.
 struct TileRows {
@@ -24,6 +42,9 @@ struct FloatTiles {
     using X = typename P::X;
     static constexpr int kRows = kProductRows, kVectors = kProductVectors;
 
+    static constexpr int64_t kStretch = 8;  // steps
+    static constexpr int64_t kStretchBytes = kStretch * P::kPanelStep;
+
     static int64_t steps(int64_t depth) { return ceil_divide(depth, P::kDepth); }
     static int64_t row_words(int64_t depth) { return steps(depth); }
     static int64_t panel_bytes(int64_t depth) { return steps(depth) * P::kPanelStep; }
@@ -39,14 +60,20 @@ struct FloatTiles {
         }
     }
 
-    // total = the tile's rows times the panel's vectors `vector` and on; with STREAM it fetches the panel ahead of use.
-    template <int MR, bool STREAM>
-    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth) {
-        constexpr int kLines = STREAM ? static_cast<int>(P::kPanelStep) / 64 : 0;
+    // total = the tile's rows times the panel's vectors `vector` and on.
+    template <int MR>
+    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
+        vf sum[MR][kVectors] = {};  // an array of its own stays in registers; the caller's would be written at every step
+        for (int64_t left = steps(depth); left > 0; left -= kStretch) {
+            fetch.go(ceil_divide(left, kStretch));
+            for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep)
+                add_step<P, MR, kVectors, 1>(sum, w, x);
+        }
+#pragma GCC unroll 12
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
-        accumulate<P, MR, kVectors, MR, 1, kLines>(total, w, P::kPanelStep, x, steps(depth), panel + kAhead);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) total[r][v] = sum[r][v];
     }
 };
 

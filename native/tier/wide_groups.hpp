@@ -35,6 +35,8 @@ struct WideGroupTiles {
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
+    static constexpr int64_t kStretchBytes = kGrouping.bytes;
+
     static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
     static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
@@ -73,18 +75,19 @@ struct WideGroupTiles {
         std::memcpy(&words[kWords + 1], &scale.scale, sizeof scale.scale);
     }
 
-    template <int MR, bool STREAM>
-    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth) {
+    template <int MR>
+    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
-        for (int64_t group = 0; group < groups(depth); ++group) {
-            add_group<MR, STREAM>(total, panel, vector, x);
+        for (int64_t left = groups(depth); left > 0; --left) {
+            fetch.go(left);
+            add_group<MR>(total, panel, vector, x);
             panel += kGrouping.bytes;
             x += kRowWords * MR;
         }
     }
 
-    template <int MR, bool STREAM>
+    template <int MR>
     static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kWords * MR;
@@ -93,15 +96,10 @@ struct WideGroupTiles {
             for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsOfWords; ++row) {
-            if (STREAM) {
-                prefetch(group + kAhead + row * kRowBytes);
-                prefetch(group + kAhead + row * kRowBytes + 64);
-            }
             vi weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
             GroupTiles<P>::template add_words<MR>(sum, weights, x, row);
         }
-        for (int64_t line = kGrouping.code_bytes; STREAM && line < kGrouping.bytes; line += 64) prefetch(group + kAhead + line);
         const std::byte* scales = group + kGrouping.code_bytes + vector * kLanes * 2;
         for (int v = 0; v < kVectors; ++v) {
             if (ZERO) take_zero_points<MR>(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
