@@ -53,6 +53,7 @@ CHAT: Final[dict[str, Any]] = {
     "add_generation_prompt": False,
     "chat_template": "x",
     "chat_template_kwargs": {"mood": "!"},
+    "prediction": {"type": "content", "content": "x"},
 }
 COMPLETION: Final[dict[str, Any]] = {**BOTH, "prompt": "other", "logprobs": 1, "echo": True, "best_of": 3}
 CHAT_NO_OPS: Final[dict[str, Any]] = {
@@ -74,7 +75,6 @@ REFUSED: Final[dict[str, Any]] = {
     "functions": [],
     "function_call": "none",
     "reasoning_effort": "low",
-    "prediction": {"type": "content", "content": "x"},
     "audio": {},
     "web_search_options": {},
     "moderation": {},

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine_fakes import FakeRecipe, admission, greedy
 from ferrum.core.errors import NonFiniteLogits, StepError
-from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.outputs import Delta, Usage
@@ -46,6 +46,18 @@ class Timeline:
     def seen(self, name: str) -> tuple[float | None, float | None]:
         """How many observations, and their sum."""
         return self.value(f"{name}_count"), self.value(f"{name}_sum")
+
+
+def test_guesses_are_counted_by_their_place() -> None:
+    line = Timeline()
+    assert line.value("spec_decode_num_accepted_tokens_per_pos_total", position="15") == 0
+    line.metrics.step(EngineStats(speculation=SpeculationCounts(2, 8, 5, (2, 2, 1, 0))))
+    line.metrics.step(EngineStats(speculation=SpeculationCounts(3, 12, 6, (3, 2, 1, 0))))
+    assert line.value("spec_decode_num_drafts_total") == 3
+    assert line.value("spec_decode_num_draft_tokens_total") == 12
+    assert line.value("spec_decode_num_accepted_tokens_total") == 6
+    places = [line.value("spec_decode_num_accepted_tokens_per_pos_total", position=str(place)) for place in range(4)]
+    assert places == [3, 2, 1, 0]
 
 
 def test_the_life_of_a_sequence() -> None:

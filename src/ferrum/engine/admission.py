@@ -65,6 +65,7 @@ class Admission:
         adapter: str | None = None,
         add_special_tokens: bool = True,
         pooling: Pooling | None = None,
+        prediction: Prompt = (),
     ) -> Request:
         """A request that the engine can take as it is.
 
@@ -78,16 +79,14 @@ class Admission:
             adapter: refused, for there are none yet.
             add_special_tokens: False for a text that holds its special tokens already, as chat templates do.
             pooling: how to make the prompt a vector; nothing is generated then (`params.max_tokens` must be 0, `n` 1).
+            prediction: what the output may be like; it changes nothing but how soon it is there.
 
         Raises:
             RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
                 have, text without a tokenizer, or an option that cannot be honoured; `param` names it.
             Unsupported: an adapter.
         """
-        if adapter is not None:
-            raise Unsupported("adapter", "this engine has no adapters")
-        if pooling is not None and (params.max_tokens != 0 or params.n != 1):
-            raise RequestError("demands max_tokens = 0 and n = 1", param="pooling")
+        _check_features(params, adapter, pooling)
         self._check_text_options(params)
         params.check_vocabulary(self._vocab_size)
         name = f"request-{secrets.token_hex(8)}" if request_id is None else _named("request_id", request_id)
@@ -108,6 +107,7 @@ class Admission:
             salt=salt,
             trace_id=name if trace_id is None else trace_id,
             pooling=pooling,
+            prediction=self._encoded(prediction, add_special_tokens=False, param="prediction"),
         )
 
     def _check_text_options(self, params: SamplingParams) -> None:
@@ -125,21 +125,29 @@ class Admission:
                 raise RequestError("the model has no tokenizer; token ids only", param=name)
 
     def _tokens(self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                raise RequestError("the model has no tokenizer; give token ids", param="prompt")
-            tokens = tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-        else:
-            tokens = token_ids(prompt)
+        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param="prompt")
         if not tokens:
             raise RequestError("must not be empty", param="prompt")
-        self.check_tokens(tokens, param="prompt")
         needed = len(tokens) + (0 if params.max_tokens == 0 else 1)
         if needed > self._max_sequence_length:
             raise ContextOverflow(
                 f"{len(tokens)} tokens leave no room for output in a context of {self._max_sequence_length}",
                 param="prompt",
             )
+        return tokens
+
+    def _encoded(self, text: Prompt, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
+        """Ids that the model has, of a text or as given. Errors are about the field `param`."""
+        if isinstance(text, str) and self._tokenizer is None:
+            raise RequestError("the model has no tokenizer; give token ids", param=param)
+        try:
+            if isinstance(text, str) and self._tokenizer is not None:
+                tokens = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+            else:
+                tokens = token_ids(text)
+        except RequestError as error:
+            raise type(error)(error.message, param=param) from None  # both name the prompt
+        self.check_tokens(tokens, param=param)
         return tokens
 
     def check_tokens(self, tokens: Iterable[int], *, param: str) -> None:
@@ -151,6 +159,13 @@ class Admission:
         if tokenizer is None or not params.bad_words:
             return ()
         return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
+
+
+def _check_features(params: SamplingParams, adapter: str | None, pooling: Pooling | None) -> None:
+    if adapter is not None:
+        raise Unsupported("adapter", "this engine has no adapters")
+    if pooling is not None and (params.max_tokens != 0 or params.n != 1):
+        raise RequestError("demands max_tokens = 0 and n = 1", param="pooling")
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:

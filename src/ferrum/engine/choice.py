@@ -9,6 +9,7 @@ from __future__ import annotations
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
+from ferrum.speculative.prediction import Follower
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
 
@@ -37,6 +38,7 @@ class Choice:
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
             )
+        self._follower = Follower(request.prediction)
         self.tokens = 0
         self.cached_tokens = 0
         self.finished = False
@@ -55,6 +57,8 @@ class Choice:
         elif not kept and not text and event.prompt_logprobs is None:
             return None
         self.tokens += kept
+        if self._request.prediction:
+            self._follower.feed(event.token_ids[:kept])
         return Delta(
             request_id=self._request_id,
             index=self._index,
@@ -71,6 +75,11 @@ class Choice:
             preemptions=event.preemptions,
             embedding=event.embedding,
         )
+
+    @property
+    def predicted(self) -> int:
+        """How many of its tokens came as the request's prediction says."""
+        return self._follower.accepted
 
     def _decode(self, event: TokenEvent) -> tuple[str | None, int, str | None]:
         """The new text, how many of the event's tokens belong to the output, and the stop string that ended it.

@@ -35,11 +35,19 @@ Logprobs: TypeAlias = Mapping[int, Logprob]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a whole request: the prompt once, the completions of all its choices."""
+    """Tokens of a whole request: the prompt once, the completions of all its choices.
+
+    Attributes:
+        cached_tokens: of the prompt, those whose keys and values were there.
+        accepted_prediction_tokens: of the completions, those that came as the request's prediction says.
+        rejected_prediction_tokens: of the prediction, those that did not come, over all choices.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

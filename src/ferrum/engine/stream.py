@@ -93,8 +93,12 @@ class RequestStream:
         self._waiting[delta.index] = delta if earlier is None else join(earlier, delta)
 
     def _usage(self) -> Usage:
+        predicted = [choice.predicted for choice in self._choices]
+        length = len(self.request.prediction)
         return Usage(
             prompt_tokens=len(self.request.prompt),
             completion_tokens=sum(choice.tokens for choice in self._choices),
             cached_tokens=max(choice.cached_tokens for choice in self._choices),
+            accepted_prediction_tokens=sum(predicted),
+            rejected_prediction_tokens=sum(max(0, length - count) for count in predicted),
         )

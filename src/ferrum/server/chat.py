@@ -12,7 +12,7 @@ from ferrum.core.types import Request
 from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta, Logprobs
 from ferrum.server import writers
-from ferrum.server.conversation import conversation, render
+from ferrum.server.conversation import conversation, joined, render
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.prepare import Caller, admit, check_common, renamed, sampling_params
 from ferrum.server.replies import (
@@ -54,7 +54,16 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
         params = sampling_params(body, {"max_tokens": None, **front.recommended}, given)
         special = bool(body.add_special_tokens)
         [request] = admit(
-            front, context, body, [text], params, caller, name=name, limit=limit, add_special_tokens=special
+            front,
+            context,
+            body,
+            [text],
+            params,
+            caller,
+            name=name,
+            limit=limit,
+            add_special_tokens=special,
+            prediction="" if body.prediction is None else joined(body.prediction.content, "prediction.content"),
         )
     except RequestError as error:
         names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}

@@ -43,11 +43,22 @@ def _message(message: Message, where: str) -> dict[str, Any]:
 
 def _content(message: Message, where: str) -> str | None:
     """The text of a message; parts are joined by line ends, and a refusal is what the assistant said."""
-    if isinstance(message.content, list):
-        if not message.content:
-            raise invalid(f"{where}.content", "must not be empty")
-        return "\n".join(_part(part, f"{where}.content[{place}]") for place, part in enumerate(message.content))
-    return message.refusal if message.content is None else message.content
+    if message.content is None:
+        return message.refusal
+    return joined(message.content, f"{where}.content")
+
+
+def joined(content: str | list[ContentPart], where: str) -> str:
+    """A text, or its parts joined by line ends.
+
+    Raises:
+        ApiError: there is no part, or one that is no text.
+    """
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise invalid(where, "must not be empty")
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
 
 
 def _part(part: ContentPart, where: str) -> str:

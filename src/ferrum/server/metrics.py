@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.outputs import Delta
@@ -138,6 +141,17 @@ class Metrics:
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from a cache.")
         self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._drafts = self._counter("spec_decode_num_drafts", "Drafts that were verified.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.")
+        self._accepted_at = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Right tokens by their place in the draft.",
+            (*LABELS, "position"),
+            registry=self._registry,
+        )
+        for place in range(MAX_DRAFT):
+            self._accepted_at.labels(*self._names, str(place))
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
         self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
@@ -190,9 +204,19 @@ class Metrics:
         self._preemptions.inc(stats.preemptions - self._stats.preemptions)
         self._queried.inc(stats.prefixes.query_tokens - self._stats.prefixes.query_tokens)
         self._hits.inc(stats.prefixes.hit_tokens - self._stats.prefixes.hit_tokens)
+        self._count_drafts(self._stats.speculation, stats.speculation)
         self._stats = stats
         for tokens in stats.step_tokens:
             self._size_step.observe(tokens)
+
+    def _count_drafts(self, before: SpeculationCounts, after: SpeculationCounts) -> None:
+        self._drafts.inc(after.drafts - before.drafts)
+        self._drafted.inc(after.draft_tokens - before.draft_tokens)
+        self._accepted.inc(after.accepted_tokens - before.accepted_tokens)
+        if after.accepted_tokens > before.accepted_tokens:
+            places = zip_longest(after.accepted_per_position, before.accepted_per_position, fillvalue=0)
+            for place, (count, earlier) in enumerate(places):
+                self._accepted_at.labels(*self._names, str(place)).inc(count - earlier)
 
     def delta(self, request: Request, delta: Delta) -> None:
         """See `Observer`."""

@@ -134,6 +134,7 @@ def admit(
     name: str,
     limit: int | None,
     add_special_tokens: bool,
+    prediction: str = "",
 ) -> list[Request]:
     """One request per prompt.
 
@@ -141,6 +142,7 @@ def admit(
         context: most tokens of prompt and output together.
         name: of the requests; several get a number each.
         limit: the most tokens that the client asks for; a default is cut off by the context, a wish must fit.
+        prediction: see `Admission.admit`.
 
     Raises:
         RequestError: what cannot be served; `param` names the field and, of several prompts, the prompt.
@@ -158,6 +160,7 @@ def admit(
                 salt=body.cache_salt or "",
                 trace_id=caller.trace_id,
                 add_special_tokens=add_special_tokens,
+                prediction=prediction or (),
             )
             _check_room(request, context, limit)
         except RequestError as error:

@@ -68,6 +68,13 @@ class Message(Body):
     refusal: str | None = None
 
 
+class Prediction(Body):
+    """What the reply may be like: it is verified instead of being generated as far as it agrees."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
 class ResponseFormat(Body):
     """The form of the reply; only `text` is served."""
 
@@ -170,7 +177,6 @@ class ChatRequest(GenerationBody, TemplateBody):
             "functions": _TOOLS,
             "function_call": _TOOLS,
             "reasoning_effort": "reasoning is steered by chat_template_kwargs, where the model's template knows of it",
-            "prediction": "predictions are not used as drafts yet",
             "audio": "text only",
             "web_search_options": "there is no web search",
             "moderation": "there is no moderation",
@@ -181,6 +187,9 @@ class ChatRequest(GenerationBody, TemplateBody):
     top_logprobs: int | None = Field(default=None, description="And of so many top tokens, 0 to 20; needs logprobs.")
     max_completion_tokens: int | None = Field(default=None, description="As max_tokens, and goes before it.")
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = Field(
+        default=None, description="What the reply may be like. It is the same without, and sooner there with it."
+    )
     modalities: list[Literal["text", "audio"]] | None = Field(default=None, description="Text only.")
     include_reasoning: bool | None = Field(default=None, description="False is refused: reasoning is part of the text.")
     metadata: dict[str, str] | None = Field(default=None, description="No effect.", max_length=16)

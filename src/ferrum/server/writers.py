@@ -68,13 +68,15 @@ class Tally:
     def __init__(self, requests: Sequence[Request]) -> None:
         self.prompt = sum(len(request.prompt) for request in requests)
         self.completion = 0
-        self.cached = 0
+        self.cached = self.accepted = self.rejected = 0
 
     def count(self, delta: Delta) -> None:
         """Add a delta."""
         self.completion += len(delta.token_ids)
         if delta.usage is not None:
             self.cached += delta.usage.cached_tokens
+            self.accepted += delta.usage.accepted_prediction_tokens
+            self.rejected += delta.usage.rejected_prediction_tokens
 
     def usage(self) -> Usage:
         """As clients see it."""
@@ -84,7 +86,9 @@ class Tally:
             total_tokens=self.prompt + self.completion,
             prompt_tokens_details=PromptDetails(cached_tokens=self.cached),
             completion_tokens_details=CompletionDetails(
-                reasoning_tokens=0, accepted_prediction_tokens=0, rejected_prediction_tokens=0
+                reasoning_tokens=0,
+                accepted_prediction_tokens=self.accepted,
+                rejected_prediction_tokens=self.rejected,
             ),
         )
 
