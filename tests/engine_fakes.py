@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses
+from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.params import SamplingParams
@@ -103,6 +103,7 @@ class FakeRecipe:
         drafts: how many tokens to guess per step: right ones, but for each third step.
         broken: fail to build.
         fails: prompts may command it to.
+        prefixes: prompts that begin alike share pages.
     """
 
     num_pages: int = 256
@@ -115,6 +116,7 @@ class FakeRecipe:
     drafts: int = 0
     broken: bool = False
     fails: bool = True
+    prefixes: bool = False
 
     def __call__(self) -> Built:
         if self.broken:
@@ -128,6 +130,7 @@ class FakeRecipe:
             max_sequences=self.max_sequences,
             max_sequence_length=self.context,
             drafter=Guesses(self._propose) if self.drafts else None,
+            prefixes=scope_of(pages) if self.prefixes else None,
         )
         return Built(executor, scheduler, EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1"))
 

@@ -95,7 +95,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         from ferrum.runtime.model_digest import model_digest
         from ferrum.runtime.page_files import PageFiles
 
-        directory = Path(config.prefix_cache_dir)
+        directory = Path(config.prefix_cache_dir).expanduser()
         executor.keep_pages(PageFiles(directory, config.prefix_cache_gib << 30))
         model = model_digest(Path(model), directory)
     return PrefixScope(

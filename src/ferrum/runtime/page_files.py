@@ -46,14 +46,16 @@ class PageFiles:
     def __init__(self, directory: Path, capacity: int) -> None:
         self._directory = directory
         self._capacity = capacity
+        self._failing = False
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            # Keys and values tell a good deal of the prompts that they were computed from.
+            directory.mkdir(0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
         except OSError as error:
             raise ConfigError(f"{directory} cannot be used: {error}", param="prefix_cache_dir") from None
 
     def put(self, name: bytes, content: Bytes) -> None:
-        """Write a page, over what may be there: it was not found, or not believed. What fails is told in the log.
+        """Write a page over what may be there: it was not found, or not believed. The first failure is told in the log.
 
         Args:
             name: 32 bytes.
@@ -68,10 +70,13 @@ class PageFiles:
                 file.write(content.data)
             aside.replace(path)
         except OSError as error:
-            _LOG.warning("a page of the prefix cache could not be written: %s", error)
+            if not self._failing:
+                _LOG.warning("pages of the prefix cache cannot be written: %s", error)
+            self._failing = True
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
             return
+        self._failing = False
         # What was there is counted twice, until the directory is looked through.
         self._bytes += _HEADER + len(content)
         if self._bytes > self._capacity:
