@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ferrum.cli import bench_overhead, bench_serve
+from ferrum.cli import bench_overhead, bench_serve, bench_speculation
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import chosen, model_fields, with_options
 from ferrum.cli.tables import print_table, size
@@ -43,6 +43,7 @@ class MeasureByDefault(TyperGroup):
 app = typer.Typer(cls=MeasureByDefault, help="Measure a model's speed beside the limit of this machine.")
 app.command("serve")(bench_serve.serve)
 app.command("overhead")(bench_overhead.overhead)
+app.command("speculation")(bench_speculation.speculation)
 
 
 @app.command("run")

@@ -1,0 +1,48 @@
+"""`ferrum bench speculation`: recorded texts come out whatever the model says; what can be looked up saves steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ferrum.bench.speculation import Gain, scripts_of
+from ferrum.bench.speculation_texts import RECORDED
+from ferrum.cli.main import app
+from ferrum.core.errors import ConfigError
+
+
+def test_there_are_ten_texts_from_all_copied_to_nothing_known() -> None:
+    scripts = scripts_of([], 64)
+    assert len(scripts) == len(RECORDED) == 10
+    assert all(len(script.answer) == 64 < len(script.prompt) + 64 for script in scripts.values())
+    with pytest.raises(ConfigError, match="copy-edits") as caught:
+        scripts_of(["poem"], 64)
+    assert caught.value.param == "workload"
+
+
+def test_the_bound_is_below_the_mean_by_two_standard_errors() -> None:
+    gain = Gain("copy", 1, 9, 9, 3, 6, 6, (1.0, 4.0, 2.0, 2.0))
+    assert gain.speedup == pytest.approx(2.0)
+    assert gain.least == pytest.approx(2.0 * 2 ** -(1.96 * (2 / 3) ** 0.5 / 2))
+    assert Gain("copy", 1, 9, 9, 3, 6, 6, (2.0,)).least == 0.0
+
+
+def test_the_command_measures_copies_and_noise(tmp_path: Path) -> None:
+    report = tmp_path / "gains.json"
+    asked = ["--workload", "copy", "--workload", "noise", "--batch", "1", "--batch", "2", "--pairs", "1"]
+    result = CliRunner().invoke(
+        app, ["bench", "speculation", "ferrum-tiny", *asked, "--tokens", "40", "--output", str(report)]
+    )
+    assert result.exit_code == 0, result.output
+    gains = [Gain.from_dict(each) for each in json.loads(report.read_text())]
+    assert [(gain.workload, gain.sequences, gain.steps_off) for gain in gains] == [
+        ("copy", 1, 39),
+        ("copy", 2, 39),
+        ("noise", 1, 39),
+        ("noise", 2, 39),
+    ]
+    assert gains[0].accepted == gains[0].drafted > 0 and gains[0].steps_on <= 39 // 2
+    assert gains[2].accepted < 10
