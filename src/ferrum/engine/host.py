@@ -8,6 +8,7 @@ When the engine has ended for any reason, even by the death of its process, `del
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -46,6 +47,8 @@ Recipe: TypeAlias = Callable[[], Built]
 """Builds what an engine runs on. For a process it must be picklable."""
 
 Deliver: TypeAlias = Callable[[Report], None]
+
+_LOG: Final = logging.getLogger(__name__)
 
 JOIN_SECONDS: Final = 10.0
 """How long `close` waits for the step that is running."""
@@ -109,6 +112,9 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
                 post=lambda events: deliver(Events(events, engine.take_stats())),
             )
             engine.run()
+        if (counts := built.scheduler.drafter.counts).drafts:
+            news = (counts.accepted_tokens, counts.draft_tokens, counts.drafts)
+            _LOG.info("%d of %d guessed tokens were right, in %d drafts", *news)
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - whatever ends the loop, its clients have to be told
         error = EngineDead(f"the engine's loop broke: {type(cause).__name__}: {cause}")
