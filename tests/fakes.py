@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ferrum.cache.names import NamedPage
 from ferrum.cache.pages import PageTable
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError
@@ -172,6 +173,27 @@ class FakeExecutor:
             for position, token in enumerate(span.tokens, span.start):
                 page, slot = divmod(position, group.page_size)
                 self._store[group.name][row[page]][slot] = token
+
+    def keep_evicted(self) -> dict[tuple[str, bytes], list[int]]:
+        """From now on pages that make room are kept and brought back; where they are kept."""
+        kept: dict[tuple[str, bytes], list[int]] = {}
+        executor = self
+
+        class Kept:
+            def keep(self, group: str, named: NamedPage) -> None:
+                assert executor.pages.holds(group, named)
+
+            def evicted(self, group: str, named: NamedPage) -> None:
+                kept[group, named.name] = list(executor._store[group][named.page])
+
+            def find(self, group: str, name: bytes) -> list[int] | None:
+                return kept.pop((group, name), None)
+
+            def fill(self, group: str, page: int, content: list[int]) -> None:
+                executor._store[group][page] = content
+
+        self.pages.attach(Kept())
+        return kept
 
     def _spoil(self, span: Span) -> None:
         """What a failed span has written is not to be read by anyone."""

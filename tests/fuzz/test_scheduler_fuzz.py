@@ -39,6 +39,7 @@ class House:
     max_sequences: int
     depth: int
     prefixes: bool = False
+    swap: bool = False
 
 
 HOUSES = {
@@ -47,6 +48,18 @@ HOUSES = {
         (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
     ),
     "prefixes": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True),
+    "swapped": House(
+        (PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, swap=True
+    ),
+    "swapped in windows": House(
+        (PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)),
+        "priority",
+        budget=16,
+        max_sequences=6,
+        depth=0,
+        prefixes=True,
+        swap=True,
+    ),
     "prefixes in windows": House(
         (PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)),
         "priority",
@@ -85,6 +98,8 @@ class Fuzz:
         self.pages = PageTable(self.house.groups, max_draft=MAX_DRAFT)
         self.context = min(CONTEXT, self.pages.capacity_tokens + 1)
         self.executor = FakeExecutor(self.pages, fault=self.fault, vocabulary=VOCABULARY)
+        if self.house.swap:
+            self.executor.keep_evicted()
         self.scheduler = Scheduler(
             self.pages,
             policy=POLICIES[self.house.policy],
@@ -202,7 +217,7 @@ class Fuzz:
 @pytest.mark.parametrize("name", HOUSES)
 def test_thousands_of_random_steps(name: str) -> None:
     fuzz = Fuzz(HOUSES[name], Random(name))
-    for _ in range(20_000 // len(HOUSES)):
+    for _ in range(2_500):
         if fuzz.random.random() < 0.3 and len(fuzz.live) < 24:
             fuzz.arrive()
         fuzz.disturb()
@@ -218,3 +233,4 @@ def test_thousands_of_random_steps(name: str) -> None:
     assert all(count >= 10 for count in fuzz.ends.values()), fuzz.ends
     assert fuzz.preemptions >= 50 and fuzz.accepted >= 100
     assert (fuzz.scheduler.prefix_counts.hit_tokens >= 300) is fuzz.house.prefixes
+    assert (fuzz.scheduler.prefix_counts.restored_pages >= 300) is fuzz.house.swap

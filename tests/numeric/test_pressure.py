@@ -16,7 +16,9 @@ PROMPT, OUTPUT = 150, 100
 DEMAND = REQUESTS * (PROMPT + OUTPUT)
 
 
-def served(kv_capacity: int, *, prefix_cache: bool, policy: str = "fcfs") -> list[tuple[object, ...]]:
+def served(
+    kv_capacity: int, *, prefix_cache: bool, policy: str = "fcfs", swap_gib: int = 0
+) -> list[tuple[object, ...]]:
     prompts = [tokens_of(find(CASE), PROMPT - index % 5, seed=index // 2) for index in range(REQUESTS)]
     params = [
         SamplingParams(
@@ -31,7 +33,9 @@ def served(kv_capacity: int, *, prefix_cache: bool, policy: str = "fcfs") -> lis
         for index in range(REQUESTS)
     ]
     options = {"kernels": "auto", "dtype": "float32", "kv_capacity": kv_capacity, "max_batch_size": REQUESTS}
-    with LLM(str(directory_of(find(CASE))), prefix_cache=prefix_cache, policy=policy, **options) as llm:
+    with LLM(
+        str(directory_of(find(CASE))), prefix_cache=prefix_cache, policy=policy, swap_gib=swap_gib, **options
+    ) as llm:
         return [told(output) for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
@@ -50,3 +54,7 @@ def told(output: RequestOutput) -> tuple[object, ...]:
 def test_a_quarter_of_the_pages_gives_the_same_answers(prefix_cache: bool, policy: str) -> None:
     assert {finish for finish, *_ in unpressed()} == {"length"}
     assert served(DEMAND // 4, prefix_cache=prefix_cache, policy=policy) == unpressed()
+
+
+def test_pages_that_are_swapped_come_back_as_they_were() -> None:
+    assert served(DEMAND // 4, prefix_cache=True, swap_gib=1) == unpressed()

@@ -77,6 +77,8 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("host", "cloud"),
         ("max_queue", 0),
         ("prefix_cache", "yes"),
+        ("prefix_cache_gib", 0),
+        ("swap_gib", -1),
         ("generation_config", "maybe"),
         ("max_tokens_per_step", 31),
     ],

@@ -7,6 +7,7 @@ page is named when it has become full, and found under its name once the sequenc
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,10 +28,12 @@ class PageNames:
 
     Attributes:
         evicted: how many pages have lost their name for want of room.
+        on_evict: told of a page that can be found before it loses its name, while it still is what it is called.
     """
 
     def __init__(self) -> None:
         self.evicted = 0
+        self.on_evict: Callable[[NamedPage], None] | None = None
         self._named: dict[int, NamedPage] = {}
         self._proven: dict[Name, NamedPage] = {}
         # Not a plain dict: finding the first key of one that is emptied from the front is not O(1).
@@ -94,7 +97,10 @@ class PageNames:
     def evict(self) -> int:
         """Take the name and the place of the page that has been idle longest. There must be one."""
         page = next(iter(self._idle))
-        self.forget(self._named[page])
+        named = self._named[page]
+        if self.on_evict is not None and self._proven.get(named.name) is named:
+            self.on_evict(named)
+        self.forget(named)
         self.evicted += 1
         return page
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from ferrum.cache.groups import PageCopy as PageCopy
@@ -45,9 +46,6 @@ class PageTable:
         groups: at least one, with distinct names.
         max_draft: longest draft; a window group keeps so many tokens, and one page, more than the next query sees,
             so that a truncation this far always succeeds.
-
-    Attributes:
-        keeper: where set, has copies of named pages.
     """
 
     def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
@@ -55,7 +53,7 @@ class PageTable:
         self._pools = tuple(PagePool(group.num_pages) for group in self.groups)
         self._index = {group.name: index for index, group in enumerate(self.groups)}
         self._max_draft = max_draft
-        self.keeper: PageKeeper | None = None
+        self._keeper: PageKeeper | None = None
         self._stored: dict[str, _Stored] = {}
         # One clock for all sequences: an id that is released and begun anew never repeats a generation.
         self._clock = 0
@@ -143,14 +141,20 @@ class PageTable:
         """
         return longest_match(self.groups, self._pools, names)
 
+    def attach(self, keeper: PageKeeper | None) -> None:
+        """Let somebody keep copies of named pages, in the place of whoever did so far."""
+        self._keeper = keeper
+        for group, pool in zip(self.groups, self._pools, strict=True):
+            pool.names.on_evict = None if keeper is None else partial(keeper.evicted, group.name)
+
     def restore(self, names: Sequence[Name], count: int) -> None:
         """Bring back from the keeper, where there is one, what follows the `count` pages that were matched just now."""
-        if self.keeper is None or count == len(names):
+        if self._keeper is None or count == len(names):
             return
         # Hold what is there, lest it makes room for what comes after it.
         self.adopt(held := f"restore {self._tick()}", names, count)
         most = min(pool.free for pool in self._pools)
-        self._restored += restore(self.groups, self._pools, names[count:], self.keeper, most)
+        self._restored += restore(self.groups, self._pools, names[count:], self._keeper, most)
         self.release(held)
 
     def adopt(self, cache_id: str, names: Sequence[Name], count: int) -> None:
@@ -180,8 +184,8 @@ class PageTable:
         stored = self._get(cache_id)
         self._name(stored)
         for pool, named in stored.names.prove():
-            if self.keeper is not None:
-                self.keeper.keep(self.groups[self._pools.index(pool)].name, named)
+            if self._keeper is not None:
+                self._keeper.keep(self.groups[self._pools.index(pool)].name, named)
 
     def holds(self, group: str, named: NamedPage) -> bool:
         """Whether the page still has its name; may be asked from any thread."""

@@ -111,6 +111,10 @@ class PageKeeper(Protocol):
         """Copy the page, some time, if it still has its name then."""
         ...
 
+    def evicted(self, group: str, named: NamedPage) -> None:
+        """The page is about to be given to another sequence: the last moment to copy it."""
+        ...
+
     def find(self, group: str, name: Name) -> Any | None:
         """The content of a page of that name, verified; None where there is none, or none to be believed."""
         ...

@@ -146,6 +146,10 @@ class EngineConfig(JsonRecord):
         default=None, metadata=about("Directory where prefixes outlast the engine; none: they do not.")
     )
     prefix_cache_gib: int = field(default=16, metadata=about("Most GiB that the directory holds.", least=1))
+    swap_gib: int = field(
+        default=0,
+        metadata=about("GiB of host buffers for pages that have to make room; 0: they are computed again.", least=0),
+    )
     generation_config: str = field(
         default="auto",
         metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
@@ -155,6 +159,8 @@ class EngineConfig(JsonRecord):
         check_options(self)
         if self.prefix_cache_dir is not None and not self.prefix_cache:
             raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")
+        if self.swap_gib and not self.prefix_cache:
+            raise ConfigError("needs the prefix cache, which is switched off", param="swap_gib")
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",

@@ -72,6 +72,9 @@ def with_scheduler(
         costs=costs,
         prefixes=_prefixes(executor, config),
     )
+    if config.swap_gib:
+        page_size = executor.lm.pages.groups[0].page_size
+        executor.swap_pages(config.swap_gib << 30, lambda: costs.predict(page_size, 0))
     info = EngineInfo(
         model=name,
         vocab_size=executor.info.vocab_size,

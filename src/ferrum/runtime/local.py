@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +17,7 @@ from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.memory import return_free_memory
 from ferrum.runtime.page_files import PageFiles
 from ferrum.runtime.page_keeper import DiskKeeper
+from ferrum.runtime.swap import SwapKeeper
 from ferrum.sampling.accept import count_likely
 from ferrum.sampling.order import top
 
@@ -55,6 +56,10 @@ class LocalExecutor(ModelExecutor):
     def keep_pages(self, files: PageFiles) -> None:
         """From now on write proven pages to files, and find them there again; until `shutdown`."""
         self._keeper = DiskKeeper(self.lm.pages, self.lm.kernels, files)
+
+    def swap_pages(self, capacity: int, recompute: Callable[[], float]) -> None:
+        """From now on keep pages that make room in buffers of so many bytes, where that pays; see `SwapKeeper`."""
+        SwapKeeper(self.lm.pages, self.lm.kernels, capacity, recompute, self._keeper)
 
     def shutdown(self) -> None:
         """See `ModelExecutor`. Pages that are due are written first."""

@@ -22,7 +22,7 @@ class DiskKeeper:
     A page that has its name after it was read has not been written to in between: it loses the name first.
 
     Args:
-        pages: whose `keeper` this becomes.
+        pages: whose keeper this becomes.
         kernels: whose pool it is.
         files: where copies go.
     """
@@ -34,11 +34,14 @@ class DiskKeeper:
         self._due: SimpleQueue[tuple[str, NamedPage] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="ferrum-pages", daemon=True)
         self._thread.start()
-        pages.keeper = self
+        pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
         """See `PageKeeper`."""
         self._due.put((group, named))
+
+    def evicted(self, group: str, named: NamedPage) -> None:
+        """See `PageKeeper`. It was due since it was proven, and it is too late now to wait for the disk."""
 
     def find(self, group: str, name: Name) -> Bytes | None:
         """See `PageKeeper`."""
@@ -52,7 +55,7 @@ class DiskKeeper:
         """Write what is due, for a while, and end. Idempotent."""
         self._due.put(None)
         self._thread.join(CLOSE_SECONDS)
-        self._pages.keeper = None
+        self._pages.attach(None)
 
     def _write(self) -> None:
         while (due := self._due.get()) is not None:
