@@ -1,0 +1,153 @@
+"""Every proposer before a real model: whatever it guesses, answers are those of an engine that guesses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+from spoken import spoken
+from test_engine_real_drafts import RULES, SAMPLED, essence
+from tiny import directory_of, find
+
+from ferrum import LLM, SamplingParams
+from ferrum.core.errors import ConfigError
+from ferrum.core.snapshots import SpeculationCounts
+from ferrum.core.types import Request
+from ferrum.engine.batch import Batch
+from ferrum.engine.messages import EngineStats
+from ferrum.engine.outputs import Delta, RequestOutput
+from ferrum.engine.progress import NoBar
+
+MODEL = "qwen3-windows"
+PROMPTS = ["the rain in Spain, the rain in Spain, the", "ababababab", "mainly in the plain, said no one at all"]
+PROPOSERS: dict[str, Any] = {
+    "ngram": "ngram",
+    "another model": {"method": "draft_model", "model": str(spoken("qwen3")), "num_speculative_tokens": 5},
+    "the same model": {"model": str(spoken(MODEL)), "num_speculative_tokens": 3},
+}
+TIGHT = 3 * 64
+"""A pool in which no two of these prompts with their outputs have room beside each other for long."""
+
+
+@contextmanager
+def model(speculative: Any = None, **options: Any) -> Iterator[LLM]:
+    options = {"kernels": "reference", "max_sequence_length": 160, "kv_capacity": 1024, **options}
+    with LLM(str(spoken(MODEL)), speculative=speculative, **options) as llm:
+        llm.front.router.observer = Watch()
+        yield llm
+
+
+class Watch:
+    """An `Observer` that keeps what the engine tells of its guesses."""
+
+    def __init__(self) -> None:
+        self.counts = SpeculationCounts()
+
+    def step(self, stats: EngineStats) -> None:
+        self.counts = stats.speculation
+
+    def delta(self, request: Request, delta: Delta) -> None: ...
+
+
+def counts(llm: LLM) -> SpeculationCounts:
+    watch = llm.front.router.observer
+    assert isinstance(watch, Watch)
+    return watch.counts
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LLM]:
+    with model() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=PROPOSERS)
+def guessing(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with model(PROPOSERS[request.param]) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_proposer_changes_an_answer(plain: LLM, guessing: LLM, rule: str) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, **RULES[rule], "max_tokens": 24})
+    expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
+    assert essence(guessing.generate(PROMPTS, params, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("stop", ["e", "th", "ab"])
+def test_stop_strings_end_guessed_text_where_they_end_any(plain: LLM, guessing: LLM, stop: str) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, "stop": [stop], "max_tokens": 40})
+    expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
+    assert essence(guessing.generate(PROMPTS, params, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_nor_does_a_pool_that_is_too_small_for_all(plain: LLM, proposer: str) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60, "n": 2})
+    expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
+    with model(PROPOSERS[proposer], kv_capacity=TIGHT) as llm:
+        assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
+        assert counts(llm).drafts > 0
+
+
+def test_a_draft_model_that_is_the_target_is_always_right(plain: LLM) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
+    with model(PROPOSERS["the same model"]) as llm:
+        llm.generate(PROMPTS, params, use_tqdm=False)
+        found = counts(llm)
+        assert found.draft_tokens == found.accepted_tokens > 0
+
+
+def predicted(llm: LLM, output: RequestOutput, params: SamplingParams, prediction: list[int]) -> RequestOutput:
+    request = llm.front.admission.admit(output.prompt_token_ids, params, prediction=prediction)
+    (found,) = Batch(llm.front.router, llm.front.tokenizer, [request], [output.prompt]).run(NoBar())
+    return found
+
+
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.7, 0.9, 1.0])
+def test_a_prediction_of_any_quality_changes_nothing_but_the_steps(plain: LLM, right: float) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60})
+    random = np.random.default_rng(7)
+    for output in plain.generate(PROMPTS, params, use_tqdm=False):
+        (choice,) = output.outputs
+        prediction = [token if random.random() < right else 5 for token in choice.token_ids]
+        before = counts(plain)
+        found = predicted(plain, output, params, prediction)
+        assert found.outputs == output.outputs
+        usage = found.metrics.usage
+        assert replace(usage, accepted_prediction_tokens=0, rejected_prediction_tokens=0) == output.metrics.usage
+        if right == 1.0:
+            assert usage.accepted_prediction_tokens == 60 and usage.rejected_prediction_tokens == 0
+            assert counts(plain).accepted_tokens - before.accepted_tokens > 30
+
+
+@pytest.mark.parametrize("directory", [directory_of(find("qwen3-bias")), spoken("qwen2-tied-mha")])
+def test_a_draft_model_with_another_vocabulary_is_refused_with_the_reason(directory: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(97|257) tokens") as caught, model(str(directory)):
+        raise AssertionError("it was taken")
+    assert caught.value.param == "speculative"
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    copytree(spoken("qwen3"), tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text.replace('"A":', '"Ä":'))
+    with pytest.raises(ConfigError, match="token 35 differs") as caught, model(str(tmp_path)):
+        raise AssertionError("it was taken")
+    assert caught.value.param == "speculative"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_long_random_runs_of_each_proposer(plain: LLM, proposer: str) -> None:
+    with model(PROPOSERS[proposer], max_batch_size=3) as llm:
+        for seed in range(40):
+            params = SamplingParams.from_dict({**SAMPLED, "seed": seed, "temperature": 0.3 + seed / 40, "n": 2})
+            expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
+            assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
