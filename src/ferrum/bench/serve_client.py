@@ -90,25 +90,24 @@ class RequestFailed(Exception):
 
 
 class Client:
-    """Sends requests, each with a prompt of its own.
+    """Sends requests, each with a prompt of its own that no earlier run had: a server may remember prompts.
 
     Args:
         target: whom to ask.
         key: the API key; None: none.
-        seed: of the prompts.
         clock: seconds after the start of the run.
 
     Attributes:
         fingerprint: what the server calls its numerics, if it does.
     """
 
-    def __init__(self, target: Target, key: str | None, seed: int, clock: Clock) -> None:
+    def __init__(self, target: Target, key: str | None, clock: Clock) -> None:
         self._target = target
         self._url = urlsplit(target.url.rstrip("/"))
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
-        self._draw = random.Random(seed)
+        self._draw = random.Random()
         self._clock = clock
         self.fingerprint: str | None = None
 

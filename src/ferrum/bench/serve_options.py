@@ -59,7 +59,7 @@ class Load(JsonRecord):
         default=0.0,
         metadata=about("Lengths vary evenly by up to this part of themselves: 0.5 means 50% to 150%.", least=0.0),
     )
-    seed: int = field(default=0, metadata=about("Of arrivals, lengths and prompts."))
+    seed: int = field(default=0, metadata=about("Of arrivals and lengths; prompts are new in every run."))
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -127,7 +127,7 @@ def measure_overhead(
 def take_turns(
     turns: Mapping[str, Turn], load: Load, series: int, tell: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Samples of every arm. The one that begins a turn changes, and so do the prompts; the first turn is dropped."""
+    """Samples of every arm. The one that begins a turn changes; the first turn is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in turns}
     names = list(turns)
     for turn in range(series + 1):
@@ -141,7 +141,7 @@ def take_turns(
 
 
 def _offline(llm: LLM, load: Load) -> float:
-    draw = random.Random(load.seed)
+    draw = random.Random()
     target = Target(url="http://offline", model=llm.info.model)
     prompts = [request_body(target, one, draw)["prompt"] for one in plan(load)]
     params = SamplingParams(temperature=0.0, max_tokens=load.output_tokens, ignore_eos=True)

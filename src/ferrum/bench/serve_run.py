@@ -64,7 +64,7 @@ def measure_server(
         def clock() -> float:
             return time.perf_counter() - began
 
-        client = Client(target, key, load.seed, clock)
+        client = Client(target, key, clock)
         clients = load.clients if load.arrivals == Arrivals.CLOSED else None
         timelines = await run_load(planned, client, clock, clients=clients, done=lambda: shown.update(1))
         return timelines, client.fingerprint
