@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
 .PHONY: run test lint soak test-clients clean
@@ -27,12 +28,20 @@ lint: $(VENV)/.test
 
 test: lint  ## Lint, types and the whole test suite.
 	$(BIN)/python -m pytest -m 'not soak and not clients'
+	@echo "not run: the long runs (make soak); a browser, the Node SDK and other clients (make test-clients)"
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
 
-test-clients: $(VENV)/.test  ## Browser and Node clients.
+$(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/package.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/suites/requirements.txt
+	cd tests/clients/node && npm install --silent --no-package-lock
+	command -v chromium || command -v google-chrome || $(CLIENTS)/bin/playwright install --with-deps chromium || apt-get install --yes chromium
+	touch $@
+
+test-clients: $(VENV)/.test $(CLIENTS)/.made  ## A browser, the Node SDK and other clients; SHOTS=FOLDER keeps screenshots.
 	$(BIN)/python -m pytest -m clients --timeout 1800
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache

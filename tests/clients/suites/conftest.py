@@ -1,0 +1,61 @@
+"""Where the servers are, and a browser. These suites run in the clients' environment (see ../test_clients.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def url() -> str:
+    """A server of the built-in model with a chat template."""
+    return os.environ["REAL_URL"]
+
+
+@pytest.fixture(scope="session")
+def keyed_url() -> str:
+    """The same, for the key `secret`."""
+    return os.environ["KEYED_URL"]
+
+
+@pytest.fixture(scope="session")
+def busy_url() -> str:
+    """A slow server that takes one request at a time."""
+    return os.environ["BUSY_URL"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    from playwright.sync_api import sync_playwright
+
+    # Debian's Chromium or Chrome where there is one, else the one that playwright has installed.
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: object) -> Iterator[Callable[..., object]]:
+    """Opens a page; its console must stay empty, and it may ask nobody but its server for anything."""
+    faults: list[str] = []
+    contexts = []
+
+    def open_at(url: str, **options: object) -> object:
+        context = browser.new_context(**options)  # type: ignore[attr-defined]
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: faults.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("request", lambda request: request.url.startswith(url) or faults.append(f"asked {request.url}"))
+        page.goto(f"{url}/")
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert not faults

@@ -1,0 +1,98 @@
+"""A browser, the Node SDK and other clients, unchanged, against real servers.
+
+Each runs in an environment of its own, which `make test-clients` makes: `suites/` with Python clients and a browser,
+`node/` with the Node SDK. The servers run here; the suites find them in their environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine_fakes import FakeRecipe
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.offline import LLM
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+from serve_kit import chat_parts, serving
+
+pytestmark = pytest.mark.clients
+
+HERE = Path(__file__).parent
+PYTHON = HERE.parents[1] / ".venv-clients" / "bin" / "python"
+TEMPLATE = (
+    "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}def answer():\n    {% endif %}"
+)
+SUITES = sorted((HERE / "suites").glob("use_*.py"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model with a chat template of its own."""
+    directory = tmp_path_factory.mktemp("model") / "tiny-chat"
+    shutil.copytree(resolve_model(BUILT_IN), directory)
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What the suites are told: where the servers and the model are, and where screenshots go."""
+    place = tmp_path_factory.mktemp("clients")
+    (place / "keys").write_text("secret\n")
+
+    def engine() -> AsyncEngine:
+        return AsyncEngine(str(model), generation_config="none")
+
+    with ExitStack() as stack:
+        real = stack.enter_context(serving(engine, served_model_name="tiny"))
+        keyed = stack.enter_context(serving(engine, served_model_name="tiny", api_key_file=str(place / "keys")))
+        busy = stack.enter_context(serving(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1)))
+        yield {
+            **os.environ,
+            "REAL_URL": real.url,
+            "KEYED_URL": keyed.url,
+            "BUSY_URL": busy.url,
+            "MODEL": str(model),
+            "PLACE": str(place),
+            "SHOTS": os.environ.get("SHOTS", str(place)),
+        }
+
+
+def run(command: list[str | Path], environment: dict[str, str], place: Path) -> None:
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.stem)
+def test_a_client_is_served(suite: Path, environment: dict[str, str]) -> None:
+    run([PYTHON, "-m", "pytest", suite], environment, HERE / "suites")
+
+
+def test_the_node_sdk_is_served(environment: dict[str, str]) -> None:
+    suites = sorted(path.name for path in (HERE / "node").glob("*.test.mjs"))
+    run(["node", "--test", *suites], environment, HERE / "node")
+
+
+def test_a_harness_scores_as_llm_does(environment: dict[str, str], model: Path) -> None:
+    """lm-evaluation-harness through /v1/completions, request by request."""
+    run([PYTHON, "harness.py"], environment, HERE / "suites")
+    scored = json.loads((Path(environment["PLACE"]) / "scores.json").read_text())
+    assert len(scored) >= 12
+    with LLM(str(model)) as llm:
+        assert llm.front.tokenizer is not None
+        for each in scored:
+            # It counts the context's last blanks to what follows; tokens that would merge across the two stay apart.
+            context = llm.front.tokenizer.encode(each["context"].rstrip())
+            whole = llm.front.tokenizer.encode(each["context"] + each["continuation"])
+            [scores] = llm.score([[*context, *whole[len(context) :]]], use_tqdm=False)
+            expected = sum(score.logprob for score in scores[len(context) :] if score is not None)
+            assert each["logprob"] == pytest.approx(expected, abs=1e-6)
