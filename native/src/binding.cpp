@@ -11,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "attention.hpp"
+#include "format_names.hpp"
 #include "operations.hpp"
 #include "packing.hpp"
 #include "sampler.hpp"
@@ -40,13 +41,6 @@ void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& o
 }
 
 using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-KvFormat kv_format_of(const std::string& name) {
-    if (name == "float32") return KvFormat::f32;
-    if (name == "int8") return KvFormat::int8;
-    require(name == "bfloat16", "an unknown format of keys and values");
-    return KvFormat::bf16;
-}
 
 void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
     for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "checked.hpp"
+
 namespace ferrum {
 
 namespace {
@@ -31,10 +33,15 @@ Buffer::Buffer(int64_t bytes) : size_(bytes) {
     // Advice: a refusal costs speed, not bits. The tail stays on small pages, which are only as many as it needs.
     if (bytes >= kHugePage) madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
 #endif
+    const auto* begin = static_cast<const std::byte*>(mapping_);
+    forbid(begin, data_);
+    forbid(data_ + bytes, begin + mapped_);
 }
 
 Buffer::~Buffer() {
-    if (mapping_ != nullptr) munmap(mapping_, mapped_);
+    if (mapping_ == nullptr) return;
+    permit(static_cast<const std::byte*>(mapping_), static_cast<const std::byte*>(mapping_) + mapped_);
+    munmap(mapping_, mapped_);
 }
 
 Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
@@ -50,9 +57,11 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 std::shared_ptr<std::byte> Heap::take(int64_t bytes) {
     if (used_ + bytes > buffer_->size()) {
         buffer_ = std::make_shared<Buffer>(bytes > kHeapBuffer ? bytes : kHeapBuffer);
+        forbid(buffer_->data(), buffer_->data() + buffer_->size());
         used_ = 0;
     }
     std::byte* piece = buffer_->data() + used_;
+    permit(piece, piece + bytes);
     used_ += (bytes + kLine - 1) / kLine * kLine;
     return {buffer_, piece};
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "format_names.hpp"
 #include "grouping.hpp"
 #include "page_sums.hpp"
 
@@ -14,24 +15,6 @@ namespace ferrum {
 namespace {
 
 constexpr uintptr_t kLine = 64;
-
-struct Name {
-    const char* name;
-    Format format;
-};
-
-constexpr Name kNames[] = {{"float32", Format::f32},
-                           {"float16", Format::f16},
-                           {"bfloat16", Format::bf16},
-                           {"int8_32", Format::int8},
-                           {"int8_64", Format::int8_64},
-                           {"int8_128", Format::int8_128},
-                           {"int4_32", Format::int4},
-                           {"int4_64", Format::int4_64},
-                           {"int4_128", Format::int4_128},
-                           {"int4_zero_32", Format::int4_zero_32},
-                           {"int4_zero_64", Format::int4_zero_64},
-                           {"int4_zero_128", Format::int4_zero_128}};
 
 MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
     const MatrixArgs args{format_of(format), static_cast<const std::byte*>(matrix.data()), static_cast<int64_t>(matrix.shape(0)),
@@ -69,12 +52,6 @@ Bytes made(Runtime& runtime, Format format, const MatrixArgs& m, Make make) {
 }
 
 }  // namespace
-
-Format format_of(const std::string& name) {
-    for (const Name& known : kNames)
-        if (name == known.name) return known.format;
-    throw std::invalid_argument("an unknown format: " + name);
-}
 
 Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix) {
     const MatrixArgs m = matrix_of(format, matrix);

@@ -13,10 +13,6 @@ namespace ferrum {
 
 using Bytes = nanobind::ndarray<nanobind::numpy, uint8_t, nanobind::ndim<1>>;
 
-// The format of that name: "float32", "float16", "bfloat16", or integers with the size of their groups, "int8_32",
-// "int4_64", "int4_zero_128". Throws std::invalid_argument.
-Format format_of(const std::string& name);
-
 // Panels of a matrix of floats, made by the whole team: as it is; or rounded to integers, with a Rounding as a number.
 Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix);
 std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to);

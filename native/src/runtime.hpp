@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "buffer.hpp"
+#include "checked.hpp"
 #include "pool.hpp"
 #include "shares.hpp"
 #include "step.hpp"
@@ -25,6 +26,7 @@ public:
         if (per_thread > thread_bytes_) {
             thread_bytes_ = (per_thread + 4095) / 4096 * 4096 + 64;
             own_ = Buffer(thread_bytes_ * team.size());
+            for (int thread = 0; thread < team.size(); ++thread) forbid(own(thread) + per_thread, own(thread) + thread_bytes_);
         }
     }
     std::byte* shared() const { return shared_.data(); }

@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from native_twin import TEAMS, TIERS, Twin, normal
+from native_weights import DTYPES, INTEGERS, bound, dense, weight_of, wild
 
 from ferrum.kernels.cpu.kernels import NativeKernels
-from ferrum.kernels.interface import Weight
 from ferrum.quant.dense import DenseWeight
-from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.int4 import Int4Weight
 from ferrum.quant.int8 import Int8Weight
 
-DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
-INTEGERS = tuple(f"{name}/{group}" for name in QUANTIZERS for group in GROUPS)
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
-
-
-def dense(rng, outputs, inputs, dtype) -> DenseWeight:
-    return DenseWeight((normal(rng, outputs, inputs) / np.sqrt(inputs)).astype(dtype))
-
-
-def weight_of(rng, outputs, inputs, format) -> Weight:
-    """A weight of any format: a dtype of plain floats, or the name of a quantiser and the size of its groups."""
-    if format in INTEGERS:
-        name, group = format.split("/")
-        return QUANTIZERS[name](normal(rng, outputs, inputs) / np.sqrt(inputs), int(group))
-    return dense(rng, outputs, inputs, format)
-
-
-def wild(rng, rows, inputs) -> np.ndarray:
-    """Rows of very different magnitudes, some groups of them zero."""
-    x = normal(rng, rows, inputs) * np.exp(8 * rng.standard_normal((rows, 1))).astype(np.float32)
-    x[rng.random(x.shape) < 0.05] = 0
-    x[:, : inputs // 3 : 2] *= np.float32(1e-20)
-    return x
-
-
-def bound(x: np.ndarray, weight: DenseWeight) -> np.ndarray:
-    """What two orders of summation of K terms may differ by: K ulp of the sum of magnitudes (Higham 2002, section 4.2).
-
-    bfloat16 pairs are summed in hardware, subnormal terms flushed: within the same bound. Inputs round alike.
-    """
-    magnitudes = np.abs(x).astype(np.float64) @ np.abs(weight.dequantize()).astype(np.float64).T
-    return magnitudes * weight.shape[1] * 2.0**-23 + 1e-30
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

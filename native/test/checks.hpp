@@ -1,0 +1,35 @@
+// Comparing what a kernel made with what a case expects.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "vectors.hpp"
+
+namespace ferrum {
+
+// The array under `key`, number for number; or where the case has "<key> bound", within so much of each element (NaN like NaN).
+// Throws std::runtime_error naming the first element that is not.
+inline void expect(const Case& from, const std::string& key, const float* made) {
+    const float* wanted = from.data<float>(key);
+    const float* bound = from.maybe<float>(key + " bound");
+    const size_t count = from.field(key).bytes.size() / sizeof(float);
+    for (size_t i = 0; i < count; ++i) {
+        const bool same = made[i] == wanted[i] || (std::isnan(made[i]) && std::isnan(wanted[i]));
+        if (same || (bound != nullptr && std::fabs(made[i] - wanted[i]) <= bound[i])) continue;
+        throw std::runtime_error(key + "[" + std::to_string(i) + "] is " + std::to_string(made[i]) + ", not " +
+                                 std::to_string(wanted[i]));
+    }
+}
+
+inline void expect_bytes(const Case& from, const std::string& key, const void* made) {
+    if (std::memcmp(made, from.data<std::byte>(key), from.field(key).bytes.size()) != 0) throw std::runtime_error(key + " differs");
+}
+
+inline void expect_integer(const Case& from, const std::string& key, int64_t made) {
+    if (made != from.integer(key))
+        throw std::runtime_error(key + " is " + std::to_string(made) + ", not " + std::to_string(from.integer(key)));
+}
+
+}  // namespace ferrum

@@ -1,0 +1,188 @@
+// The kernels without Python: every case of a file of vectors, on every tier of this machine, by one thread and by two.
+//
+//     conformance VECTORS
+//
+// Prints a line per tier and one for each case that fails; ends with 1 if any does.
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "attention.hpp"
+#include "checks.hpp"
+#include "format_names.hpp"
+#include "operations.hpp"
+#include "sampler.hpp"
+
+namespace ferrum {
+namespace {
+
+WeightPointer weight_over(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, const Field& panels) {
+    const std::shared_ptr<std::byte> copy = runtime.heap.take(static_cast<int64_t>(panels.bytes.size()));
+    std::memcpy(copy.get(), panels.bytes.data(), panels.bytes.size());
+    return std::make_shared<Weight>(format, outputs, inputs, copy.get(), copy);
+}
+
+// The matrix under `key`: floats, packed here; or rounded to the integers whose panels the case has.
+WeightPointer weight_of(Runtime& runtime, const Case& from, const std::string& key) {
+    const Format format = format_of(from.text("format"));
+    const int64_t outputs = from.extent(key, 0), inputs = from.extent(key, 1);
+    Field panels;
+    panels.bytes.resize(static_cast<size_t>(panel_count(outputs) * panel_bytes(format, inputs)));
+    const MatrixArgs matrix{from.has(key + " panels") ? Format::f32 : format, from.data<std::byte>(key), outputs, inputs};
+    if (!from.has(key + " panels")) {
+        runtime.kernels.pack_panels(matrix, 0, panel_count(outputs), panels.bytes.data());
+    } else {
+        if (runtime.kernels.quantize(matrix, format, 0, panel_count(outputs), panels.bytes.data()) != Rounding::fine)
+            throw std::runtime_error(key + " was not rounded");
+        expect_bytes(from, key + " panels", panels.bytes.data());
+    }
+    return weight_over(runtime, format, outputs, inputs, panels);
+}
+
+void run(Runtime& runtime, std::shared_ptr<Operation> operation) { run_all(runtime, {std::move(operation)}); }
+
+float* floats(const Case& from, const std::string& key) { return const_cast<float*>(from.data<float>(key)); }
+
+void check_linear(Runtime& runtime, const Case& from) {
+    const int64_t rows = from.extent("x", 0);
+    std::vector<float> y(from.field("y").bytes.size() / sizeof(float));
+    const WeightPointer up = from.has("up") ? weight_of(runtime, from, "up") : nullptr;
+    const Product product{weight_of(runtime, from, "weight"), up, from.maybe<float>("bias"), y.data()};
+    run(runtime, std::make_shared<Linear>(runtime, Rows{floats(from, "x"), rows}, std::vector<Product>{product}, rows));
+    expect(from, "y", y.data());
+}
+
+void check_norm(Runtime& runtime, const Case& from) {
+    const int64_t rows = from.extent("x", 0), columns = from.extent("x", 1);
+    std::vector<float> y(static_cast<size_t>(rows * columns)), total(y.size());
+    const float* delta = from.maybe<float>("delta");
+    const auto eps = static_cast<float>(from.real("eps"));
+    const NormArgs args{from.data<float>("x"), delta, from.data<float>("weight"), eps, columns,
+                        delta != nullptr ? total.data() : nullptr, y.data()};
+    run(runtime, std::make_shared<Norm>(args, rows));
+    if (delta != nullptr) expect(from, "total", total.data());
+    expect(from, "y", y.data());
+}
+
+// The tables whose names begin so, as binding.cpp takes them from Python.
+void begin(Runtime& runtime, const Case& from, const std::string& prefix) {
+    Step& step = runtime.step;
+    step.token_ids = from.vector<int32_t>(prefix + "token_ids");
+    step.positions = from.vector<int32_t>(prefix + "positions");
+    step.span_rows = from.vector<int32_t>(prefix + "span_rows");
+    step.logit_rows = from.vector<int32_t>(prefix + "logit_rows");
+    step.hidden_rows = from.vector<int32_t>(prefix + "hidden_rows");
+    step.row_span.clear();
+    for (int64_t span = 0; span < step.spans(); ++span)
+        step.row_span.resize(static_cast<size_t>(step.span_rows[static_cast<size_t>(span) + 1]), static_cast<int32_t>(span));
+    step.pages.clear();
+    step.strides.clear();
+    if (!from.has(prefix + "pages")) return;
+    step.pages.push_back(from.vector<int32_t>(prefix + "pages"));
+    step.strides.push_back(from.extent(prefix + "pages", 1));
+}
+
+void check_rows(Runtime& runtime, const Case& from) {
+    begin(runtime, from, "");
+    const int64_t columns = from.extent("x", 1);
+    std::vector<float> embedded(runtime.step.token_ids.size() * static_cast<size_t>(columns)), gathered(embedded.size());
+    run(runtime, std::make_shared<Embed>(weight_of(runtime, from, "table"), Rows{embedded.data(), kRows}));
+    expect(from, "embedded", embedded.data());
+    run(runtime, std::make_shared<Gather>(from.data<float>("x"), Rows{gathered.data(), kLogits}, columns));
+    expect(from, "gathered", gathered.data());
+    run(runtime, std::make_shared<Gather>(from.data<float>("x"), Rows{gathered.data(), kHidden}, columns));
+    expect(from, "hidden", gathered.data());
+    std::vector<char> flags(static_cast<size_t>(runtime.step.spans()));
+    run(runtime, std::make_shared<Finite>(from.data<float>("x"), columns, reinterpret_cast<bool*>(flags.data())));
+    expect_bytes(from, "finite", flags.data());
+}
+
+// Whole sequences are stored, a page is copied, and spans of them attend.
+void check_attention(Runtime& runtime, const Case& from) {
+    const int64_t heads = from.integer("heads"), kv_heads = from.integer("kv_heads"), dim = from.integer("dim");
+    runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 2, kv_heads, dim, dim});
+    begin(runtime, from, "whole ");
+    std::vector<float> turned(from.field("turned").bytes.size() / sizeof(float));
+    RopeArgs rope{};
+    rope.q = from.data<float>("q");
+    rope.k = from.data<float>("k");
+    rope.v = from.data<float>("v");
+    rope.q_out = turned.data();
+    rope.num_heads = heads;
+    rope.num_kv_heads = kv_heads;
+    rope.head_dim = dim;
+    rope.pairs = from.has("cosines") ? from.extent("cosines", 1) : 0;
+    rope.cosines = from.maybe<float>("cosines");
+    rope.sines = from.maybe<float>("sines");
+    rope.q_norm = from.maybe<float>("q_norm");
+    rope.k_norm = from.maybe<float>("k_norm");
+    rope.eps = static_cast<float>(from.real("eps"));
+    rope.layer = 1;
+    run(runtime, std::make_shared<RopeStore>(rope, 0, kRows));
+    expect(from, "turned", turned.data());
+    runtime.pool.copy_page(0, from.integer("source"), from.integer("target"));
+    begin(runtime, from, "");
+    std::vector<float> out(from.field("out").bytes.size() / sizeof(float));
+    AttentionArgs args{};
+    args.q = from.data<float>("queries");
+    args.out = out.data();
+    args.num_heads = heads;
+    args.num_kv_heads = kv_heads;
+    args.head_dim = dim;
+    args.scale = static_cast<float>(from.real("scale"));
+    args.window = from.integer("window");
+    args.layer = 1;
+    run(runtime, std::make_shared<Attention>(runtime, args, 0));
+    expect(from, "out", out.data());
+}
+
+void check_sampling(Runtime& runtime, const Case& from) {
+    Sampler sampler(runtime.kernels);
+    const float* logits = from.data<float>("logits");
+    const int64_t count = from.extent("logits", 0);
+    expect_integer(from, "greedy", sampler.greedy(logits, count));
+    const DrawRules rules{static_cast<float>(from.real("temperature")), from.integer("top_k"), from.real("top_p"),
+                          static_cast<float>(from.real("min_p"))};
+    const DrawKey key{static_cast<uint64_t>(from.integer("seed")), static_cast<uint32_t>(from.integer("position")),
+                      static_cast<uint32_t>(from.integer("choice"))};
+    expect_integer(from, "drawn", sampler.draw(logits, count, rules, key));
+    const float total = sampler.log_total(logits, count);
+    expect(from, "log_total", &total);
+    expect_bytes(from, "best", sampler.top(logits, count, from.extent("best", 0)).data());
+}
+
+using Check = void (*)(Runtime&, const Case&);
+const std::map<std::string, Check> kChecks = {{"linear", check_linear},
+                                              {"norm", check_norm},
+                                              {"rows", check_rows},
+                                              {"attention", check_attention},
+                                              {"sampling", check_sampling}};
+
+// How many cases fail, each on a runtime of its own: scratch is then of exactly the size that the case needs.
+int failures(const std::vector<Case>& cases, const std::string& tier_name, int threads) {
+    int failed = 0;
+    for (size_t i = 0; i < cases.size(); ++i) {
+        try {
+            Runtime runtime(tier_name, threads);
+            kChecks.at(cases[i].name)(runtime, cases[i]);
+        } catch (const std::exception& error) {
+            std::printf("case %zu, %s: %s\n", i, cases[i].name.c_str(), error.what());
+            ++failed;
+        }
+    }
+    std::printf("%s, %d threads: %zu cases, %d failed\n", tier_name.c_str(), threads, cases.size(), failed);
+    return failed;
+}
+
+}  // namespace
+}  // namespace ferrum
+
+int main(int argc, char** argv) {
+    if (argc != 2) return std::fprintf(stderr, "usage: conformance VECTORS\n"), 2;
+    std::ifstream file(argv[1], std::ios::binary);
+    const std::vector<ferrum::Case> cases = ferrum::read_cases(file);
+    int failed = 0;
+    for (const ferrum::KernelTable* tier : ferrum::available_tiers())
+        for (const int threads : {1, 2}) failed += ferrum::failures(cases, tier->name, threads);
+    return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,17 @@
+"""A plugin of pytest: the tests run on a native library that was built aside, such as one with sanitizers.
+
+FERRUM_LIBRARY_ASIDE=<_native...so> python -m pytest -p numeric.library_aside tests/numeric/test_native_rows.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+NAME = "ferrum.kernels.cpu._native"
+
+spec = importlib.util.spec_from_file_location(NAME, os.environ["FERRUM_LIBRARY_ASIDE"])
+assert spec is not None and spec.loader is not None
+sys.modules[NAME] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[NAME])

@@ -1,0 +1,189 @@
+"""Cases for the conformance program in `native/test`: inputs, and what the reference kernels make of them.
+
+A file is a line of text and then, for each case, its name, the number of its fields, and each field's key, type, rank,
+extents and elements; all numbers little-endian, texts with their length before them. A key with " bound" behind it says
+how far from its array a kernel may be; without one every number must be equal.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from native_twin import group_of, normal, shape_of, tables_of
+from native_weights import DTYPES, INTEGERS, bound, wild
+from sampling_twin import request
+
+from ferrum.cache.pages import PageCopy
+from ferrum.kernels.interface import StepTables, Weight
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.kernels.reference.math import LOG2_E
+from ferrum.quant.dense import DenseWeight
+from ferrum.quant.formats import QUANTIZERS
+from ferrum.sampling.math import log_total, mass
+from ferrum.sampling.order import top
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import ReferenceChooser
+
+Fields = dict[str, Any]
+"""Arrays, numbers and texts by name."""
+
+Case = tuple[str, Fields]
+
+MAGIC = b"ferrum vectors 1\n"
+STORES = {"float32": 2e-5, "bfloat16": 5 * 2.0**-8, "int8": 5 * 4 / 16383}
+"""Formats of keys and values, and how far attention may be from the reference."""
+
+
+def write(path: Path, seed: int) -> int:
+    """Write all cases, drawn from the seed; returns how many there are."""
+    cases = [case for make in (linear, norms, rows, attention, sampling) for case in make(np.random.default_rng(seed))]
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        for name, fields in cases:
+            _write_text(file, name)
+            file.write(struct.pack("<I", len(fields)))
+            for key, value in fields.items():
+                _write_text(file, key)
+                _write_field(file, value)
+    return len(cases)
+
+
+def _write_text(file: BinaryIO, text: str) -> None:
+    file.write(struct.pack("<I", len(text)) + text.encode())
+
+
+def _write_field(file: BinaryIO, value: Any) -> None:
+    array = np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else np.asarray(value)
+    size = array.itemsize
+    code = (
+        ("f" if size == 4 else "d")
+        if array.dtype in (np.float32, np.float64)
+        else {1: "B", 2: "h", 4: "i", 8: "q"}[size]
+    )
+    file.write(struct.pack(f"<cI{array.ndim}q", code.encode(), array.ndim, *array.shape))
+    file.write(np.ascontiguousarray(array).tobytes())
+
+
+def matrix(rng: np.random.Generator, key: str, shape: tuple[int, int], format) -> tuple[Weight, Fields]:
+    """A weight of any format, and its fields: the floats as they are, or floats to be rounded to the given panels."""
+    values = normal(rng, *shape) / np.float32(np.sqrt(shape[1]))
+    if format not in INTEGERS:
+        weight = DenseWeight(values.astype(format))
+        return weight, {key: weight.values, "format": weight.format}
+    name, group = format.split("/")
+    rounded = QUANTIZERS[name](values, int(group))
+    return rounded, {key: values, f"{key} panels": rounded.panels, "format": rounded.layout.name}
+
+
+def linear(rng: np.random.Generator) -> Iterator[Case]:
+    for format in (*DTYPES, *INTEGERS):
+        for rows, inputs, outputs in ((1, 64, 96), (2, 1, 1), (3, 33, 31), (7, 130, 65), (13, 97, 32), (40, 300, 40)):
+            weight, fields = matrix(rng, "weight", (outputs, inputs), format)
+            x, bias = wild(rng, rows, inputs), normal(rng, outputs)
+            y = weight.matmul(x) + bias
+            within = (
+                {} if format in INTEGERS else {"y bound": (bound(x, weight) + np.abs(y) * 2.0**-23).astype(np.float32)}
+            )
+            yield "linear", {**fields, **within, "x": x, "bias": bias, "y": y}
+            up, more = matrix(rng, "up", (outputs, inputs), format)
+            x = normal(rng, rows, inputs)
+            y = ReferenceKernels().gated_linear(x, weight, up)
+            yield "linear", {**fields, **more, "x": x, "y": y, "y bound": np.abs(y) * 1e-4 + np.float32(1e-5)}
+
+
+def norms(rng: np.random.Generator) -> Iterator[Case]:
+    kernels = ReferenceKernels()
+    for columns in (1, 5, 16, 33, 64, 192, 1000):
+        for rows in (1, 3, 17):
+            x, delta, weight = normal(rng, rows, columns), normal(rng, rows, columns), normal(rng, columns)
+            alone = kernels.norm(x, weight, 1e-6)
+            total, y = kernels.add_norm(x, delta, weight, 1e-6)
+            fields = {"x": x, "weight": weight, "eps": 1e-6}
+            yield "norm", {**fields, "y": alone, "y bound": np.abs(alone) * 1e-5 + np.float32(1e-6)}
+            yield (
+                "norm",
+                {**fields, "delta": delta, "total": total, "y": y, "y bound": np.abs(y) * 1e-5 + np.float32(1e-6)},
+            )
+
+
+def tables(prefix: str, made: StepTables) -> Fields:
+    names = ("token_ids", "positions", "span_rows", "logit_rows", "hidden_rows")
+    fields: Fields = {prefix + name: getattr(made, name) for name in names}
+    if made.pages:
+        (fields[prefix + "pages"],) = made.pages
+    return fields
+
+
+def rows(rng: np.random.Generator) -> Iterator[Case]:
+    """Embeddings, gathers and the finite check."""
+    kernels = ReferenceKernels()
+    for format in (*DTYPES, *INTEGERS):
+        table, fields = matrix(rng, "table", (50, 37), format)
+        made = tables_of(rng, [(0, 4), (9, 1), (0, 8)], (), logit_rows=(3, 4, 12), hidden_rows=(0, 12), vocabulary=50)
+        kernels.begin(made)
+        x = normal(rng, 13, 37)
+        x[rng.integers(13), rng.integers(37)] = rng.choice([np.nan, np.inf])
+        results = {"embedded": kernels.embed(table), "gathered": kernels.gather(x), "hidden": kernels.gather_hidden(x)}
+        yield "rows", {**fields, **tables("", made), **results, "x": x, "finite": kernels.finite(x)}
+
+
+def attention(rng: np.random.Generator) -> Iterator[Case]:
+    """Sequences are stored whole, one of their pages is copied, and spans of them attend."""
+    whole, spans = [(0, 1), (0, 64), (0, 130), (0, 131)], [(0, 1), (63, 1), (100, 30), (129, 2)]
+    for store, far in STORES.items():
+        for dim, kv_heads, share, page_size, window in (
+            (16, 2, 2, 64, None), (24, 1, 7, 16, None), (64, 3, 1, 5, 65), (80, 1, 3, 128, 9), (128, 2, 2, 64, 64),
+        ):  # fmt: skip
+            group = group_of(dim, kv_heads, store, page_size, pages=2 + 400 // page_size + 4, layers=2)
+            kernels, shape = ReferenceKernels(), shape_of(group, share, window, layer=1)
+            kernels.allocate((group,))
+            q, k, v = (normal(rng, 326, heads * dim) for heads in (kv_heads * share, kv_heads, kv_heads))
+            rope = kernels.rope_table(tuple(10.0 ** -np.arange(dim // 4)), 1.25, 200)
+            before, after = (tables_of(rng, each, (group,)) for each in (whole, spans))
+            kernels.begin(before)
+            turned = kernels.rope_store(q, k, v, shape, rope, None, None, 1e-6)
+            source = int(after.pages[0][0, 0])
+            target = next(page for page in range(group.num_pages) if page not in after.pages[0])
+            kernels.copy_pages((PageCopy("group", source, target),))
+            after.pages[0][0, 0] = target
+            kernels.begin(after)
+            queries = normal(rng, 34, kv_heads * share * dim)
+            out = kernels.attention(queries, shape)
+            sizes = {"heads": kv_heads * share, "kv_heads": kv_heads, "dim": dim, "window": window or 0}
+            pool = {
+                "store": store,
+                "num_pages": group.num_pages,
+                "page_size": page_size,
+                "source": source,
+                "target": target,
+            }
+            inputs = {"q": q, "k": k, "v": v, "cosines": rope[0], "sines": rope[1], "eps": 1e-6, "queries": queries}
+            scale = float(np.float32(shape.scale) * LOG2_E)
+            results = {"turned": turned, "out": out, "out bound": np.full_like(out, far), "scale": scale}
+            yield "attention", {**sizes, **pool, **inputs, **tables("whole ", before), **tables("", after), **results}
+
+
+def sampling(rng: np.random.Generator) -> Iterator[Case]:
+    chooser = ReferenceChooser()
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    for size in (1, 5, 64, 65, 1000, 4099):
+        for rules in (
+            {},
+            {"temperature": 0.3, "top_k": 7},
+            {"top_p": 0.9},
+            {"min_p": 0.02},
+            {"top_k": 50, "top_p": 0.5},
+        ):
+            params = {**neutral, **rules}
+            seed = int(rng.integers(2**62))
+            logits = np.round(normal(rng, size) * 6) / np.float32(2)
+            row = Row(request([0] * 3, seed=seed, choice=2, **params))
+            key = {"seed": seed, "position": row.position, "choice": 2}
+            chosen = {"greedy": chooser.greedy(logits, row), "drawn": chooser.draw(logits, row)}
+            best = top(logits, min(size, 5)).astype(np.int32)
+            total = np.asarray(log_total(mass(logits - logits.max())), np.float32)
+            yield "sampling", {**params, **key, **chosen, "logits": logits, "log_total": total, "best": best}

@@ -1,0 +1,57 @@
+"""The kernels without Python, against vectors of the reference: on this machine, with sanitizers, and on arm64."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from native_vectors import write
+
+from source_tree import REPOSITORY
+
+pytestmark = pytest.mark.soak
+
+ARM64 = (
+    "-DCMAKE_SYSTEM_NAME=Linux",
+    "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+    "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+    "-DCMAKE_EXE_LINKER_FLAGS=-static",
+)
+
+
+def need(package: str, *programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"there is no {program} on this machine: install {package}")
+
+
+def report_of(folder: Path, *options: str, through: tuple[str, ...] = ()) -> list[str]:
+    """What the conformance program, built with the options, says of a file of vectors, a line a tier."""
+    need("cmake", "cmake")
+    switches = ("-DFERRUM_PYTHON=OFF", "-DFERRUM_CONFORMANCE=ON", *options)
+    subprocess.run(["cmake", "-S", REPOSITORY / "native", "-B", folder / "build", *switches], check=True)
+    subprocess.run(["cmake", "--build", folder / "build", "--parallel", "2"], check=True)
+    cases = write(folder / "vectors", seed=1)
+    command = [*through, folder / "build" / "conformance", folder / "vectors"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    assert f"{cases} cases, 0 failed" in done.stdout
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_every_kernel_of_this_machine_gives_what_the_reference_gives(tmp_path: Path, sanitizers: str) -> None:
+    need("a C++ compiler", "c++")
+    assert report_of(tmp_path, f"-DFERRUM_SANITIZE={sanitizers}")
+
+
+def test_the_portable_kernels_give_the_same_on_arm64(tmp_path: Path) -> None:
+    need("g++-aarch64-linux-gnu", "aarch64-linux-gnu-g++")
+    native = platform.machine() == "aarch64"
+    if not native:
+        need("qemu-user-static", "qemu-aarch64-static")
+    lines = report_of(tmp_path, *ARM64, through=() if native else ("qemu-aarch64-static",))
+    assert [line.split(",")[0] for line in lines] == ["portable", "portable"]
