@@ -137,16 +137,26 @@ def test_every_sampling_parameter_has_an_option_that_reaches_the_engine(
         assert code == 0 and getattr(asked_params[0], name) == value
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "max_tokens_per_step": {"max_batch_size": 16},
+    "num_speculative_tokens": {"speculative": "ngram"},
+}
+"""Without which an option's example cannot be had."""
+
+
 @pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)
 def test_every_engine_option_reaches_the_engine_and_is_checked_there(
     field: Any, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
-    choices = field.metadata["choices"]
-    value = choices[-1] if choices else 600
-    assert ferrum("run", "m", "p", "--" + field.name.replace("_", "-"), str(value))[0] == 0
+    choices, name = field.metadata["choices"], field.name.replace("_", "-")
+    value: Any = choices[-1] if choices else "text" if str(field.type).startswith("str") else 16
+    words = [f"--{name}", str(value)]
+    if field.type == "bool":
+        value = not field.default
+        words = [f"--{name}" if value else f"--no-{name}"]
+    assert ferrum("run", "m", "p", *words)[0] == 0
     assert built == [("m", {field.name: value})]
-    options = built[0][1] | ({"max_tokens_per_step": 600} if field.name == "max_batch_size" else {})
-    config = engine_config("m", options)
+    config = engine_config("m", NEEDED.get(field.name, {}) | built[0][1])
     found = getattr(config if hasattr(config, field.name) else config.model, field.name)
     assert found == value
 
