@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from ferrum.bench.speculation import Gain, scripts_of
+from ferrum.bench.speculation import Gain, SpeculationReport, scripts_of
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.cli.main import app
 from ferrum.core.errors import ConfigError
@@ -37,7 +36,7 @@ def test_the_command_measures_copies_and_noise(tmp_path: Path) -> None:
         app, ["bench", "speculation", "ferrum-tiny", *asked, "--tokens", "40", "--output", str(report)]
     )
     assert result.exit_code == 0, result.output
-    gains = [Gain.from_dict(each) for each in json.loads(report.read_text())]
+    gains = SpeculationReport.read(report).gains
     assert [(gain.workload, gain.sequences, gain.steps_off) for gain in gains] == [
         ("copy", 1, 39),
         ("copy", 2, 39),

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Final
+from typing import ClassVar, Final
 
+from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.core.config import NGRAM, EngineConfig
 from ferrum.core.errors import ConfigError
@@ -109,6 +110,28 @@ class Gain(JsonRecord):
             return 0.0
         logs = [math.log(ratio) for ratio in self.ratios]
         return math.exp(statistics.mean(logs) - BOUND * statistics.stdev(logs) / math.sqrt(len(logs)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationReport(Document):
+    """A run.
+
+    Attributes:
+        model: its name, or its shape's.
+        options: the model's and the engine's, where they were given.
+        ferrum, numerics_id, started, processor: by what, when and where it was measured.
+        gains: one for each text and batch size.
+    """
+
+    LAYOUT: ClassVar[int] = 1
+
+    model: str
+    options: tuple[str, ...]
+    ferrum: str
+    numerics_id: str
+    started: str
+    processor: str
+    gains: tuple[Gain, ...]
 
 
 def scripts_of(names: Sequence[str], tokens: int) -> dict[str, Script]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError
@@ -32,7 +34,7 @@ def speculation(
 ) -> None:
     """Measure what speculation gains: the same answers without and with it, in turns."""
     from ferrum.bench.shapes import shape_config
-    from ferrum.bench.speculation import measure_gains, scripts_of
+    from ferrum.bench.speculation import SpeculationReport, measure_gains, scripts_of
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
     from ferrum.runtime.memory import PAGE_SIZE
@@ -43,6 +45,7 @@ def speculation(
     given = chosen(SPECULATION_FIELDS, options)
     if given.get("speculative", "ngram") != "ngram":
         raise ConfigError("guesses are looked up here: no draft model knows the recorded texts", param="speculative")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     batches = batch or [1, 4, 16]
     name = model or shape or ""
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
@@ -57,7 +60,17 @@ def speculation(
     header = ("TEXT", "BATCH", "STEPS", "WITH", "VERIFIED", "RIGHT", "FASTER", "AT LEAST")
     print_table([header, *map(_row, gains)])
     if output is not None:
-        output.write_text(json.dumps([gain.to_dict() for gain in gains], indent=1))
+        report = SpeculationReport(
+            version=SpeculationReport.LAYOUT,
+            model=name,
+            options=tuple(f"{option}={value}" for option, value in given.items()),
+            ferrum=version("ferrum"),
+            numerics_id=executor.traits.numerics_id,
+            started=started,
+            processor=processor_name(),
+            gains=tuple(gains),
+        )
+        report.write(output)
 
 
 def _row(gain: Gain) -> tuple[str, ...]:
