@@ -50,6 +50,9 @@ class Speculator:
         most: longest draft.
         proposers: the first one that has a guess is heard.
         model: asked where none has one; None: there is no such model.
+
+    Attributes:
+        counts: what was verified so far.
     """
 
     def __init__(
@@ -62,18 +65,13 @@ class Speculator:
         self._states: dict[str, _State] = {}
         self._all: dict[str, Tally] = {}
         self._dear = 0
-        self._drafts = 0
-        self._drafted = [0] * most
-        self._accepted = [0] * most
-
-    @property
-    def counts(self) -> SpeculationCounts:
-        """What was verified so far."""
-        return SpeculationCounts(self._drafts, sum(self._drafted), sum(self._accepted), tuple(self._accepted))
+        self.counts = SpeculationCounts(accepted_per_position=(0,) * most)
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
         """See `Drafter`."""
         guesses = [self._look(wish) for wish in wishes]
+        if self._model is None and not any(guesses):
+            return [()] * len(wishes)
         candidates = [self._candidate(wish, guess) for wish, guess in zip(wishes, guesses, strict=True)]
         lengths = self._lengths(candidates, room)
         computed = self._compute(wishes, guesses, lengths)
@@ -92,10 +90,13 @@ class Speculator:
         """See `Drafter`."""
         state = self._states[sequence.cache_id]
         self._note(state, state.kind, accepted, int(accepted < drafted))
-        self._drafts += 1
-        for place in range(drafted):
-            self._drafted[place] += 1
-            self._accepted[place] += place < accepted
+        before = self.counts
+        self.counts = SpeculationCounts(
+            before.drafts + 1,
+            before.draft_tokens + drafted,
+            before.accepted_tokens + accepted,
+            tuple(count + (place < accepted) for place, count in enumerate(before.accepted_per_position)),
+        )
 
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter`."""
