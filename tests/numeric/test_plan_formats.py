@@ -1,0 +1,78 @@
+"""What `ferrum plan` says is what the process grows by, in every format, quantised on load or packed before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from native_twin import require_native
+from safetensors.numpy import save_file
+
+from ferrum.bench.shapes import shape_config
+from ferrum.quant.formats import SCHEMES
+from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+MEASURE = """
+import json, sys
+import ferrum
+
+def resident():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+load = ferrum.load_executor  # brings the libraries in, of which the plan has an estimate only
+before = resident()
+executor = load(sys.argv[1], kv_capacity=8192, max_rows=32, **json.loads(sys.argv[2]))
+from ferrum.cache.pages import PageCopy
+from ferrum.core.step import Rows, Span, StepBatch, Want
+executor.submit(StepBatch((Span("s", 0, tuple(range(32)), Want.LOGITS, Rows.ALL),))).result()
+for pages in executor.pages.groups:  # memory counts once it was written to
+    executor.lm.kernels.copy_pages([PageCopy(pages.name, 0, target) for target in range(1, pages.num_pages)])
+print(json.dumps([resident() - before, executor.memory_plan.total]))
+"""
+
+SHAPES = {
+    "wide": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6, "vocab_size": 48_000},
+    "deep": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "vocab_size": 8_000},
+}
+FORMATS = ({"dtype": "bfloat16"}, *({"quantize": s, "group": g} for s, g in product(SCHEMES, (32, 128))))
+CONFIGURATIONS = [
+    *((name, {**options, "kv_dtype": "bfloat16"}, False) for name, options in product(SHAPES, FORMATS)),
+    *((name, {"quantize": scheme, "group": 32}, True) for name, scheme in product(SHAPES, SCHEMES)),
+]
+
+
+def check(name: str, options: dict[str, object], packed: bool, target: Path) -> None:
+    """The growth of a process that loads this is within 2% or 16 MiB of the plan."""
+    require_native()
+    shape = {**shape_config("qwen3-0.6b"), **SHAPES[name], "max_position_embeddings": 4096}
+    store = RandomCheckpoint("random", shape)
+    if packed:
+        pack_directory(store, target, str(options["quantize"]))
+    else:
+        target.mkdir()
+        save_file({name: store.read(name) for name in store.tensors}, target / "model.safetensors")
+        (target / "config.json").write_text(json.dumps(shape))
+    command = [sys.executable, "-c", MEASURE, str(target), json.dumps(options)]
+    growth, planned = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert abs(growth - planned) <= max(planned // 50, 16 << 20), f"{growth >> 20} MiB, {planned >> 20} planned"
+
+
+def test_there_are_twenty_configurations():
+    assert len(CONFIGURATIONS) == 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("index", [1, 19])
+def test_quantised_and_packed_models_take_what_the_plan_says(index, tmp_path):
+    check(*CONFIGURATIONS[index], tmp_path / "packed")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("index", range(20))
+def test_every_configuration_takes_what_the_plan_says(index, tmp_path):
+    check(*CONFIGURATIONS[index], tmp_path / "packed")
