@@ -116,7 +116,7 @@ struct Item {
     // The keys and values of step `step`: in place, or gathered from pages shorter than a step.
     Slot block(int64_t head, int64_t step) const {
         const int64_t token = step * kStep;
-        if (s.block == kStep) return slot_of(s, a.layer, pages[token / s.page_size], head, token % s.page_size);
+        if (s.page_size % kStep == 0) return slot_of(s, a.layer, pages[token / s.page_size], head, token % s.page_size);
         return gathered(head, token);
     }
 
