@@ -1,0 +1,103 @@
+"""What a process's steps allocate: run with the library of `native/test/count_allocations.cpp` preloaded.
+
+python counted_steps.py step <kernel tier> <format of weights>     allocations of 1,000 native steps, by rows
+python counted_steps.py memory <decode steps>                      growth in bytes over the later half of so many
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from collections.abc import Callable
+from itertools import product, repeat
+from pathlib import Path
+
+from ferrum.bench.shapes import SHAPES
+from ferrum.core.config import ModelConfig
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling, Span, StepBatch
+from ferrum.kernels.cpu.library import tiers
+from ferrum.runtime.inputs import Piece, stage
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+LIBC = ctypes.CDLL(None)
+CONTEXT = 250
+
+
+def executor_of(**options) -> LocalExecutor:
+    config = ModelConfig(model="tiny", kernels="native", threads=2, kv_capacity=4096, **options)
+    return build_executor(config, checkpoint=RandomCheckpoint("tiny", SHAPES["tiny"]))
+
+
+def counted(step: Callable[[], object], times: int) -> int:
+    LIBC.begin_counting()
+    for _ in repeat(None, times):
+        step()
+    return int(LIBC.end_counting())
+
+
+def allocations(tier: str, quantize: str | None, rows: int) -> int:
+    """How many more 1,001 steps of so many rows allocate than one."""
+    lm = executor_of(isa=tier, quantize=quantize).lm
+    assert lm.pages.reserve("s", rows)
+    lm.replay(lm.kernels, stage([Piece("s", 0, range(rows), range(rows), range(rows))], lm.pages))
+    run, program = lm.kernels.lowering.runtime.run, lm.replay._native
+
+    def step() -> None:
+        run(program)
+
+    counted(step, 100)  # the interpreter has specialised its bytecode by then
+    return counted(step, 1001) - counted(step, 1)
+
+
+class MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc: the fifth number is bytes of blocks mapped one by one, the eighth of the others."""
+
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
+
+
+LIBC.mallinfo2.restype = MallInfo
+
+
+def memory() -> dict[str, int]:
+    """Bytes that malloc has given out, and resident ones."""
+    gc.collect()
+    numbers = LIBC.mallinfo2().numbers
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return {"in use": numbers[4] + numbers[7], "resident": resident}
+
+
+def growth(steps: int) -> dict[str, int]:
+    """Of memory, while four sequences decode, each begun anew where its context ends: from one such end to another."""
+    executor = executor_of()
+    sequences = {f"s{index}": [index] for index in range(4)}
+    params = SamplingParams(temperature=0.8, top_p=0.9)
+    rounds = steps // (CONTEXT - 1)
+    for done in range(rounds * (CONTEXT - 1)):
+        if done == rounds // 2 * (CONTEXT - 1):
+            before = memory()
+        spans = []
+        for cache_id, history in sequences.items():
+            sampling = Sampling(params, seed=1, prompt_length=1, history=history)
+            spans.append(Span(cache_id, len(history) - 1, (history[-1],), sampling=sampling))
+        for span, result in zip(spans, executor.submit(StepBatch(tuple(spans))).result().results, strict=True):
+            history = sequences[span.cache_id]
+            history.append(result.tokens[0])
+            if len(history) == CONTEXT:
+                executor.release_cache(span.cache_id)
+                del history[1:]
+    after = memory()
+    return {name: after[name] - before[name] for name in after}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "memory":
+        report = growth(int(sys.argv[2]))
+    else:
+        cases = product(tiers(), (None, "int8", "int4"), (1, 40))
+        report = {" ".join(map(str, case)): allocations(*case) for case in cases}
+    print(json.dumps(report))

@@ -1,0 +1,159 @@
+"""Random shapes for every native kernel, beside the reference: rows from 0 on, odd widths, page edges, windows, shares.
+
+`make soak` searches FERRUM_FUZZ times as long, also under the sanitizers (test_native_sanitized.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Verbosity, given, settings
+from hypothesis import strategies as st
+from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
+from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
+
+from ferrum.cache.pages import PageCopy
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.quant.formats import QUANTIZERS
+from ferrum.quant.native import NativeQuantizer
+
+TIMES = int(os.environ.get("FERRUM_FUZZ", "1"))
+# A sanitizer ends the process: the example that did it must have been printed by then.
+LOUD = Verbosity.verbose if "FERRUM_LIBRARY_ASIDE" in os.environ else Verbosity.normal
+
+seeds = st.integers(0, 2**32 - 1)
+teams = st.integers(1, 2)
+rows = st.one_of(st.integers(0, 40), st.integers(0, 600))
+widths = st.one_of(st.integers(1, 70), st.integers(1, 600))
+
+
+def examples(count: int):
+    return settings(max_examples=count * TIMES, deadline=None, verbosity=LOUD, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("format", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("tier", TIERS)
+@examples(4)
+@given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths, biased=st.booleans())
+def test_products(tier, format, threads, seed, rows, inputs, outputs, biased):
+    rng, twin = np.random.default_rng(seed), Twin(tier, threads)
+    weight, x = weight_of(rng, outputs, inputs, format), wild(rng, rows, inputs)
+    bias = normal(rng, outputs) if biased else None
+    (ours,), (theirs,) = twin.both("linear", x, (weight,), (bias,))
+    if format in INTEGERS:
+        np.testing.assert_array_equal(ours, theirs)
+    else:
+        assert (np.abs(ours - theirs) <= bound(x, weight) + np.abs(theirs) * 2.0**-23).all()
+    packed, ids = twin.native.weight(weight), rng.integers(0, outputs, 7).astype(np.int32)
+    np.testing.assert_array_equal(packed.rows(ids), weight.rows(ids))
+
+
+@pytest.mark.parametrize("format", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("tier", TIERS)
+@examples(2)
+@given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths)
+def test_gated_products(tier, format, threads, seed, rows, inputs, outputs):
+    rng, twin = np.random.default_rng(seed), Twin(tier, threads)
+    gate, up = (weight_of(rng, outputs, inputs, format) for _ in range(2))
+    ours, theirs = twin.both("gated_linear", normal(rng, rows, inputs), gate, up)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@examples(10)
+@given(seed=seeds, threads=teams, rows=rows, columns=st.integers(1, 1100))
+def test_norms(tier, threads, seed, rows, columns):
+    rng, twin = np.random.default_rng(seed), Twin(tier, threads)
+    x, delta, weight = normal(rng, rows, columns), normal(rng, rows, columns), normal(rng, columns)
+    np.testing.assert_allclose(*twin.both("norm", x, weight, 1e-6), rtol=1e-5, atol=1e-6)
+    (total, normed), (theirs, expected) = twin.both("add_norm", x, delta, weight, 1e-6)
+    np.testing.assert_array_equal(total, theirs)
+    np.testing.assert_allclose(normed, expected, rtol=1e-5, atol=1e-6)
+
+
+spans = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 70)), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@examples(10)
+@given(seed=seeds, threads=teams, spans=spans, columns=st.integers(1, 300), given_rows=st.booleans(), data=st.data())
+def test_rows_that_only_move(tier, threads, seed, spans, columns, given_rows, data):
+    """Embeddings, gathers and the finite check."""
+    rng, twin = np.random.default_rng(seed), Twin(tier, threads)
+    count = sum(size for _, size in spans)
+    some = st.lists(st.integers(0, count - 1), max_size=20)
+    logit_rows, hidden_rows = (tuple(sorted(set(data.draw(some)))) for _ in range(2))
+    tables = tables_of(rng, spans, (), logit_rows, hidden_rows, vocabulary=50)
+    twin.begin(replace(tables, embeddings=normal(rng, count, columns)) if given_rows else tables)
+    format = data.draw(st.sampled_from([*DTYPES, *INTEGERS]))
+    np.testing.assert_array_equal(*twin.both("embed", weight_of(rng, 50, columns, format)))
+    x = normal(rng, count, columns)
+    np.testing.assert_array_equal(*twin.both("gather", x))
+    np.testing.assert_array_equal(*twin.both("gather_hidden", x))
+    for row in data.draw(st.lists(st.integers(0, count - 1), max_size=4)):
+        x[row, rng.integers(columns)] = rng.choice([np.nan, np.inf, -np.inf])
+    np.testing.assert_array_equal(*twin.both("finite", x))
+
+
+# Keys that were normed may round to their neighbours: what a query then sees is a little different.
+TOLERANCES = {"float32": (2e-5, 1e-3), "bfloat16": (5 * 2.0**-8, 0.3), "int8": (5 * 4 / 16383, 0.3)}
+
+
+@pytest.mark.parametrize("format", TOLERANCES)
+@pytest.mark.parametrize("tier", TIERS)
+@examples(5)
+@given(
+    seed=seeds,
+    threads=teams,
+    spans=spans,
+    pairs=st.one_of(st.integers(1, 40), st.sampled_from([48, 64, 128, 256])),
+    kv_heads=st.integers(1, 3),
+    share=st.integers(1, 8),
+    page_size=st.one_of(st.integers(1, 20), st.sampled_from([31, 32, 61, 62, 63, 64, 65, 128, 192])),
+    window=st.one_of(st.none(), st.integers(1, 200)),
+    data=st.data(),
+)
+def test_rotation_store_and_attention(
+    tier, format, threads, seed, spans, pairs, kv_heads, share, page_size, window, data
+):
+    """Whole sequences are written, one of their pages is copied, and then the spans attend."""
+    rng, dim = np.random.default_rng(seed), 2 * pairs
+    pages = 1 + sum(-(-(start + count) // page_size) for start, count in spans)
+    group = group_of(dim, kv_heads, format, page_size, pages, layers=2)
+    twin, shape = Twin(tier, threads, group), shape_of(group, share, window, layer=data.draw(st.integers(0, 1)))
+    whole = [(0, start + count) for start, count in spans]
+    count = sum(size for _, size in whole)
+    rope = twin.reference.rope_table(tuple(10.0 ** -np.arange(data.draw(st.integers(1, pairs)))), 1.25, 400)
+    normed = data.draw(st.booleans())
+    norms = (normal(rng, dim), normal(rng, dim)) if normed else (None, None)
+    q, k, v = (normal(rng, count, heads * dim) for heads in (kv_heads * share, kv_heads, kv_heads))
+    twin.begin(tables_of(rng, whole, (group,)))
+    ours, theirs = twin.both("rope_store", q, k, v, shape, rope, *norms, 1e-6)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4 if normed else 0, atol=1e-4 if normed else 0)
+    tables = tables_of(rng, spans, (group,))
+    spare = next(page for page in range(pages) if page not in tables.pages[0])
+    twin.copy(PageCopy("group", int(tables.pages[0][0, 0]), spare))
+    tables.pages[0][0, 0] = spare
+    twin.begin(tables)
+    q = normal(rng, sum(size for _, size in spans), kv_heads * share * dim)
+    ours, theirs = twin.both("attention", q, shape)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCES[format][normed])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("tier", TIERS)
+@examples(4)
+@given(seed=seeds, threads=teams, inputs=widths, outputs=st.integers(1, 100), size=st.floats(-9, 4))
+def test_rounding_to_panels(tier, dtype, threads, seed, inputs, outputs, size):
+    kernels = NativeKernels(tier, threads)
+    quantizer = NativeQuantizer(kernels.lowering.runtime)
+    values = (np.random.default_rng(seed).standard_t(3, (outputs, inputs)) * 10**size).astype(dtype)
+    values[~np.isfinite(values.astype(np.float32))] = 1
+    for name in QUANTIZERS:
+        for group in (32, 64, 128):
+            ours, theirs = quantizer(name, values, group), QUANTIZERS[name](values, group)
+            np.testing.assert_array_equal(ours.panels, theirs.panels)
