@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -54,14 +55,17 @@ def answers(executor: LocalExecutor, drafter: Speculator, count: int) -> list[tu
         drafter=drafter,
     )
     found: dict[str, tuple[int, ...]] = {}
-    for seed in range(count):
-        prediction = tuple(ALLOWED[(seed + place) % len(ALLOWED)] for place in range(4))
-        scheduler.add(Request(str(seed), PROMPT, PARAMS, seed, prediction=prediction))
-    while (plan := scheduler.plan()) is not None:
+    seeds = iter(range(count))
+    while True:
+        for seed in islice(seeds, max(0, TOGETHER - scheduler.num_running)):
+            prediction = tuple(ALLOWED[(seed + place) % len(ALLOWED)] for place in range(4))
+            scheduler.add(Request(str(seed), PROMPT, PARAMS, seed, prediction=prediction))
+        plan = scheduler.plan()
+        if plan is None:
+            return list(found.values())
         for event in scheduler.commit(plan, executor.submit(plan.batch).result()):
             assert event.error is None
             found[event.request_id] = found.get(event.request_id, ()) + event.token_ids
-    return list(found.values())
 
 
 def chi_squared(executor: LocalExecutor, found: list[tuple[int, ...]]) -> tuple[float, int]:
