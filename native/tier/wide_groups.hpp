@@ -11,20 +11,6 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// How a group of inputs is rounded, from the bits of its largest magnitude.
-struct InputScale {
-    explicit InputScale(int32_t bits) {
-        float largest;
-        std::memcpy(&largest, &bits, sizeof largest);
-        // Below 2^-64 a group counts as zeros: all further numbers are then normal. Infinity and NaN spoil the whole row.
-        used = largest >= 0x1p-64f && bits < 0x7f800000;
-        inverse = used ? 127.0f / largest : 0.0f;
-        scale = used ? largest / 127.0f : bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
-    }
-    bool used;
-    float inverse, scale;
-};
-
 // P is Int8 or Int4.
 template <class P, int GROUP, bool ZERO>
 struct WideGroupTiles {
@@ -44,35 +30,10 @@ struct WideGroupTiles {
     static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
         for (int64_t k = 0; k < depth; k += GROUP) {
             X words[kRowWords];
-            round_group(row + k, depth - k, words);
+            round_group<GROUP>(row + k, depth - k, ZERO ? 1 : P::kOffset, words);
             X* to = out + k / GROUP * kRowWords * height;
             for (int64_t i = 0; i < kRowWords; ++i) to[i * height] = words[i];
         }
-    }
-
-    // GROUP inputs: bytes round(x * (127 / max|x|)), the start of the sum (with zero points, minus the sum of the bytes), and
-    // the scale max|x| / 127.
-    static void round_group(const float* x, int64_t count, X (&words)[kRowWords]) {
-        constexpr int kParts = GROUP / kLanes;
-        vf value[kParts];
-        vi top{};  // as integers magnitudes order alike, and NaN above all: it reaches the scale
-        for (int part = 0; part < kParts; ++part) {
-            const int64_t left = count - part * kLanes;
-            value[part] = left > 0 ? load_part(x + part * kLanes, left) : vf{};
-            const vi magnitude = (vi)value[part] & 0x7fffffff;
-            top = magnitude > top ? magnitude : top;
-        }
-        const InputScale scale(max_lanes(top));
-        vi sum{};
-        auto* bytes = reinterpret_cast<std::byte*>(words);
-        for (int part = 0; part < kParts; ++part) {
-            const vi whole = scale.used ? __builtin_convertvector(nearest(value[part] * spread(scale.inverse)), vi) : vi{};
-            sum += whole;
-            using Bytes = int8_t __attribute__((vector_size(kLanes)));
-            store(bytes + part * kLanes, __builtin_convertvector(whole, Bytes));
-        }
-        words[kWords] = static_cast<uint32_t>(-(ZERO ? 1 : P::kOffset) * sum_lanes(sum));
-        std::memcpy(&words[kWords + 1], &scale.scale, sizeof scale.scale);
     }
 
     template <int MR>
