@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ferrum.core.step import Want
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import Waiting
 from ferrum.scheduler.scheduler import Scheduler
 from scheduler_bench import Bench, lengths
 
@@ -153,3 +155,26 @@ def test_bounds_below_one_are_refused(field: str) -> None:
     with pytest.raises(RequestError) as caught:
         Scheduler(PageTable([PageGroup("main", 4, 4)]), policy=POLICIES["fcfs"], **bounds)
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_a_long_queue_costs_a_step_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first newcomer that finds no place nobody is looked at, however many wait there."""
+    looked = 0
+    turns = Waiting.turns
+
+    def counted(*arguments: Any) -> Iterator[Choice]:
+        nonlocal looked
+        for sequence in turns(*arguments):
+            looked += 1
+            yield sequence
+
+    monkeypatch.setattr(Waiting, "turns", counted)
+    bench = Bench(policy=policy, max_sequences=2)
+    for index in range(500):
+        bench.add(f"r{index}", 6, seed=index, max_tokens=20)
+    bench.step()
+    looked = 0
+    for _ in range(10):
+        bench.step()
+    assert looked <= 20

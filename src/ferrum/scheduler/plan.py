@@ -89,10 +89,11 @@ class Plan:
 
 
 class OpenStep:
-    """A step while it is planned: the spans so far and the tokens left to give away."""
+    """A step while it is planned: the spans so far, the tokens left to give away, and whether newcomers still join."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.admits = True
         self._spans: dict[str, tuple[Sequence, Span]] = {}
 
     def add(self, sequence: Sequence, span: Span) -> None:

@@ -95,11 +95,18 @@ class Waiting:
         if not self._queues[share]:
             del self._queues[share]
 
-    def turns(self, running: Iterable[Sequence], behind: Collection[Sequence]) -> Iterator[Sequence]:
+    def turns(
+        self, running: Iterable[Sequence], behind: Collection[Sequence], admits: Callable[[], bool] = lambda: True
+    ) -> Iterator[Sequence]:
         """The sequences `behind`, which run, and those that wait, each once: those behind first in each share.
 
         The next turn is chosen when it is asked for, from what has been counted by then; ties go to the share that
         runs less. Sequences may leave and come while this goes on.
+
+        Args:
+            running: all that run.
+            behind: those of them that take turns.
+            admits: whether more of those that wait are worth the asking: a queue may be long, and a step is short.
         """
         if not behind and not self._queues:
             return
@@ -115,16 +122,16 @@ class Waiting:
                 heappush(heap, (self._served[share], runs[share], self._rank(head), share, head, line))
 
         for share in {*map(self._share, behind), *self._queues}:
-            line_up(share, self._line(share, [each for each in behind if self._share(each) == share]))
+            line_up(share, self._line(share, [each for each in behind if self._share(each) == share], admits))
         while heap:
             *_, share, head, line = heappop(heap)
             yield head
             line_up(share, line)
 
-    def _line(self, share: str, behind: Collection[Sequence]) -> Iterator[Sequence]:
+    def _line(self, share: str, behind: Collection[Sequence], admits: Callable[[], bool]) -> Iterator[Sequence]:
         yield from behind
         passed = 0
-        while (queue := self._queues.get(share)) is not None and passed < len(queue):
+        while admits() and (queue := self._queues.get(share)) is not None and passed < len(queue):
             head = queue[passed]
             yield head
             passed += head in queue

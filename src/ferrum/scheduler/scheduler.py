@@ -172,13 +172,13 @@ class Scheduler:
         Later newcomers do not overtake that one, or it might wait for ever.
         """
         behind = self._running_behind(range(2, self._max_sequence_length + 1))
-        closed = False
-        for sequence in self._waiting.turns(self._running, behind):
+        step.admits = True
+        for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
             if not step.budget:
                 return
             if sequence in self._running:
                 self._waiting.count_prompt(sequence, self._continue(sequence, step))
-            elif not closed:
+            elif step.admits:
                 siblings = self._running_siblings(sequence)
                 source = self._prefix_source(sequence, siblings)
                 if source is None and any(each.computed < shared_length(each) for each in siblings):
@@ -190,7 +190,7 @@ class Scheduler:
                     and self._live.rank(found.soon) < self._live.rank(sequence)
                 ):
                     continue  # so is this one, by another request that is served first
-                closed = not self._admit(sequence, source or found, step)
+                step.admits = self._admit(sequence, source or found, step)
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """The running sequences that are so many tokens behind, without those in flight."""
