@@ -7,12 +7,15 @@ vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the
     "quantization_config": {
         "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-1",
         "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the matrices' format before,
-        "checksums": {tensor: number}
+        "checksums": {tensor: number},
+        "config_checksum": of all of `config.json` but this number
     }
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -48,9 +51,9 @@ class PackedHeader:
     dtype: str
     checksums: Mapping[str, int]
 
-    def as_json(self) -> dict[str, Any]:
-        """The value of `quantization_config`."""
-        return {
+    def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What the packed directory's `config.json` holds, made from the model's."""
+        header = {
             "quant_method": METHOD,
             "version": VERSION,
             "numerics_id": NUMERICS_ID,
@@ -59,6 +62,16 @@ class PackedHeader:
             "dtype": self.dtype,
             "checksums": dict(self.checksums),
         }
+        whole = {**config, "quantization_config": header}
+        header["config_checksum"] = _config_checksum(whole)
+        return whole
+
+
+def _config_checksum(config: Mapping[str, Any]) -> int:
+    """CRC-32 of the configuration as compact JSON with sorted keys, without the number that this is to be."""
+    header = {name: value for name, value in config["quantization_config"].items() if name != "config_checksum"}
+    whole = {**config, "quantization_config": header}
+    return zlib.crc32(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
 
 
 def is_packed(checkpoint: Checkpoint) -> bool:
@@ -86,6 +99,9 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     checksums = found.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
         raise CheckpointError(f"{checkpoint.directory}: config.json has not one checksum for each tensor")
+    if found.get("config_checksum") != _config_checksum(checkpoint.config):
+        reason = "config.json is damaged, or was changed after packing: another checksum"
+        raise CheckpointError(f"{checkpoint.directory}: {reason}; make it again with `ferrum quantize`")
     return PackedHeader(found["scheme"], found["group"], found["dtype"], checksums)
 
 

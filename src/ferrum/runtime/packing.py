@@ -116,8 +116,7 @@ def pack_directory(
             checksums[entry.name] = checksum(data, sums)
     for path in _companions(store.directory):
         shutil.copyfile(path, target / path.name)
-    header = PackedHeader(scheme, group, parameters.format, checksums).as_json()
-    config = {**store.config, "quantization_config": header}
+    config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
 
