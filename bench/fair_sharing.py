@@ -14,9 +14,6 @@ import asyncio
 import json
 import math
 import platform
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,37 +25,21 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-import httpx
+from ferrum.bench.serve_process import own_server
+from ferrum.runtime.hub import BUILT_IN
 
 PROMPT: Final = "def read(path):\n"
 
 
 @contextmanager
 def server(policy: str, options: list[str]) -> Iterator[str]:
-    """The address of a server that is ready."""
-    with socket.socket() as probe, tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-        probe.close()
+    """The address of a server that knows the two keys."""
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
         keys.write("polite:polite\ngreedy:greedy\n")
         keys.flush()
-        command = [sys.executable, "-m", "ferrum", "serve", "--port", port, "--policy", policy, *options]
-        with subprocess.Popen([*command, "--api-key-file", keys.name], stderr=subprocess.DEVNULL) as process:
-            try:
-                url = f"http://127.0.0.1:{port}"
-                while not is_ready(url):
-                    time.sleep(0.1)
-                yield url
-            finally:
-                process.kill()
-
-
-def is_ready(url: str) -> bool:
-    """Whether the server decodes."""
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.ConnectError:
-        return False
+        arguments = ["--policy", policy, "--api-key-file", keys.name, *options]
+        with own_server(BUILT_IN, arguments) as served:
+            yield served.address
 
 
 async def stream(url: str, key: str, max_tokens: int) -> list[float]:

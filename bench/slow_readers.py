@@ -15,11 +15,8 @@ import json
 import math
 import platform
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,35 +25,13 @@ from typing import Any, Final
 
 import httpx
 
+from ferrum.bench.serve_process import own_server
+from ferrum.runtime.hub import BUILT_IN
+
 PROMPTS: Final = ("def read(path):\n", "import os\n", "class Tree:\n    def ", "for line in ")
 LENGTHS: Final = (40, 90, 160)
 SLOW_BYTES: Final = 512
 SLOW_SECONDS: Final = 0.1
-
-
-@contextmanager
-def server(options: list[str]) -> Iterator[tuple[str, int]]:
-    """Address and process id of a server that is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "ferrum", "serve", "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            while not is_ready(url):
-                time.sleep(0.1)
-            yield url, process.pid
-        finally:
-            process.kill()
-
-
-def is_ready(url: str) -> bool:
-    """Whether the server decodes."""
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.ConnectError:
-        return False
 
 
 def resident_mib(pid: int) -> float:
@@ -179,7 +154,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where to write all figures")
     parser.add_argument("options", nargs="*", help="of `ferrum serve`, after --")
     arguments = parser.parse_args()
-    with server(arguments.options) as (url, pid):
+    with own_server(BUILT_IN, arguments.options) as served:
+        url, pid = served.address, served.pid
         without = asyncio.run(measure(url, arguments.seconds / 3, arguments.readers, 0))
         memory = [resident_mib(pid)]
         beside = asyncio.run(measure(url, arguments.seconds / 2, arguments.readers, arguments.slow_readers))

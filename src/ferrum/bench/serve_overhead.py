@@ -117,7 +117,7 @@ def measure_overhead(
         llm = stack.enter_context(LLM(model, **options))
         turns: dict[str, Turn] = {OFFLINE: lambda load: _offline(llm, load)}
         for host in HOSTS:
-            url = stack.enter_context(own_server(model, [*arguments, "--engine-host", host]))
+            url = stack.enter_context(own_server(model, [*arguments, "--engine-host", host])).url
             turns[host] = _served(Target(url=url, model=served_model(url, None)))
         samples = take_turns(turns, load, series, tell)
         fingerprint = llm.info.numerics_id

@@ -30,9 +30,22 @@ STOP_SECONDS: Final = 30.0
 _LOG_TAIL: Final = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """A server that is ready: scheme, host and port, and the process that answers there."""
+
+    address: str
+    pid: int
+
+    @property
+    def url(self) -> str:
+        """What clients call the base URL."""
+        return f"{self.address}/v1"
+
+
 @contextmanager
-def own_server(model: str, options: Sequence[str]) -> Iterator[str]:
-    """Serve a model in the block; its URL, once it is ready.
+def own_server(model: str, options: Sequence[str]) -> Iterator[OwnServer]:
+    """Serve a model in the block.
 
     Args:
         model: for `ferrum serve`.
@@ -42,14 +55,15 @@ def own_server(model: str, options: Sequence[str]) -> Iterator[str]:
         EngineDead: the server did not start; the message has the end of its log.
     """
     port = _free_port()
+    address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "ferrum", "serve", model, "--port", str(port), *options]
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
-            if not _ready(f"http://127.0.0.1:{port}", server):
+            if not _ready(address, server):
                 log.seek(0)
                 tail = log.read()[-_LOG_TAIL:].decode(errors="replace")
                 raise EngineDead(f"the server did not start: {tail}")
-            yield f"http://127.0.0.1:{port}/v1"
+            yield OwnServer(address, server.pid)
         finally:
             server.terminate()
             try:

@@ -88,7 +88,7 @@ def _server(model: str | None, shape: str | None, url: str | None, arguments: li
     with ExitStack() as stack:
         subject = stack.enter_context(subject_of(model or "", shape))
         typer.echo(f"starting a server of {subject.name}", err=True)
-        yield stack.enter_context(own_server(subject.model, arguments)), subject.name
+        yield stack.enter_context(own_server(subject.model, arguments)).url, subject.name
 
 
 def origin(fingerprint: str | None) -> ServeOrigin:
