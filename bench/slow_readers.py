@@ -35,9 +35,10 @@ SLOW_SECONDS: Final = 0.1
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Resident memory of a process and of its children, of which one may be the engine."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024 + sum(resident_mib(int(child)) for child in children)
 
 
 @dataclass
