@@ -49,7 +49,7 @@ def test_without_the_option_no_chunk_speaks_of_usage(server: Served) -> None:
 
 def test_continuous_usage_counts_up_to_the_whole(server: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = events(server.chat(stream=True, stream_options=options))[:-1]
+    chunks = events(server.chat(temperature=0, stream=True, stream_options=options))[:-1]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 8
 
