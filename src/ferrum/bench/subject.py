@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from ferrum.bench.limits import Costs, label, layer_kv_bytes
@@ -141,9 +140,7 @@ class ExecutorSubject:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Sequences

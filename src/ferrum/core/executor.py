@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
@@ -205,9 +204,7 @@ class ModelExecutor(NamedVerbs):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     # What it can do
