@@ -12,7 +12,7 @@ from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
 from ferrum.server import writers
 from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import Caller, admit, check_common, renamed, sampling_params, wider
+from ferrum.server.prepare import Caller, admit, check_common, one_or_several, renamed, sampling_params, wider
 from ferrum.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
 from ferrum.server.requests import CompletionRequest
 from ferrum.server.writers import Head, Namer, Tally
@@ -34,7 +34,7 @@ def completion_job(
         RequestError, ApiError: a field that cannot be served.
     """
     check_common(body, front)
-    prompts = _prompts(body, min(MAX_PROMPTS, caller.together))
+    prompts = one_or_several("prompt", body.prompt, min(MAX_PROMPTS, caller.together))
     n, generated = _choices(body)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
@@ -67,20 +67,6 @@ def completion_job(
         raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
     texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
     return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
-
-
-def _prompts(body: CompletionRequest, limit: int) -> Sequence[str | list[int]]:
-    """One prompt or several, each a text or a list of ids; more than `limit` would never find room together."""
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise invalid("prompt", "must not be empty")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) > limit:
-        raise invalid("prompt", f"has {len(given)} prompts, more than {limit}")
-    return given
 
 
 def _infilled(

@@ -19,7 +19,7 @@ from ferrum.engine.front import Front
 from ferrum.server.errors import CancelledError, invalid
 from ferrum.server.generation import watched
 from ferrum.server.guard import CLIENT_GONE
-from ferrum.server.prepare import Caller, renamed
+from ferrum.server.prepare import Caller, one_or_several, renamed
 from ferrum.server.replies import Embedding, EmbeddingReply, EmbeddingUsage
 from ferrum.server.requests import EmbeddingRequest
 from ferrum.server.service import Service
@@ -42,7 +42,7 @@ def embedding_requests(
     """
     if body.dimensions is not None and body.dimensions < 1:
         raise invalid("dimensions", f"must be at least 1, not {body.dimensions}")
-    inputs = _inputs(body)
+    inputs = one_or_several("input", body.input, MAX_INPUTS)
     requests: list[Request] = []
     for place, text in enumerate(inputs):
         try:
@@ -59,20 +59,6 @@ def embedding_requests(
             raise renamed(error, {"prompt": f"input[{place}]" if len(inputs) > 1 else "input"}) from None
         requests.append(request)
     return requests
-
-
-def _inputs(body: EmbeddingRequest) -> Sequence[str | list[int]]:
-    """One input or several, each a text or a list of ids."""
-    given = body.input
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise invalid("input", "must not be empty")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) > MAX_INPUTS:
-        raise invalid("input", f"has {len(given)} items, more than {MAX_INPUTS}")
-    return given
 
 
 class Embeddings(Response):

@@ -16,6 +16,25 @@ from ferrum.server.requests import Body, GenerationBody
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
 
 
+def one_or_several(
+    field: str, given: str | list[int] | list[str] | list[list[int]], limit: int
+) -> Sequence[str | list[int]]:
+    """The texts or lists of ids of a field that holds one of them or several.
+
+    Raises:
+        ApiError: none of them, or more than `limit`, which would never find room together.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid(field, "must not be empty")
+    if isinstance(given[0], int):
+        return [given]
+    if len(given) > limit:
+        raise invalid(field, f"holds {len(given)}, more than {limit}")
+    return given
+
+
 def survey(body: Body, *, strict: bool) -> list[str]:
     """The names of fields that have no effect: unknown ones, and known ones without meaning here.
 
