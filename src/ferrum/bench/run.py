@@ -23,7 +23,7 @@ def run_benchmark(
     series: int,
     setting: Setting,
     origin: Origin,
-    peer: PeerSeries | None,
+    peers: Sequence[PeerSeries],
     tell: Tell,
 ) -> Report:
     """Measure, and sum up.
@@ -34,18 +34,14 @@ def run_benchmark(
         workloads: what to measure.
         series: how often.
         setting, origin: for the report.
-        peer: measured after each series.
+        peers: measured after each series.
         tell: told of each sample before it is taken.
 
     Raises:
         KvExhausted: the pool is too small for a workload.
-        Unsupported: the peer does not run.
+        Unsupported: a peer does not run.
     """
-    turns = []
-    if peer is not None:
-        tell(f"a peer takes part: {peer.name}")
-        turns.append(peer)
-    samples = Bench(subject, prober).measure(workloads, series, turns, tell)
+    samples = Bench(subject, prober).measure(workloads, series, peers, tell)
     by = judge_of(samples)
     cells = []
     for workload in workloads:
@@ -59,7 +55,7 @@ def run_benchmark(
         best=by.best,
         levels=by.levels,
         cells=tuple(cells),
-        peers=() if peer is None else peer.cells(cells),
+        peers=tuple(beside for peer in peers for beside in peer.cells(cells)),
     )
 
 

