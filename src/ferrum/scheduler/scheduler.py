@@ -26,7 +26,8 @@ from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn
-from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable, shared_length
+from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
+from ferrum.scheduler.siblings import Siblings
 
 
 class Scheduler:
@@ -79,6 +80,7 @@ class Scheduler:
         self._live = LiveRequests(policy)
         self._running = Ranked(self._live.rank)
         self._waiting = Waiting(self._live.rank, self._live.share)
+        self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
         self._in_flight: set[str] = set()
         self._homeless: list[TokenEvent] = []
         self.preemptions = 0
@@ -179,10 +181,9 @@ class Scheduler:
             if sequence in self._running:
                 self._waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
-                siblings = self._running_siblings(sequence)
-                source = self._prefix_source(sequence, siblings)
-                if source is None and any(each.computed < shared_length(each) for each in siblings):
-                    continue  # the prefix is being computed
+                source = self._siblings.source(sequence)
+                if source is None and self._siblings.are_computing(sequence):
+                    continue  # the prompt is being computed
                 found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
                 if (
                     source is None
@@ -255,7 +256,7 @@ class Scheduler:
             return False
         length, fits = len(sequence.tokens), True
         if isinstance(source, Sequence):
-            self._share_prefix(source, sequence)
+            self._siblings.share(source, sequence)
         else:
             self._prefixes.adopt(sequence, source)
             fits = self._make_place(sequence, step, lambda: self._fits(sequence))
@@ -271,40 +272,6 @@ class Scheduler:
         self._waiting.count_prompt(sequence, count)
         step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
         return True
-
-    # Choices of one request: the prompt but for its last token is computed once, and each takes it from there
-
-    def _running_siblings(self, sequence: Sequence) -> list[Sequence]:
-        if shared_length(sequence) == 0:
-            return []
-        siblings = self._live.choices(sequence.request.request_id)
-        return [each for each in siblings if each.finish is None and each in self._running]
-
-    def _prefix_source(self, sequence: Sequence, siblings: Iterable[Sequence]) -> Sequence | None:
-        shared = shared_length(sequence)
-        return next((each for each in siblings if self._can_share(each, shared)), None)
-
-    def _can_share(self, source: Sequence, shared: int) -> bool:
-        return source.computed >= shared > 0 and self._pages.can_truncate(source.cache_id, shared)
-
-    def _share_prefix(self, source: Sequence, target: Sequence) -> None:
-        self._pages.fork(source.cache_id, target.cache_id)
-        self._pages.truncate(target.cache_id, shared_length(target))
-        target.computed = shared_length(target)
-        self._prefixes.inherit(source, target)
-
-    def _bequeath(self, sequence: Sequence) -> None:
-        """Before the last choice that has the prefix goes, hand it, and the place, to one that waits."""
-        if sequence.finish is FinishReason.ERROR or not self._can_share(sequence, shared_length(sequence)):
-            return
-        siblings = [each for each in self._live.choices(sequence.request.request_id) if each.finish is None]
-        if self._prefix_source(sequence, [each for each in siblings if each in self._running]) is not None:
-            return
-        heir = next((each for each in siblings if each in self._waiting), None)
-        if heir is not None:
-            self._share_prefix(sequence, heir)
-            self._waiting.remove(heir)
-            self._running.add(heir)
 
     # The end of a step
 
@@ -382,7 +349,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """Give back all that an ended sequence holds."""
         if sequence in self._running:
-            self._bequeath(sequence)
+            self._siblings.bequeath(sequence)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
