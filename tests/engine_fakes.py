@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
@@ -63,11 +64,12 @@ class LetterTokenizer:
 class ServedFake(FakeExecutor):
     """The fake as a host sees it: leased while it serves, a little slow where asked, and it fails on command."""
 
-    def __init__(self, pages: PageTable, seconds_per_step: float, *, fails: bool) -> None:
+    def __init__(self, pages: PageTable, seconds_per_step: float, hold: str | None, *, fails: bool) -> None:
         super().__init__(pages, fault=_fault if fails else None, vocabulary=VOCABULARY)
         self.owner: str | None = None
         self.stopped = False
         self._seconds = seconds_per_step
+        self._hold = hold
         self._fails = fails
 
     @contextmanager
@@ -83,6 +85,8 @@ class ServedFake(FakeExecutor):
         assert self.owner is not None
         if self._seconds:
             time.sleep(self._seconds)
+        while self._hold is not None and Path(self._hold).exists():
+            time.sleep(0.001)
         for span in batch.spans if self._fails else ():
             if span.start == 0 and span.tokens[0] == CRASH:
                 raise ZeroDivisionError("a step that crashes")
@@ -100,6 +104,8 @@ class FakeRecipe:
     """Builds a fake engine, here or in a process.
 
     Attributes:
+        hold: path of a file; steps wait as long as it exists. So what a test needs to be live is live, however slow
+            the machine.
         drafts: how many tokens to guess per step: right ones, but for each third step.
         broken: fail to build.
         fails: prompts may command it to.
@@ -113,6 +119,7 @@ class FakeRecipe:
     max_sequences: int = 8
     context: int = CONTEXT
     seconds_per_step: float = 0.0
+    hold: str | None = None
     drafts: int = 0
     broken: bool = False
     fails: bool = True
@@ -122,7 +129,7 @@ class FakeRecipe:
         if self.broken:
             raise Unsupported("this engine", "it is broken")
         pages = PageTable([PageGroup("full", self.num_pages, self.page_size)])
-        executor = ServedFake(pages, self.seconds_per_step, fails=self.fails)
+        executor = ServedFake(pages, self.seconds_per_step, self.hold, fails=self.fails)
         scheduler = Scheduler(
             pages,
             policy=POLICIES[self.policy],

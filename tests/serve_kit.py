@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,8 @@ class Served:
 
     def openai(self, **options: Any) -> OpenAI:
         """The official client; all share one pool of connections."""
-        options = {"api_key": "none", "max_retries": 0, **options}
-        return OpenAI(base_url=f"{self.url}/v1", http_client=self.http, **options)
+        options = {"api_key": "none", "max_retries": 0, "http_client": self.http, **options}
+        return OpenAI(base_url=f"{self.url}/v1", **options)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -114,6 +115,14 @@ def _record(served: Served) -> None:
         return opened(requests)
 
     engine.open = open_and_keep  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def wire(server: Served) -> Iterator[socket.socket]:
+    """A bare connection to the server."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        yield connection
 
 
 def events(response: httpx.Response) -> list[Any]:

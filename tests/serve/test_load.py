@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -33,16 +35,34 @@ async def text_of(client: httpx.AsyncClient, seed: int, max_tokens: int) -> str:
     return "".join(pieces)
 
 
-async def leave(client: httpx.AsyncClient, number: int, rng: random.Random) -> None:
-    """Ask for much and go, somewhere on the way."""
-    body = {"model": "fake", "prompt": "x" * rng.randint(1, 500), "max_tokens": 3000, "ignore_eos": True, "n": 2}
-    delay, streamed = rng.uniform(0, 0.15), rng.random() < 0.5
-    try:
-        async with asyncio.timeout(delay):
-            await client.post("/v1/completions", json={**body, "stream": streamed, "request_id": f"left-{number}"})
-    except (TimeoutError, httpx.HTTPError):
-        return
-    raise AssertionError("it cannot be done yet")
+class Leaving:
+    """Clients that ask for much and go: most of them so many of the engine's steps after they were taken in."""
+
+    def __init__(self, server: Served, executor: ServedFake) -> None:
+        self._server, self._executor = server, executor
+        self._rng = random.Random(1)
+        self.taken: set[str] = set()
+
+    async def one(self, client: httpx.AsyncClient, number: int) -> None:
+        name, pick = f"left-{number}", self._rng
+        body = {"model": "fake", "prompt": "x" * pick.randint(1, 500), "max_tokens": 3500, "ignore_eos": True, "n": 2}
+        ask = client.post("/v1/completions", json={**body, "stream": pick.random() < 0.5, "request_id": name})
+        asking = asyncio.create_task(ask)
+        if pick.random() < 0.2:
+            await asyncio.sleep(pick.uniform(0, 0.02))  # perhaps it comes too late to be taken in
+        else:
+            await self._reach(lambda: f"cmpl-{name}" in self._server.service._live)
+            self.taken.add(f"cmpl-{name}")
+            until = len(self._executor.batches) + pick.randint(0, 100)
+            await self._reach(lambda: len(self._executor.batches) >= until)
+        asking.cancel()
+        with suppress(asyncio.CancelledError, httpx.HTTPError):
+            await asking
+
+    async def _reach(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.001)
 
 
 def cancel_under_load(count: int, together: int) -> None:
@@ -56,34 +76,34 @@ def cancel_under_load(count: int, together: int) -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client:
             alone = [await text_of(client, seed, 40) for seed in range(SEEDS)]
-            rng = random.Random(1)
             for start in range(0, count, together):
-                leaving = [leave(client, number, rng) for number in range(start, start + together)]
+                going = [leaving.one(client, number) for number in range(start, start + together)]
                 staying = [text_of(client, seed, 40) for seed in range(SEEDS)]
-                results: list[Any] = await asyncio.gather(*leaving, *staying)
+                results: list[Any] = await asyncio.gather(*going, *staying)
                 assert results[together:] == alone
 
     with serving(chat_parts(recipe, max_requests=500)) as server:  # type: ignore[arg-type]
         executor = built[0].executor
         assert isinstance(executor, ServedFake)
+        leaving = Leaving(server, executor)
         steps_before = _watch_aborts(server, executor)
         asyncio.run(run(server))
         server.wait_idle()
-        assert len(steps_before) >= count / 2  # the others left before they were queued
+        assert len(leaving.taken) > count / 2 and leaving.taken <= steps_before.keys()
         assert _late_spans(executor, steps_before) == []
         wait_for(lambda: executor.pages.used == 0)
         executor.pages.check()
 
 
 def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
-    """How many steps there had been when each request was told to end, as they come."""
+    """How many steps there had been when the engine had been told of each request's end, as they come."""
     host = server.service.engine.front.router._host
     send, steps = host.send, dict[str, int]()
 
     def watched(message: Message) -> None:
+        send(message)
         if isinstance(message, Abort):
             steps.setdefault(message.request_id, len(executor.batches))
-        send(message)
 
     host.send = watched  # type: ignore[method-assign]
     return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ferrum.bench.serve_report import ServeOrigin, ServeReport
 from ferrum.bench.serve_run import measure_server, served_model
 from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError
-from serve_kit import SLOW, Served, chat_parts, serving
+from serve_kit import SLOW, Served, chat_parts, serving, wait_for
 
 
 def origin(fingerprint: str | None) -> ServeOrigin:
@@ -52,10 +53,16 @@ def test_times_are_those_of_the_servers_steps() -> None:
     assert summary.tokens_per_second <= 4 / 0.01
 
 
-def test_failures_are_told_by_their_kind() -> None:
-    with serving(chat_parts(SLOW, max_requests=2)) as server:
+def test_failures_are_told_by_their_kind(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.01, hold=str(hold)), max_requests=2)) as server:
         load = Load(arrivals="burst", burst=6, requests=6, warmup=0, prompt_tokens=4)
-        assert measure(server, load).summary.failures == {"HTTP 429": 4}
+        with ThreadPoolExecutor() as pool:
+            burst = pool.submit(measure, server, load)
+            wait_for(lambda: 'method="POST",status="4xx"} 4.0' in server.http.get("/metrics").text)
+            hold.unlink()
+            assert burst.result().summary.failures == {"HTTP 429": 4}
         assert measure(server, Load(rate=100, requests=1, warmup=0), model="other").summary.failures == {"HTTP 404": 1}
         slow = measure(server, Load(rate=100, requests=1, warmup=0), timeout=0.05)
         assert slow.summary.failures == {"timeout": 1} and slow.summary.tokens_per_second == 0
@@ -63,8 +70,8 @@ def test_failures_are_told_by_their_kind() -> None:
 
 
 def test_a_stream_that_fails_in_its_middle_is_a_failure() -> None:
-    with serving(chat_parts(FakeRecipe(seconds_per_step=0.05)), request_seconds=0.5) as server:
-        load = Load(rate=100, requests=1, warmup=0, prompt_tokens=4)
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.05)), request_seconds=2) as server:
+        load = Load(rate=100, requests=1, warmup=0, prompt_tokens=4, output_tokens=1000)
         assert measure(server, load).summary.failures == {"error in the stream": 1}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from ferrum.engine.host import Built
 from ferrum.server.keys import read_keys
 from ferrum.server.limits import KeyLimits
 from ferrum.server.service import DrainRate
-from serve_kit import SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for
+from serve_kit import SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for, wire
 
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
 
@@ -42,38 +41,34 @@ def pages_used(built: list[Built]) -> int:
     return executor.pages.used
 
 
+def leave(server: Served, live: int, **body: Any) -> None:
+    """Ask for a chat, and go when so many requests are live."""
+    payload = json.dumps({"model": "fake", "messages": USER, **ENDLESS, **body}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with wire(server) as leaving:
+        leaving.sendall(head + b"content-length: %d\r\n\r\n" % len(payload) + payload)
+        wait_for(lambda: server.service.num_live == live)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
     built: list[Built] = []
     with serving(chat_parts(spied(SLOW, built))) as server:
-        with pytest.raises(httpx.ReadTimeout):
-            server.http.post(
-                "/v1/chat/completions",
-                json={"model": "fake", "messages": USER, "stream": stream, **ENDLESS},
-                timeout=0.1,
-            ) if not stream else _leave(server)
+        leave(server, 1, stream=stream)
         server.wait_idle()
         wait_for(lambda: pages_used(built) == 0)
         alone = server.chat(seed=1).json()["choices"]
         assert alone == server.chat(seed=1).json()["choices"]
 
 
-def _leave(server: Served) -> None:
-    body = {"model": "fake", "messages": USER, "stream": True, **ENDLESS}
-    with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        next(response.iter_lines())
-    raise httpx.ReadTimeout("left")
-
-
 def test_a_queued_request_leaves_too() -> None:
     recipe = FakeRecipe(seconds_per_step=0.01, max_sequences=1)
     with serving(chat_parts(recipe)) as server, ThreadPoolExecutor() as pool:
-        first = pool.submit(server.chat, **{**ENDLESS, "max_tokens": 60})
+        first = pool.submit(server.chat, request_id="first", **ENDLESS)
         wait_for(lambda: server.service.num_live == 1)
-        with pytest.raises(httpx.ReadTimeout):
-            server.http.post("/v1/chat/completions", json={"model": "fake", "messages": USER}, timeout=0.05)
+        leave(server, 2)
         wait_for(lambda: server.service.num_live == 1)
-        assert first.result().json()["usage"]["completion_tokens"] == 60
+        assert server.http.delete("/v1/requests/first").status_code == 200 and first.result().status_code == 499
 
 
 def test_a_delete_ends_a_request_by_either_of_its_names() -> None:
@@ -112,16 +107,27 @@ def test_a_live_id_cannot_be_taken_twice() -> None:
 
 def test_a_full_queue_says_when_to_come_back_and_the_sdk_does() -> None:
     with serving(chat_parts(SLOW, max_requests=2)) as server, ThreadPoolExecutor() as pool:
-        running = [pool.submit(server.chat, max_tokens=60, ignore_eos=True) for _ in range(2)]
+        names = ["one", "other"]
+        running = [pool.submit(server.chat, request_id=name, **ENDLESS) for name in names]
         wait_for(lambda: server.service.num_live == 2)
         refused = server.chat(stream=True)
         error = error_of(refused, 429)
         assert (error["type"], error["code"]) == ("rate_limit_exceeded", "queue_full")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert error_of(server.complete(prompt=["a", "b"]), 429)
-        patient = server.openai(max_retries=5)
-        reply = patient.chat.completions.create(model="fake", messages=USER, max_tokens=1)  # type: ignore[arg-type]
-        assert reply.choices and all(each.result().status_code == 200 for each in running)
+        statuses: list[int] = []
+
+        def make_room(response: httpx.Response) -> None:
+            statuses.append(response.status_code)
+            if response.status_code == 429:
+                for name in names:
+                    server.http.delete(f"/v1/requests/{name}")
+
+        with httpx.Client(event_hooks={"response": [make_room]}) as watched:
+            patient = server.openai(max_retries=5, http_client=watched)
+            reply = patient.chat.completions.create(model="fake", messages=USER, max_tokens=1)  # type: ignore[arg-type]
+        assert reply.choices and statuses[0] == 429 and statuses[-1] == 200
+        assert [each.result().status_code for each in running] == [499, 499]
 
 
 def test_a_batch_larger_than_the_queue_is_refused_for_good() -> None:
@@ -153,12 +159,22 @@ def test_a_request_may_not_take_longer_than_the_server_allows() -> None:
             assert error_of(streamed, 408)["code"] == "deadline_exceeded"
 
 
-def test_a_silent_stream_is_kept_alive() -> None:
-    with serving(chat_parts(FakeRecipe(seconds_per_step=0.2)), keep_alive_seconds=0.05) as server:
-        response = server.chat(stream=True, max_tokens=2)
-        assert response.text.startswith(": keep-alive\n\n")
-        assert events(response)[-1] is None
-        assert [each.choices[0].finish_reason for each in _sdk_stream(server)][-1] is not None
+def test_a_silent_stream_is_kept_alive(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with serving(chat_parts(FakeRecipe(hold=str(hold))), keep_alive_seconds=0.02) as server:
+        body = {"model": "fake", "messages": USER, "stream": True, "max_tokens": 2}
+        with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert [next(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+            hold.unlink()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        hold.touch()
+        with ThreadPoolExecutor() as pool:
+            chunks = pool.submit(_sdk_stream, server)
+            wait_for(lambda: server.service.num_live == 1)
+            hold.unlink()
+            assert chunks.result()[-1].choices[0].finish_reason is not None
 
 
 def _sdk_stream(server: Served) -> list[Any]:
@@ -262,37 +278,36 @@ def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:
 
 def test_a_body_that_never_ends_is_a_408() -> None:
     with serving(body_seconds=0.1) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as half:
+        with wire(server) as half:
             half.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                 b"content-length: 100\r\n\r\n{"
             )
             assert half.recv(100).startswith(b"HTTP/1.1 408")
-        assert server.complete(max_tokens=1).status_code == 200
+        assert server.http.get("/health").status_code == 200
 
 
 def test_a_head_that_never_ends_closes_its_connection() -> None:
-    with serving(head_seconds=0.5) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        for first in (b"", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
-            with socket.create_connection((host, int(port)), timeout=10) as slow:
-                slow.sendall(first)
-                while first and not slow.recv(1000).endswith(b"}"):
-                    pass
-                slow.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
-                assert slow.recv(1000) == b""
+    """The first one of a connection, and one after a good request."""
+    with serving(head_seconds=2) as server, wire(server) as fresh, wire(server) as used:
+        used.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += (piece := used.recv(1000))
+            assert piece, "closed before its time"
+        for slow in (fresh, used):
+            slow.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+        assert fresh.recv(1000) == used.recv(1000) == b""
         assert server.complete(max_tokens=1).status_code == 200
 
 
 def test_garbage_on_the_wire_closes_its_connection_alone(server: Served) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
     flood = b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)) + b"\r\n"
     for garbage in (b"\x00\xff" * 100, b"POST / HTTP/9.9\r\n\r\n", flood):
-        with socket.create_connection((host, int(port)), timeout=10) as wire:
+        with wire(server) as connection:
             try:
-                wire.sendall(garbage)
-                answer = wire.recv(64)
+                connection.sendall(garbage)
+                answer = connection.recv(64)
             except ConnectionError:
                 answer = b""
             assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
@@ -326,7 +341,7 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
     go = threading.Event()
 
     def load() -> AsyncEngine:
-        go.wait(10)
+        go.wait(60)
         return AsyncEngine.from_parts(chat_parts())
 
     def fail() -> AsyncEngine:
@@ -352,13 +367,17 @@ def test_the_death_of_the_engine_is_told_by_the_probes() -> None:
 
 
 def test_every_request_leaves_one_line_without_its_prompt(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if each.__dict__.get("fields", {}).get("request_id") == name]
+
     with caplog.at_level(logging.INFO, "ferrum.server"):
-        server.chat(messages=[{"role": "user", "content": "SECRET"}], max_tokens=3, ignore_eos=True)
-        wait_for(lambda: bool(caplog.records))
-    [record] = caplog.records
+        reply = server.chat(messages=[{"role": "user", "content": "SECRET"}], max_tokens=3, ignore_eos=True)
+        name = reply.headers["x-request-id"]
+        wait_for(lambda: bool(told()))
+    [record] = told()
     fields = record.__dict__["fields"]
     assert (fields["status"], fields["path"], fields["completion_tokens"]) == (200, "/v1/chat/completions", 3)
-    assert fields["request_id"] and "SECRET" not in str(record.__dict__)
+    assert "SECRET" not in str(record.__dict__)
 
 
 def test_no_browser_of_another_site_may_use_it_unless_told() -> None:

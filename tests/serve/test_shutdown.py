@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -20,37 +20,58 @@ from serve_kit import USER, error_of, wait_for
 
 SCRIPT = """
 import sys
-sys.path.insert(0, sys.argv[1])
+from dataclasses import replace
+tests, port, hold, process = sys.argv[1:]
+sys.path.insert(0, tests)
 from serve_kit import chat_parts, SLOW
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
 from ferrum.server.run import serve
-serve(lambda: AsyncEngine.from_parts(chat_parts(SLOW, process=len(sys.argv) > 3)), ServerConfig(port=int(sys.argv[2])))
+parts = chat_parts(replace(SLOW, hold=hold), process=process == "process")
+serve(lambda: AsyncEngine.from_parts(parts), ServerConfig(port=int(port), keep_alive_seconds=0.05))
 """
 TESTS = Path(__file__).parents[1]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@dataclass
+class Started:
+    """A server in a process of its own: its steps wait while there is the file `hold`."""
+
+    process: subprocess.Popen[str]
+    client: httpx.Client
+    hold: Path
 
 
 @contextmanager
-def started(port: int | None = None, *, process: bool = False) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server in a process of its own, ready; its engine in another one, if asked for."""
-    port = free_port() if port is None else port
-    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), *(["process"] if process else [])]
+def reserved_port() -> Iterator[int]:
+    """A port that nobody but our servers gets: it is bound within the block, and only they listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextmanager
+def started(port: int, place: Path, *, process: bool = False) -> Iterator[Started]:
+    """A ready server; its engine in another process, if asked for."""
+    hold = place / "hold"
+    kind = "process" if process else "thread"
+    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), str(hold), kind]
     with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         try:
-            wait_for(lambda: _ready(client), 30)
-            yield process, client
+            wait_for(lambda: _ready(client), 120)
+            yield Started(server, client, hold)
         finally:
-            process.kill()
+            server.kill()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 def _ready(client: httpx.Client) -> bool:
@@ -68,56 +89,60 @@ def stream(client: httpx.Client, max_tokens: int, into: list[str]) -> None:
                 into.append(line)  # noqa: PERF401 - as they come: the test looks on
 
 
-def test_one_signal_lets_streams_finish_and_takes_nothing_new() -> None:
-    with started() as (process, client):
+def test_one_signal_lets_streams_finish_and_takes_nothing_new(port: int, tmp_path: Path) -> None:
+    with started(port, tmp_path) as server:
+        server.hold.touch()
         lines: list[str] = []
-        running = Thread(target=stream, args=(client, 100, lines))
+        running = Thread(target=stream, args=(server.client, 30, lines))
         running.start()
         wait_for(lambda: bool(lines))
-        process.send_signal(signal.SIGTERM)
-        wait_for(lambda: client.get("/ready").status_code == 503)
-        assert error_of(client.get("/health"), 503)["code"] == "draining"
-        refused = client.post("/v1/chat/completions", json={"model": "fake", "messages": USER})
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.client.get("/ready").status_code == 503)
+        assert error_of(server.client.get("/health"), 503)["code"] == "draining"
+        refused = server.client.post("/v1/chat/completions", json={"model": "fake", "messages": USER})
         assert error_of(refused, 503)["code"] == "draining" and "retry-after" in refused.headers
+        server.hold.unlink()
         running.join()
-        assert lines[-1] == "data: [DONE]"
-        assert json.loads(lines[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert process.wait(20) == 0
-        log = [json.loads(line) for line in process.stderr or ()]
+        assert said(lines)
+        assert server.process.wait(60) == 0
+        log = [json.loads(line) for line in server.process.stderr or ()]
         assert all({"time", "level", "logger", "message"} <= line.keys() for line in log)
-        assert any(line.get("completion_tokens") == 100 for line in log)
+        assert any(line.get("completion_tokens") == 30 for line in log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_two_signals_end_what_runs(number: signal.Signals) -> None:
-    with started() as (process, client):
+def test_two_signals_end_what_runs(port: int, tmp_path: Path, number: signal.Signals) -> None:
+    with started(port, tmp_path) as server:
         lines: list[str] = []
-        running = Thread(target=stream, args=(client, 4000, lines))
+        running = Thread(target=stream, args=(server.client, 4000, lines))
         running.start()
         wait_for(lambda: bool(lines))
-        process.send_signal(number)
-        wait_for(lambda: client.get("/ready").status_code == 503)
-        process.send_signal(number)
+        server.process.send_signal(number)
+        wait_for(lambda: server.client.get("/ready").status_code == 503)
+        server.process.send_signal(number)
         running.join()
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "request_cancelled"
-        assert process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("process", [False, True])
-def test_one_signal_under_load_finishes_every_accepted_stream(process: bool) -> None:
-    """Running and queued ones alike; whoever comes later is told that he is late."""
-    with started(process=process) as (server, client):
-        stream(client, 30, lines := [])
+def test_one_signal_under_load_finishes_every_accepted_stream(port: int, tmp_path: Path, process: bool) -> None:
+    """Running and queued ones alike."""
+    with started(port, tmp_path, process=process) as server:
+        stream(server.client, 30, lines := [])
         alone = said(lines)
+        server.hold.touch()
         streams: list[list[str]] = [[] for _ in range(24)]
-        running = [Thread(target=stream, args=(client, 30, lines)) for lines in streams]
+        running = [Thread(target=stream, args=(server.client, 30, lines)) for lines in streams]
         for thread in running:
             thread.start()
-        wait_for(lambda: live(client) == len(streams))
-        server.send_signal(signal.SIGTERM)
+        wait_for(lambda: all(streams))  # each has been kept alive
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.client.get("/ready").status_code == 503)
+        server.hold.unlink()
         for thread in running:
             thread.join()
-        assert server.wait(20) == 0
+        assert server.process.wait(60) == 0
         assert {said(lines) for lines in streams} == {alone}
 
 
@@ -129,30 +154,22 @@ def said(lines: list[str]) -> str:
     return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
-def live(client: httpx.Client) -> int:
-    """Sequences that run or wait, by the server's metrics."""
-    text = client.get("/metrics").text
-    found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)
-    return sum(int(float(value)) for value in found)
-
-
 @pytest.mark.parametrize("process", [False, True])
-def test_a_server_that_was_killed_starts_again_on_its_port(process: bool) -> None:
-    port = free_port()
-    with started(port, process=process) as (server, client):
+def test_a_server_that_was_killed_starts_again_on_its_port(port: int, tmp_path: Path, process: bool) -> None:
+    with started(port, tmp_path, process=process) as server:
         lines: list[str] = []
-        running = Thread(target=_cut_off, args=(client, lines))
+        running = Thread(target=_cut_off, args=(server.client, lines))
         running.start()
         wait_for(lambda: bool(lines))
-        children = _children(server.pid)
+        children = _children(server.process.pid)
         assert len(children) == process
-        server.kill()
+        server.process.kill()
         running.join()
         assert lines[-1] != "data: [DONE]"
         wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
-    with started(port, process=process) as (_, client):
+    with started(port, tmp_path, process=process) as server:
         lines = []
-        stream(client, 10, lines)
+        stream(server.client, 10, lines)
         assert lines[-1] == "data: [DONE]"
 
 
