@@ -55,7 +55,7 @@ vh narrow_halves(vf x) {
 #endif
 }
 
-// The scale rounded to f16, and what was wrong with it.
+// The scale rounded to f16, and what was wrong with it: what is refused gets no codes, as there are no integers for it.
 template <int GROUP>
 Rounding set_scale(Block<GROUP>& b, vf exact) {
     b.half = narrow_halves(exact);
@@ -79,6 +79,7 @@ Rounding round_int8(Block<GROUP>& b) {
     }
     const vf exact = (vf)largest / 127.0f;
     const Rounding found = set_scale(b, exact);
+    if (found != Rounding::fine) return found;
     const vf inverse = reciprocal(select(b.scale == 0.0f, vf{}, exact));
     for (int64_t k = 0; k < GROUP; ++k) b.stored[k] = round_half_away(b.x[k] * inverse) + 128;
     return found;
@@ -126,6 +127,7 @@ template <int GROUP>
 Rounding round_int4(Block<GROUP>& b) {
     const vf exact = signed_largest(b) / -8.0f;
     const Rounding found = set_scale(b, exact);
+    if (found != Rounding::fine) return found;
     const vf inverse = reciprocal(select(b.scale == 0.0f, vf{}, exact)), plain = b.scale;
     for (int64_t k = 0; k < GROUP; ++k) b.stored[k] = whole(bounded(b.x[k] * inverse + 8.5f, 0.0f, 15.0f));
     vf least = squared_error(b, b.stored, plain);
@@ -142,6 +144,7 @@ Rounding round_int4_zero_points(Block<GROUP>& b) {
         spoiled += b.x[k] * 0.0f;  // stays 0, but for infinities and NaN
     }
     const Rounding found = set_scale(b, (largest - smallest) / 15.0f + spoiled);
+    if (found != Rounding::fine) return found;
     const vf inverse = reciprocal(b.scale), zero = bounded(nearest(-smallest * inverse), 0.0f, 15.0f);
     for (int64_t k = 0; k < GROUP; ++k) b.stored[k] = whole(bounded(nearest(b.x[k] * inverse) + zero, 0.0f, 15.0f));
     b.zero = whole(zero);
