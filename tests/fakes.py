@@ -19,6 +19,7 @@ from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, St
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.outputs import OutputLengths
 
 Visible = tuple[tuple[int, ...], ...]
 """Per layer group the tokens that a query sees, its own last."""
@@ -48,6 +49,13 @@ class Guesses:
 
     def forget(self, sequence: Choice) -> None:
         assert sequence.finish is not None
+
+
+class Hasty(OutputLengths):
+    """Lets everybody in, as if all ended at once: so pages run out."""
+
+    def to_come(self, sequence: Choice, context: int) -> int:
+        return 0
 
 
 class Vector(tuple[float, ...]):

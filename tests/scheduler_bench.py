@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fakes import FakeExecutor, Guesses, scope_of
+from fakes import FakeExecutor, Guesses, Hasty, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
@@ -36,6 +36,7 @@ class Bench:
         propose: Callable[[Choice], tuple[int, ...]] | None = None,
         fault: Callable[[Span], FerrumError | None] | None = None,
         prefixes: bool = False,
+        hasty: bool = False,
     ) -> None:
         self.pages = PageTable([PageGroup("main", num_pages, 4, window)], max_draft=4)
         self.executor = FakeExecutor(self.pages, fault=fault)
@@ -46,6 +47,7 @@ class Bench:
             max_sequences=max_sequences,
             max_sequence_length=context,
             drafter=None if propose is None else Guesses(propose),
+            outputs=Hasty() if hasty else None,
             prefixes=scope_of(self.pages) if prefixes else None,
         )
         self.events: dict[tuple[str, int], list[TokenEvent]] = defaultdict(list)

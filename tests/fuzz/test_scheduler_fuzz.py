@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fakes import FakeExecutor, FinishedStep, Followed, Guesses, scope_of
+from fakes import FakeExecutor, FinishedStep, Followed, Guesses, Hasty, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
@@ -40,10 +40,11 @@ class House:
     depth: int
     prefixes: bool = False
     swap: bool = False
+    hasty: bool = False
 
 
 HOUSES = {
-    "crowded": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0),
+    "crowded": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, hasty=True),
     "windows": House(
         (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
     ),
@@ -58,6 +59,7 @@ HOUSES = {
         max_sequences=6,
         depth=0,
         prefixes=True,
+        hasty=True,
         swap=True,
     ),
     "prefixes in windows": House(
@@ -67,10 +69,11 @@ HOUSES = {
         max_sequences=6,
         depth=0,
         prefixes=True,
+        hasty=True,
     ),
     "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
     "pages of one token": House(
-        (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True
+        (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True, hasty=True
     ),
     "fair": House((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
     "fair and trailing": House((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
@@ -107,6 +110,7 @@ class Fuzz:
             max_sequences=self.house.max_sequences,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
+            outputs=Hasty() if self.house.hasty else None,
             prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 
@@ -217,7 +221,7 @@ class Fuzz:
 @pytest.mark.parametrize("name", HOUSES)
 def test_thousands_of_random_steps(name: str) -> None:
     fuzz = Fuzz(HOUSES[name], Random(name))
-    for _ in range(2_500):
+    for _ in range(2_750):
         if fuzz.random.random() < 0.3 and len(fuzz.live) < 24:
             fuzz.arrive()
         fuzz.disturb()

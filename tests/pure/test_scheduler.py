@@ -93,7 +93,7 @@ def test_priority_serves_the_smaller_value_first_then_by_arrival() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_want_of_pages_takes_them_from_the_one_served_last(policy: str) -> None:
-    bench = Bench(num_pages=9, policy=policy)
+    bench = Bench(num_pages=9, policy=policy, hasty=True)
     requests = [
         bench.add(name, 8, seed=index, max_tokens=20, priority=-index, arrival=float(index))
         for index, name in enumerate("abc")
@@ -110,7 +110,7 @@ def test_want_of_pages_takes_them_from_the_one_served_last(policy: str) -> None:
 
 
 def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> None:
-    bench = Bench(num_pages=3)
+    bench = Bench(num_pages=3, hasty=True)
     requests = [bench.add("a", 7, max_tokens=4)]
     bench.step()
     first = bench.plan()
@@ -127,7 +127,7 @@ def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> N
 
 
 def test_a_preempted_sequence_keeps_its_tokens_and_computes_them_again() -> None:
-    bench = Bench(num_pages=6, budget=64)
+    bench = Bench(num_pages=6, budget=64, hasty=True)
     requests = [bench.add(name, 10, seed=index, max_tokens=12) for index, name in enumerate("ab")]
     again = [span for spans in bench.run() for span in spans if span.start == 0 and len(span.tokens) > 10]
     assert again and all(span.want is Want.TOKEN for span in again)

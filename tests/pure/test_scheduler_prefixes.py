@@ -123,7 +123,7 @@ def test_a_sequence_that_fails_before_its_first_token_leaves_nothing() -> None:
 
 
 def test_after_a_preemption_only_what_was_given_to_others_is_computed_again() -> None:
-    bench = Bench(prefixes=True, num_pages=12, budget=64)
+    bench = Bench(prefixes=True, num_pages=12, budget=64, hasty=True)
     requests = [bench.add(name, 16, seed=index, max_tokens=16) for index, name in enumerate("ab")]
     steps = bench.run()
     bench.agrees(*requests)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from ferrum.cache.forecast import Growth, Holding, most_wanted
 from ferrum.cache.groups import PageCopy as PageCopy
 from ferrum.cache.groups import PageGroup as PageGroup
 from ferrum.cache.names import Name, NamedPage
@@ -123,14 +124,33 @@ class PageTable:
         """
         stored = None if cache_id is None else self._get(cache_id)
         for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            tokens = length
-            if group.window is not None:
-                # The kept tokens may begin and end in the middle of a page.
-                tokens = min(length, group.window + self._slack(group) + step + group.page_size)
             held = 0 if stored is None else len(stored.rows[index]) - stored.freed[index]
-            if group.pages(tokens) > held + (pool.num_pages if empty else pool.free):
+            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else pool.free):
                 return False
         return True
+
+    def lasts(self, growths: Sequence[Growth], step: int) -> bool:
+        """Whether the free pages last until all of these have ended, at most `step` tokens at a time.
+
+        Raises:
+            UnknownSequence: one of them has not begun.
+        """
+        for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
+            holdings = []
+            for growth in growths:
+                stored = self._get(growth.cache_id)
+                row = stored.rows[index][stored.freed[index] :]
+                holdings.append(Holding(growth, len(row), sum(map(pool.is_alone, row))))
+            if most_wanted(holdings, partial(self._most_pages, group, step=step)) > pool.free:
+                return False
+        return True
+
+    def _most_pages(self, group: PageGroup, length: int, step: int) -> int:
+        """Pages of a sequence of so many tokens that grew by at most `step` at a time."""
+        if group.window is None:
+            return group.pages(length)
+        # The kept tokens may begin and end in the middle of a page.
+        return group.pages(min(length, group.window + self._slack(group) + step + group.page_size))
 
     # Prefixes
 

@@ -31,6 +31,10 @@ class PagePool:
         """Whether the page may not be written to: it has more than one owner, or a name."""
         return self._owners[page] > 1 or page in self.names
 
+    def is_alone(self, page: int) -> bool:
+        """Whether the page has one owner."""
+        return self._owners[page] == 1
+
     def take(self) -> int:
         """A free page, now with one owner. There must be one."""
         page = self._stack.pop() if self._stack else self.names.evict()

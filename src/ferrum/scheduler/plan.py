@@ -6,6 +6,7 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import Protocol
 
+from ferrum.cache.forecast import Growth
 from ferrum.cache.names import Name
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
@@ -25,6 +26,10 @@ class Pages(Protocol):
         """Whether a sequence, or a new one, can grow to `length`, at most `step` tokens at a time, in the free pages
         or in an empty pool.
         """
+        ...
+
+    def lasts(self, growths: Series[Growth], step: int) -> bool:
+        """Whether the free pages last until all of these have ended, at most `step` tokens at a time."""
         ...
 
     def match(self, names: Series[Name]) -> int:

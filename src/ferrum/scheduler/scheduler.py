@@ -4,7 +4,8 @@ There is no prefill phase and no decode phase: a prompt is a sequence that is fa
 the start, and one that is a single token behind decodes. A step gives its token budget first to those, then to prompts
 by turns: the share that was served least goes first, in it running prompts before newcomers.
 
-When the pages run out, the running sequence that is served last gives up its own and starts over. The one that is
+A newcomer is let in when it and those that run will find their pages to the end, as far as one can tell. Where one was
+wrong and the pages run out, the running sequence that is served last gives up its own and starts over. The one that is
 served first never does so for another, so it ends at last, and then the next one is first. With several shares it is
 the one with the most of its own share before it; such a sequence also gives way to a newcomer with fewer.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
+from ferrum.cache.forecast import Growth
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
@@ -22,6 +24,7 @@ from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.live import LiveRequests
+from ferrum.scheduler.outputs import OutputLengths
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
@@ -44,6 +47,7 @@ class Scheduler:
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
         costs: told what the steps take.
+        outputs: told of those that end, and asked how long others will become.
         prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
 
     Attributes:
@@ -61,6 +65,7 @@ class Scheduler:
         max_sequence_length: int,
         drafter: Drafter | None = None,
         costs: StepCosts | None = None,
+        outputs: OutputLengths | None = None,
         prefixes: PrefixScope | None = None,
     ) -> None:
         for name, value in (("max_tokens_per_step", max_tokens_per_step), ("max_sequences", max_sequences)):
@@ -72,6 +77,7 @@ class Scheduler:
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
+        self._outputs = outputs or OutputLengths()
         self._prefixes = Prefixes(pages, prefixes)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
@@ -254,13 +260,13 @@ class Scheduler:
         """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
         if not self._make_place(sequence, step, lambda: len(self._running) < self._max_sequences):
             return False
-        length, fits = len(sequence.tokens), True
         if isinstance(source, Sequence):
             self._siblings.share(source, sequence)
+            fits = self._lasts(sequence)
         else:
             self._prefixes.adopt(sequence, source)
-            fits = self._make_place(sequence, step, lambda: self._fits(sequence))
-        count = min(length - sequence.computed, step.budget)
+            fits = self._make_place(sequence, step, lambda: self._fits(sequence) and self._lasts(sequence))
+        count = min(len(sequence.tokens) - sequence.computed, step.budget)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
@@ -356,10 +362,24 @@ class Scheduler:
         self._prefixes.withdraw(sequence)
         self._pages.release(sequence.cache_id)
         self.drafter.forget(sequence)
+        self._outputs.learn(sequence)
         self._live.remove(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
         return self._pages.fits(len(sequence.tokens), self._max_tokens_per_step, cache_id=sequence.cache_id)
+
+    def _lasts(self, newcomer: Sequence) -> bool:
+        """Whether it and all that are served before it find their pages to the end, as far as one can tell.
+
+        Those that are served after it will make room.
+        """
+        rank = self._live.rank(newcomer)
+        before = [each for each in self._running if self._live.rank(each) < rank]
+        growths = [
+            Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
+            for each in (*before, newcomer)
+        ]
+        return not before or self._pages.lasts(growths, self._max_tokens_per_step)
 
     def _holds(self, length: int) -> bool:
         return self._pages.fits(length, self._max_tokens_per_step, empty=True)

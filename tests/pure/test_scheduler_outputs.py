@@ -1,0 +1,122 @@
+"""Who is let in while pages are scarce: those that will find theirs to the end, as far as one can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrum.cache.forecast import Growth, Holding, most_wanted
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import FinishReason, Request, Sequence
+from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.sequence import begin
+from scheduler_bench import Bench, lengths, stop_at
+
+CONTEXT = 100
+
+
+def choice(
+    prompt: int, generated: int = 0, finish: FinishReason | None = None, max_tokens: int | None = None
+) -> Sequence:
+    sequence = begin(Request("r", (1,) * prompt, SamplingParams(max_tokens=max_tokens), seed=0), 0)
+    sequence.tokens += [2] * generated
+    sequence.finish = finish
+    return sequence
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("num_pages", [9, 14, 20])
+def test_where_all_ends_are_known_nobody_loses_its_pages(policy: str, num_pages: int) -> None:
+    bench = Bench(num_pages=num_pages, policy=policy, budget=64)
+    requests = [
+        bench.add(f"r{index}", 3 + index % 7, seed=index, max_tokens=1 + index * 5 % 23, priority=index % 3)
+        for index in range(20)
+    ]
+    bench.run()
+    assert bench.scheduler.preemptions == 0
+    bench.agrees(*requests)
+
+
+def test_a_sequence_about_to_leave_lets_another_one_in_that_will_need_its_pages() -> None:
+    bench = Bench(num_pages=6, budget=64)
+    bench.add("short", 4, max_tokens=3)
+    bench.add("long", 4, seed=1, max_tokens=17)
+    assert lengths(bench.step()) == {"short/0": 4, "long/0": 4}, "8 tokens and 20 are more than 24 at their ends"
+    bench.run()
+    assert bench.scheduler.preemptions == 0
+
+
+def test_one_that_would_not_find_its_pages_waits_until_it_does() -> None:
+    bench = Bench(num_pages=6, budget=64)
+    bench.add("a", 4, max_tokens=13)
+    bench.add("b", 4, seed=1, max_tokens=13)
+    assert lengths(bench.step()) == {"a/0": 4}
+    bench.run()
+    assert bench.scheduler.preemptions == 0
+
+
+def test_one_that_is_served_first_is_let_in_at_the_cost_of_others() -> None:
+    bench = Bench(num_pages=6, budget=64, policy="priority")
+    requests = [bench.add("low", 4, max_tokens=13, priority=1)]
+    bench.step()
+    requests.append(bench.add("high", 4, seed=1, max_tokens=13))
+    assert "high/0" in lengths(bench.step())
+    bench.run()
+    assert bench.end("low").preemptions == 1 and bench.end("high").preemptions == 0
+    bench.agrees(*requests)
+
+
+def test_limits_that_nobody_reaches_are_not_believed_for_ever() -> None:
+    bench = Bench(num_pages=10, budget=64, max_sequences=8)
+    stop_at(bench, 2)
+    bench.run()
+    for index in range(4):
+        bench.add(f"r{index}", 4, seed=index, max_tokens=30)
+    assert len(bench.step()) == 4
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "to_come"),
+    [
+        ([], choice(5, max_tokens=20), 20),
+        ([], choice(5, 15, max_tokens=20), 5),
+        ([], choice(95, max_tokens=20), 5),
+        ([], choice(5), 5),
+        ([], choice(90), 10),
+        ([8, 10, 12], choice(5), 10),
+        ([8, 10, 12], choice(5, max_tokens=3), 3),
+        ([8, 10, 12], choice(5, 9), 3),
+        ([8, 10, 12], choice(5, 12), 17),
+        ([None, None, 10], choice(5, max_tokens=50), 50),
+        ([None, 8, 10], choice(5, max_tokens=50), 10),
+    ],
+)
+def test_an_output_becomes_as_long_as_those_that_got_as_far(
+    ended: list[int | None], asked: Sequence, to_come: int
+) -> None:
+    outputs = OutputLengths()
+    for generated in ended:
+        outputs.learn(choice(1, generated or 7, FinishReason.STOP if generated else FinishReason.LENGTH))
+    outputs.learn(choice(1, 40, FinishReason.ERROR))
+    assert outputs.to_come(asked, CONTEXT) == to_come
+
+
+def test_the_most_that_is_wanted_is_wanted_just_before_an_end() -> None:
+    def wanted(*holdings: tuple[int, int, int, int]) -> int:
+        told = [Holding(Growth("", length, to_come), held, alone) for length, to_come, held, alone in holdings]
+        return most_wanted(told, lambda tokens: -(-tokens // 4))
+
+    assert wanted((4, 0, 1, 1)) == 0
+    assert wanted((4, 8, 1, 1)) == 2
+    assert wanted((4, 8, 1, 1), (4, 8, 1, 1)) == 4
+    assert wanted((4, 8, 1, 1), (4, 12, 1, 1)) == 4, "at the end of the first; then there are its 3"
+    assert wanted((4, 8, 1, 0), (4, 12, 1, 1)) == 4
+    assert wanted((4, 1, 1, 0), (4, 12, 1, 1)) == 3, "what the first one shares does not come back"
+    assert wanted((40, 1, 10, 10), (4, 12, 1, 1)) == 2, "one page each, and then there are ten"
+
+
+def test_windows_want_no_more_than_they_see() -> None:
+    pages = PageTable([PageGroup("main", 12, 4, 8)], max_draft=0)
+    assert pages.reserve("a", 4)
+    assert pages.lasts([Growth("a", 4, 1000)], 4)
+    assert not PageTable([PageGroup("main", 4, 4, 8)], max_draft=0).reserve("a", 20)
