@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
+import_module("ferrum.core.resident")  # looks how large the process is before any library comes into it
+
 _HOMES: Final = {
     name: home
     for home, names in {

@@ -1,4 +1,4 @@
-"""What `ferrum plan` says is what the process grows by, in every format, quantised on load or packed before."""
+"""What the plan says is what the process grows by after `import ferrum`: in every format, rounded at load or packed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ import ferrum
 def resident():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
 
-load = ferrum.load_executor  # brings the libraries in, of which the plan has an estimate only
 before = resident()
-executor = load(sys.argv[1], kv_capacity=8192, max_rows=32, **json.loads(sys.argv[2]))
+executor = ferrum.load_executor(sys.argv[1], kv_capacity=8192, max_rows=32, **json.loads(sys.argv[2]))
 from ferrum.cache.pages import PageCopy
 from ferrum.core.step import Rows, Span, StepBatch, Want
 executor.submit(StepBatch((Span("s", 0, tuple(range(32)), Want.LOGITS, Rows.ALL),))).result()

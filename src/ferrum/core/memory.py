@@ -43,7 +43,8 @@ class PoolPart(JsonRecord):
 class MemoryPlan(JsonRecord):
     """Every byte that an executor allocates, by purpose; nothing more is allocated once it is ready.
 
-    The memory of the process grows by `total` once all of it has been written to; the system commits no page before.
+    The memory of the process grows by `total` after `import ferrum`, once all of it has been written to: the system
+    commits no page before.
 
     Attributes:
         weights: the parameters as held (after quantisation).
@@ -51,7 +52,7 @@ class MemoryPlan(JsonRecord):
         activation_row: bytes of them that one token of a step takes.
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.
-        libraries: what loading a model brings into the process besides; the one part that is an estimate.
+        libraries: what loading a model brings into the process besides, measured while it is imported.
     """
 
     weights: int

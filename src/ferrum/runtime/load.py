@@ -25,7 +25,7 @@ from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import LIBRARIES, PAGE_SIZE, PoolLimits, group_windows, pool_groups, pool_part
+from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, library_bytes, pool_groups, pool_part
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, Progress
 
@@ -34,6 +34,9 @@ MAX_ROWS: Final = 512
 
 _LOGIT_BYTES: Final = 64 << 20
 """What the buffer of a pass's logits may take."""
+
+_LIBRARIES: Final = library_bytes()
+"""Asked once, here: what loading needs is imported by now, and no model is there yet."""
 
 
 def load_executor(
@@ -224,7 +227,7 @@ def _traits(
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(pool_part(group, window, limits) for group, window in zip(groups, windows, strict=True)),
-        libraries=LIBRARIES,
+        libraries=_LIBRARIES,
     )
     return ExecutorTraits(
         backend=lm.kernels.name,
