@@ -1,18 +1,15 @@
-"""Random shapes for every native kernel, beside the reference: rows from 0 on, odd widths, page edges, windows, shares.
-
-`make soak` searches FERRUM_FUZZ times as long, also under the sanitizers (test_native_sanitized.py).
-"""
+"""Random shapes for every native kernel, beside the reference: rows from 0 on, odd widths, page edges, windows."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Verbosity, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from native_search import examples, seeds
 from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
 from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
 
@@ -21,18 +18,9 @@ from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.native import NativeQuantizer
 
-TIMES = int(os.environ.get("FERRUM_FUZZ", "1"))
-# A sanitizer ends the process: the example that did it must have been printed by then.
-LOUD = Verbosity.verbose if "FERRUM_LIBRARY_ASIDE" in os.environ else Verbosity.normal
-
-seeds = st.integers(0, 2**32 - 1)
 teams = st.integers(1, 2)
 rows = st.one_of(st.integers(0, 40), st.integers(0, 600))
 widths = st.one_of(st.integers(1, 70), st.integers(1, 600))
-
-
-def examples(count: int):
-    return settings(max_examples=count * TIMES, deadline=None, verbosity=LOUD, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("format", [*DTYPES, *INTEGERS])

@@ -1,0 +1,21 @@
+"""How long the searches over the native library's shapes look, and what all of them draw.
+
+`make soak` searches FERRUM_FUZZ times as long, also under the sanitizers (test_native_sanitized.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Verbosity, settings
+from hypothesis import strategies as st
+
+TIMES = int(os.environ.get("FERRUM_FUZZ", "1"))
+# A sanitizer ends the process: the example that did it must have been printed by then.
+LOUD = Verbosity.verbose if "FERRUM_LIBRARY_ASIDE" in os.environ else Verbosity.normal
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def examples(count: int) -> settings:
+    return settings(max_examples=count * TIMES, deadline=None, verbosity=LOUD, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,109 @@
+"""Random rows, vocabularies and rules for the native sampler, beside numpy: the same tokens, numbers and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from native_search import TIMES, examples, seeds
+from native_twin import TIERS
+from sampling_twin import F32, request
+
+from ferrum.core.errors import StepError
+from ferrum.core.step import Score
+from ferrum.sampling.native import NativeChooser
+from ferrum.sampling.sampler import REFERENCE, Sampled, sample, score
+
+MOST_ROWS = 64
+NUMBERS = 250_000 * TIMES
+"""Logits of one example: with a large vocabulary, rows are fewer."""
+
+vocabularies = st.one_of(st.integers(1, 130), st.integers(1, 5000), st.integers(1, 150_001), st.just(150_001))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, int]:
+    """(rows, V)."""
+    vocabulary = draw(vocabularies)
+    return draw(st.integers(0, min(MOST_ROWS, NUMBERS // vocabulary))), vocabulary
+
+
+def logits_of(rng: np.random.Generator, rows: int, vocabulary: int) -> F32:
+    """Flat and peaked rows, ties, tokens that never come, once in a while a row that cannot be sampled."""
+    x = rng.standard_normal((rows, vocabulary), np.float32) * rng.choice([0.01, 1, 5, 30], (rows, 1)).astype(np.float32)
+    tied = rng.random(rows) < 0.5
+    x[tied] = np.round(x[tied] * 2) / 2
+    x[(rng.random((rows, 1)) < 0.3) & (rng.random((rows, vocabulary)) < 0.3)] = -np.inf
+    for row in np.flatnonzero(rng.random(rows) < 0.03):
+        x[row, rng.integers(vocabulary)] = rng.choice([np.nan, np.inf])
+    return x
+
+
+def tokens(vocabulary: int, least: int = 0) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, vocabulary - 1), min_size=least, max_size=12)
+
+
+def rules(vocabulary: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Every rule on or off."""
+    some, penalty = tokens(vocabulary, least=1), st.sampled_from([-2.0, -0.5, 0.25, 2.0])
+    bits = st.binary(min_size=1, max_size=vocabulary // 8 + 1)
+    return st.fixed_dictionaries(
+        {"temperature": st.sampled_from([0.0, 0.01, 0.3, 0.8, 1.0, 2.0])},
+        optional={
+            "masks": st.lists(st.one_of(st.none(), bits), min_size=MOST_ROWS, max_size=MOST_ROWS).map(tuple),
+            "allowed_token_ids": some,
+            "bad_words": st.lists(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=2), max_size=4),
+            "min_tokens": st.integers(1, 16),
+            "stop_token_ids": some,
+            "logit_bias": st.dictionaries(st.integers(0, vocabulary - 1), st.floats(-100, 100, width=32), max_size=9),
+            "repetition_penalty": st.sampled_from([0.5, 0.9, 1.1, 2.0]),
+            "presence_penalty": penalty,
+            "frequency_penalty": penalty,
+            "top_k": st.integers(1, 2 * vocabulary),
+            "top_p": st.floats(1e-6, 1.0),
+            "min_p": st.floats(0.0, 1.0, width=32),
+            "logprobs": st.integers(-1 if vocabulary < 200 else 0, min(20, vocabulary)),
+        },
+    )
+
+
+def outcome(work: Callable[[], object]) -> object:
+    """What it gives, or what it says of the row that it refuses."""
+    try:
+        return work()
+    except StepError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@examples(25)
+@given(seed=seeds, shape=shapes(), key=st.integers(-(2**63), 2**63 - 1), data=st.data())
+def test_every_row_under_any_rules_comes_to_what_numpy_makes_of_it(tier, seed, shape, key, data):
+    """The rows of a span with drafts: what was chosen of a row is a draft for those behind it."""
+    rng, chooser, (_, vocabulary) = np.random.default_rng(seed), NativeChooser(tier), shape
+    history = data.draw(tokens(vocabulary, least=1))
+    wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
+    drafts: list[int] = []
+    for row in logits_of(rng, *shape):
+        kept = row.copy()
+        ours, theirs = (outcome(partial(sample, row, wish, drafts, each)) for each in (chooser, REFERENCE))
+        assert ours == theirs
+        np.testing.assert_array_equal(row, kept)
+        drafts.append(theirs.token if isinstance(theirs, Sampled) else int(rng.integers(vocabulary)))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@examples(10)
+@given(seed=seeds, shape=shapes(), top=st.integers(0, 20))
+def test_scores_and_the_finite_check_are_those_of_numpy(tier, seed, shape, top):
+    rng, chooser, (rows, vocabulary) = np.random.default_rng(seed), NativeChooser(tier), shape
+    logits = logits_of(rng, rows, vocabulary)
+    assert chooser.finite(logits) == REFERENCE.finite(logits)
+    wish = Score(tuple(rng.integers(vocabulary, size=rows).tolist()), min(top, vocabulary))
+    ours, theirs = (outcome(partial(score, logits, wish, each)) for each in (chooser, REFERENCE))
+    assert ours == theirs
