@@ -16,7 +16,7 @@ from alone import Alone, alone
 from native_twin import require_native
 from tiny import directory_of, find
 
-from fakes import Guesses, scope_of
+from fakes import Guesses, Hasty, scope_of
 from ferrum.core.errors import KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
@@ -135,6 +135,7 @@ class Load:
             max_sequences=MAX_SEQUENCES,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
+            outputs=Hasty(),
             prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 
