@@ -14,6 +14,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span
 from ferrum.core.types import Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
@@ -37,6 +38,8 @@ class Bench:
         fault: Callable[[Span], FerrumError | None] | None = None,
         prefixes: bool = False,
         hasty: bool = False,
+        costs: StepCosts | None = None,
+        decode_seconds: float | None = None,
     ) -> None:
         self.pages = PageTable([PageGroup("main", num_pages, 4, window)], max_draft=4)
         self.executor = FakeExecutor(self.pages, fault=fault)
@@ -49,6 +52,8 @@ class Bench:
             drafter=None if propose is None else Guesses(propose),
             outputs=Hasty() if hasty else None,
             prefixes=scope_of(self.pages) if prefixes else None,
+            costs=costs,
+            decode_seconds=decode_seconds,
         )
         self.events: dict[tuple[str, int], list[TokenEvent]] = defaultdict(list)
 

@@ -127,6 +127,14 @@ class EngineConfig(JsonRecord):
     max_tokens_per_step: int = field(
         default=512, metadata=about("Most tokens of one step, over all sequences.", least=1)
     )
+    decode_seconds: float = field(
+        default=0.25,
+        metadata=about(
+            "Longest step in seconds, as steps are measured, while answers are being written: prompts join in pieces "
+            "that keep to it, and get half of a step at least; 0: as long as max_tokens_per_step makes it.",
+            least=0.0,
+        ),
+    )
     host: str = field(default="thread", metadata=about("Where the engine runs.", HOSTS))
     max_queue: int = field(default=1024, metadata=about("Most requests that wait or run; more are refused.", least=1))
     prefix_cache: bool = field(

@@ -70,6 +70,7 @@ def with_scheduler(
         max_sequence_length=context,
         drafter=build_speculator(config, costs, draft_model),
         costs=costs,
+        decode_seconds=config.decode_seconds or None,
         prefixes=_prefixes(executor, config),
     )
     if config.swap_gib:

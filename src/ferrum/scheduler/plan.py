@@ -98,6 +98,7 @@ class OpenStep:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self._held = 0
         self.admits = True
         self._spans: dict[str, tuple[Sequence, Span]] = {}
 
@@ -112,6 +113,12 @@ class OpenStep:
         planned = self._spans.pop(sequence.cache_id, None)
         if planned is not None:
             self.budget += len(planned[1].tokens)
+
+    def hold(self, most: int | None) -> None:
+        """Give away at most so many of the tokens that are left, until told otherwise; None: all again."""
+        self.budget += self._held
+        self._held = 0 if most is None else max(0, self.budget - most)
+        self.budget -= self._held
 
     def spans(self) -> tuple[tuple[Sequence, Span], ...]:
         """What is planned so far."""

@@ -25,6 +25,7 @@ from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.pacing import Pacing
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
@@ -47,6 +48,7 @@ class Scheduler:
         max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
             a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
         costs: told what the steps take.
+        decode_seconds: how long a step may take in which sequences decode, as `costs` tell; see `Pacing`.
         outputs: told of those that end, and asked how long others will become.
         prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
 
@@ -65,6 +67,7 @@ class Scheduler:
         max_sequence_length: int,
         drafter: Drafter | None = None,
         costs: StepCosts | None = None,
+        decode_seconds: float | None = None,
         outputs: OutputLengths | None = None,
         prefixes: PrefixScope | None = None,
     ) -> None:
@@ -77,6 +80,7 @@ class Scheduler:
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
+        self._pacing = Pacing(self._costs, decode_seconds)
         self._outputs = outputs or OutputLengths()
         self._prefixes = Prefixes(pages, prefixes)
         # The last token of a sequence is never stored: only what follows it would need its keys.
@@ -180,7 +184,10 @@ class Scheduler:
         Later newcomers do not overtake that one, or it might wait for ever.
         """
         behind = self._running_behind(range(2, self._max_sequence_length + 1))
+        if not behind and not self._waiting:
+            return
         step.admits = True
+        step.hold(self._pacing.prompt_tokens(step.room, max((each.computed for each in behind), default=0)))
         for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
             if not step.budget:
                 return
@@ -214,6 +221,7 @@ class Scheduler:
 
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
+        step.hold(None)
         ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
         wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
         for wish, guesses in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):

@@ -1,0 +1,74 @@
+"""Prompts stream in beside those who decode without holding up their tokens, on a machine whose prices are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.pacing import LEAST, Pacing
+from scheduler_bench import Bench
+
+
+def seconds(rows: int, context: int = 0) -> float:
+    """Reading weights takes 30 ms, arithmetic 2 ms a row from the tenth on, and a stored token 10 us."""
+    return 0.03 + 0.002 * max(0, rows - 10) + 1e-5 * context
+
+
+def learned() -> StepCosts:
+    costs = StepCosts()
+    for step in range(600):
+        rows = (1, 4, 10, 30, 100, 300)[step % 6]
+        context = 97 * step % 4096
+        costs.observe(rows, context, seconds(rows, context))
+    return costs
+
+
+@pytest.mark.parametrize("decoding", [1, 4, 30])
+@pytest.mark.parametrize("stored", [0, 3000])
+def test_a_prompt_fills_a_step_up_to_the_time_that_it_may_take(decoding: int, stored: int) -> None:
+    context = 50 * decoding
+    tokens = Pacing(learned(), 0.2).prompt_tokens(Room(decoding, context, 512), stored)
+    assert LEAST < tokens < 512
+    assert seconds(decoding + tokens, context + stored) == pytest.approx(0.2, rel=0.1)
+
+
+def test_while_nobody_decodes_a_prompt_may_take_what_it_likes() -> None:
+    assert Pacing(learned(), 0.05).prompt_tokens(Room(0, 0, 512), 0) == 512
+
+
+def test_without_a_bound_or_any_experience_the_budget_is_the_bound() -> None:
+    assert Pacing(learned(), None).prompt_tokens(Room(4, 100, 512), 0) == 512
+    assert Pacing(StepCosts(), 0.05).prompt_tokens(Room(4, 100, 512), 0) == 512
+
+
+def test_prompts_get_half_of_the_step_where_decoding_leaves_them_nothing() -> None:
+    tokens = Pacing(learned(), 0.01).prompt_tokens(Room(100, 4000, 512), 0)
+    assert seconds(100 + tokens, 4000) == pytest.approx(2 * seconds(100, 4000), rel=0.1)
+
+
+def test_every_step_gets_somewhere() -> None:
+    crawl = StepCosts()
+    for _ in range(20):
+        crawl.observe(1, 0, 1.0)
+        crawl.observe(2, 0, 50.0)
+    assert Pacing(crawl, 0.01).prompt_tokens(Room(1, 0, 512), 0) == LEAST
+    assert Pacing(crawl, 0.01).prompt_tokens(Room(1, 0, 3), 0) == 3
+
+
+@pytest.mark.parametrize("bound", [1e-9, 0.06, 0.1, None])
+def test_whatever_the_bound_tokens_are_the_same_and_answers_come_in_time(bound: float | None) -> None:
+    bench = Bench(num_pages=400, budget=200, context=400, max_sequences=4, costs=learned(), decode_seconds=bound)
+    requests = [bench.add("writes", 3, max_tokens=60)]
+    bench.step()
+    requests += [bench.add(name, 190, seed=seed, max_tokens=5) for seed, name in enumerate("abc", 1)]
+    steps = bench.run()
+    bench.agrees(*requests, context=400)
+    rows = [sum(len(span.tokens) for span in spans) for spans in steps]
+    mixed = [count for count, spans in zip(rows, steps, strict=True) if len(spans) > 1]
+    assert all(any(span.cache_id == "writes/0" for span in spans) for spans in steps[:20])
+    if bound is None:
+        assert max(mixed) == 200
+    else:
+        least = seconds(4 + LEAST, 600)
+        assert max(map(seconds, mixed)) <= 1.1 * max(bound, 2 * seconds(4, 600), least)
