@@ -110,6 +110,7 @@ class FakeRecipe:
         broken: fail to build.
         fails: prompts may command it to.
         prefixes: prompts that begin alike share pages.
+        recorded: reports tell what was in every step.
     """
 
     num_pages: int = 256
@@ -124,6 +125,7 @@ class FakeRecipe:
     broken: bool = False
     fails: bool = True
     prefixes: bool = False
+    recorded: bool = False
 
     def __call__(self) -> Built:
         if self.broken:
@@ -139,7 +141,8 @@ class FakeRecipe:
             drafter=Guesses(self._propose) if self.drafts else None,
             prefixes=scope_of(pages) if self.prefixes else None,
         )
-        return Built(executor, scheduler, EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1"))
+        info = EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1")
+        return Built(executor, scheduler, info, recorded=self.recorded)
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         followed = FakeModel(VOCABULARY).follow(sequence.request, sequence.choice, self.context).tokens

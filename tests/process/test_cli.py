@@ -148,7 +148,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 def test_every_engine_option_reaches_the_engine_and_is_checked_there(
     field: Any, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
-    choices, name = field.metadata["choices"], field.name.replace("_", "-")
+    choices, name = field.metadata["choices"], field.metadata["flag"] or field.name.replace("_", "-")
     value: Any = choices[-1] if choices else "text" if str(field.type).startswith("str") else 16
     words = [f"--{name}", str(value)]
     if field.type == "bool":

@@ -2,7 +2,7 @@
 
     0 done    2 refused or failed, with one line that says what to do next    130 interrupted
 
-`ferrum bench compare` alone ends with 1, where it found a regression.
+`ferrum bench compare` ends with 1 where it found a regression, `ferrum replay` where a bit is not what it was.
 
 Nothing heavy is imported before a command needs it: the first token is to come about a second after the start.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import bench, chat, doctor, models, plan, quantize, run, serve
+from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, serve
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -54,6 +54,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.command("plan")(plan.plan)
+app.command("replay")(replay.replay)
 app.command("quantize")(quantize.quantize)
 app.command("list")(models.list_models)
 app.command("pull")(models.pull)

@@ -75,7 +75,7 @@ def with_options(option_fields: Iterable[Field[Any]], panel: str) -> Callable[[C
 
 def _parameter(field: Field[Any], panel: str) -> inspect.Parameter:
     kind = TYPES[str(field.type).removesuffix(" | None")]
-    option = "--" + field.name.replace("_", "-")
+    option = "--" + (field.metadata.get("flag") or field.name.replace("_", "-"))
     names = (f"{option}/--no-{option.removeprefix('--')}",) if kind is bool else (option,)
     choices = field.metadata.get("choices")
     text = field.metadata["help"] + (f" One of {', '.join(each for each in choices if each)}." if choices else "")

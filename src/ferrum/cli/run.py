@@ -88,5 +88,5 @@ def speed(end: Delta, begun: float, first: float | None, last: float | None) -> 
     rate = (count - 1) / (last - first) if last > first else count / max(last - begun, 1e-9)
     return (
         f"[{end.usage.prompt_tokens} prompt tokens; first token after {first - begun:.3f} s; "
-        f"{count} tokens, {rate:.1f} tokens/s; seed {end.seed}]"
+        f"{count} tokens, {rate:.1f} tokens/s; seed {end.seed}; id {end.request_id}]"
     )

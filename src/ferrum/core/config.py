@@ -158,6 +158,14 @@ class EngineConfig(JsonRecord):
         default=0,
         metadata=about("GiB of host buffers for pages that have to make room; 0: they are computed again.", least=0),
     )
+    record_dir: str | None = field(
+        default=None,
+        metadata=about(
+            "Directory where requests are kept with all that is needed to run them again, prompts too; none: nowhere.",
+            flag="record",
+        ),
+    )
+    record_gib: int = field(default=1, metadata=about("Most GiB that the records take; the oldest go first.", least=1))
     generation_config: str = field(
         default="auto",
         metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),

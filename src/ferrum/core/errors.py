@@ -142,3 +142,18 @@ class NonFiniteLogits(StepError):
 
 class EngineDead(FerrumError):
     """The engine's loop has ended; nothing more will be served."""
+
+
+class RecordNotFound(RequestError):
+    """No request of that id was recorded here, or it had to make room."""
+
+    status = 404
+    code = "record_not_found"
+
+
+class RecordDamaged(FerrumError):
+    """The record of a request is not as it was written."""
+
+
+class RecordMismatch(FerrumError):
+    """A record cannot be run again here: what its bits depend on is not what it was recorded with."""

@@ -11,9 +11,18 @@ from typing import Any
 from ferrum.core.errors import ConfigError
 
 
-def about(help: str, choices: tuple[str | None, ...] | None = None, least: float | None = None) -> dict[str, Any]:
-    """The metadata of an option: what it does, which values it takes, and the least one; a whole `least` wants ints."""
-    return {"help": help, "choices": choices, "least": least}
+def about(
+    help: str,
+    choices: tuple[str | None, ...] | None = None,
+    least: float | None = None,
+    flag: str | None = None,
+) -> dict[str, Any]:
+    """The metadata of an option: what it does, which values it takes, and the least one; a whole `least` wants ints.
+
+    Args:
+        flag: its name on command lines, where that is not the field's.
+    """
+    return {"help": help, "choices": choices, "least": least, "flag": flag}
 
 
 def help_of(record: type, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,8 @@ from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.process import ProcessHost
 from ferrum.engine.progress import loading_bar
+from ferrum.engine.record_files import RecordFiles
+from ferrum.engine.recorder import Recorder, Source
 from ferrum.engine.speculation import build_speculator, draft_directory, flat_speculative, load_draft_model
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.policy import POLICIES
@@ -86,8 +88,16 @@ def with_scheduler(
         prefix_cache=config.prefix_cache,
         speculative=config.speculative,
         num_speculative_tokens=config.num_speculative_tokens,
+        weights=_weights(executor, config),
+        kv_format=str(executor.traits.kv_dtype),
+        memory=executor.memory_plan,
     )
-    return Built(executor, scheduler, info)
+    return Built(executor, scheduler, info, recorded=config.record_dir is not None)
+
+
+def _weights(executor: LocalExecutor, config: EngineConfig) -> str:
+    """The format of the weights, by name."""
+    return " ".join(filter(None, (executor.info.dtype, config.model.quantize)))
 
 
 def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:
@@ -104,7 +114,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         model = model_digest(Path(model), directory)
     return PrefixScope(
         model=model,
-        weights=f"{executor.info.dtype} {config.model.quantize}",
+        weights=_weights(executor, config),
         kv_format=executor.traits.kv_dtype,
         page_size=executor.lm.pages.groups[0].page_size,
         numerics_id=executor.traits.numerics_id,
@@ -161,7 +171,17 @@ def build(model: str, **options: Any) -> Parts:
         special_tokens=read_tokenizer_config(directory).special_tokens,
         max_requests=config.max_queue,
         config=config,
+        recorder=_recorder(config, directory),
     )
+
+
+def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], Recorder] | None:
+    """What keeps the requests, where they are to be kept. Raises ConfigError where it cannot."""
+    if config.record_dir is None:
+        return None
+    files = RecordFiles(Path(config.record_dir).expanduser(), config.record_gib << 30)
+    source = Source(config, directory, files.directory)
+    return lambda info: Recorder(files, lambda: source.origin(info))
 
 
 def _generation(found: GenerationConfig, *, recommended: bool, eos: tuple[int, ...]) -> GenerationConfig:

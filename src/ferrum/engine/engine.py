@@ -18,6 +18,7 @@ from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.messages import Abort, EngineStats, Message, Shutdown
+from ferrum.engine.steps import TakenStep, taken_step
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.scheduler import Scheduler
 
@@ -42,6 +43,7 @@ class Engine:
         inbox: messages from any thread, in order.
         post: takes the events of a step, of which there may be none; once per step, and for events between steps.
         depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
+        recorded: keep what was in every step, for `take_steps`.
         clock: monotonic seconds; deadlines are measured on it.
     """
 
@@ -53,6 +55,7 @@ class Engine:
         inbox: SimpleQueue[Message],
         post: Callable[[tuple[TokenEvent, ...]], None],
         depth: int = 0,
+        recorded: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
@@ -63,6 +66,9 @@ class Engine:
         self._clock = clock
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
         self._step_tokens: list[int] = []
+        self._recorded = recorded
+        self._taken_steps: list[TakenStep] = []
+        self._committed = 0
         self._open = True
 
     def run(self) -> None:
@@ -103,6 +109,12 @@ class Engine:
             speculation=scheduler.drafter.counts,
             step_tokens=steps,
         )
+
+    def take_steps(self) -> tuple[TakenStep, ...]:
+        """The steps since the last call, where they are recorded."""
+        steps = tuple(self._taken_steps)
+        self._taken_steps.clear()
+        return steps
 
     def _mark(self, plan: Plan) -> None:
         """Note the size of a step, and who leaves the queue with it."""
@@ -165,6 +177,9 @@ class Engine:
             output = step.result()
         except Exception as error:  # noqa: BLE001 - as in _submit
             return self._scheduler.fail(plan, as_step_error(error))
+        self._committed += 1
+        if self._recorded:
+            self._taken_steps.append(taken_step(self._committed, plan, output))
         return self._scheduler.commit(plan, output)
 
 

@@ -11,6 +11,8 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.admission import Admission
 from ferrum.engine.host import Host
+from ferrum.engine.messages import EngineInfo
+from ferrum.engine.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, Wake, wake_here
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
@@ -32,6 +34,7 @@ class Parts:
         special_tokens: variables for a template that the caller brings.
         max_requests: how many requests may be waiting and running.
         config: the options that all this was made from; None where it was not made from options.
+        recorder: makes what keeps the requests of the engine; None: they are not kept.
     """
 
     host: Host
@@ -41,6 +44,7 @@ class Parts:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     max_requests: int = DEFAULT_MAX_REQUESTS
     config: EngineConfig | None = None
+    recorder: Callable[[EngineInfo], Recorder] | None = None
 
 
 class Front:
@@ -68,6 +72,8 @@ class Front:
         self.chat_template = parts.chat_template
         self._special_tokens = parts.special_tokens
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
+        if parts.recorder is not None:
+            self.router.recorder = parts.recorder(self.router.info)
         self.admission = Admission(
             vocab_size=self.router.info.vocab_size,
             max_sequence_length=self.router.info.max_sequence_length,

@@ -36,11 +36,16 @@ class Executor(Submits, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What an engine runs on, and what its clients have to know of it."""
+    """What an engine runs on, and what its clients have to know of it.
+
+    Attributes:
+        recorded: reports are to tell what was in every step.
+    """
 
     executor: Executor
     scheduler: Scheduler
     info: EngineInfo
+    recorded: bool = False
 
 
 Recipe: TypeAlias = Callable[[], Built]
@@ -109,7 +114,8 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
                 built.executor,
                 built.scheduler,
                 inbox=inbox,
-                post=lambda events: deliver(Events(events, engine.take_stats())),
+                post=lambda events: deliver(Events(events, engine.take_stats(), engine.take_steps())),
+                recorded=built.recorded,
             )
             engine.run()
         if (counts := built.scheduler.drafter.counts).drafts:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ferrum.core.errors import FerrumError
+from ferrum.core.memory import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
+from ferrum.engine.steps import TakenStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class EngineInfo:
         prefix_cache: whether prompts that begin alike share what is computed.
         speculative: what guesses tokens, as the option names it; None: nothing but what requests predict.
         num_speculative_tokens: most guesses for a sequence in one step.
+        weights: the format of the weights, quantisation included.
+        kv_format: that of keys and values.
+        memory: what the engine holds; None where that is nobody's business.
     """
 
     model: str
@@ -56,6 +61,9 @@ class EngineInfo:
     prefix_cache: bool = False
     speculative: str | None = None
     num_speculative_tokens: int = 0
+    weights: str = ""
+    kv_format: str = ""
+    memory: MemoryPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +97,15 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The news of one step, and how the engine stands after it."""
+    """The news of one step, and how the engine stands after it.
+
+    Attributes:
+        steps: those that were computed since the last report, where records are kept.
+    """
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats = EngineStats()
+    steps: tuple[TakenStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

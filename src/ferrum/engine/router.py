@@ -18,6 +18,7 @@ from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import Host
 from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
 from ferrum.engine.outputs import Delta
+from ferrum.engine.recorder import Recorder
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class Router:
 
     Attributes:
         observer: looks on, from the next request.
+        recorder: keeps the requests, from the next one.
 
     Raises:
         FerrumError: what the engine's recipe raised.
@@ -71,6 +73,7 @@ class Router:
     ) -> None:
         self.max_requests = max_requests
         self.observer: Observer | None = None
+        self.recorder: Recorder | None = None
         self._host = host
         self._wake_all = wake_all
         self._streams: dict[str, RequestStream] = {}
@@ -103,10 +106,12 @@ class Router:
         """
         with self._lock:
             self.check_open()
-            observe = None if self.observer is None else self.observer.delta
+            watched = self.observer is not None or self.recorder is not None
+            observe = self._observe if watched else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             self._streams[stream.request.request_id] = stream
-            self._host.send(stream.request)
+            recorder = self.recorder
+            self._host.send(stream.request if recorder is None else recorder.begin(stream.request, stream.request_id))
         return stream
 
     def _unique(self, request: Request) -> Request:
@@ -127,11 +132,15 @@ class Router:
     def close(self) -> None:
         """End all requests and the engine. Idempotent."""
         self._host.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def _deliver(self, report: Report) -> None:
         """Take a report of the engine, on the host's thread."""
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
+            if self.recorder is not None:
+                self.recorder.steps(report.steps)
             if self.observer is not None:
                 self.observer.step(report.stats)
             for event in report.events:
@@ -143,6 +152,11 @@ class Router:
             touched = {id(stream): stream for stream in self._end(report.error)}
         if touched:
             self._wake_all([stream.wake for stream in touched.values()])
+
+    def _observe(self, request: Request, delta: Delta) -> None:
+        for each in (self.recorder, self.observer):
+            if each is not None:
+                each.delta(request, delta)
 
     def _route(self, stream: RequestStream, event: TokenEvent) -> None:
         try:

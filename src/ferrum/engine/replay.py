@@ -1,0 +1,161 @@
+"""Runs a recorded request again, alone, and compares every bit of what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from typing import Any, Final
+
+from ferrum.core.config import EngineConfig
+from ferrum.core.errors import RecordMismatch
+from ferrum.core.params import ALL_TOKENS
+from ferrum.core.types import FinishReason, Request
+from ferrum.engine.outputs import Collector, CompletionOutput, Delta, RequestOutput
+from ferrum.engine.record import Origin, Record
+
+BITS: Final = ("digest", "numerics_id", "weights", "kv_format")
+"""The fields of an origin that bits depend on."""
+
+INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR})
+"""Ends that came from outside: a request that runs again has others."""
+
+_ELSEWHERE: Final = frozenset({"model", "switches", "host", "record_dir", "prefix_cache_dir", "swap_gib"})
+"""Options that an engine is not made from, or that tell where it lives and keeps things: no bit depends on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first thing of a choice that is not as it was recorded.
+
+    Attributes:
+        what: `token`, `logprob`, `finish_reason`, `stop_reason`, `prompt_logprob` or `embedding`.
+        position: of the token, in the choice or in the prompt.
+        recorded, now: both values; None for what is not there.
+    """
+
+    choice: int
+    what: str
+    position: int | None
+    recorded: Any
+    now: Any
+
+    def __str__(self) -> str:
+        place = "" if self.position is None else f" {self.position}"
+        return f"choice {self.choice}, {self.what}{place}: {self.recorded!r} was recorded, now it is {self.now!r}"
+
+
+def engine_options(origin: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine like the recorded one, `given` ones over them.
+
+    The pool holds as many tokens, for that may be the reason why a text ended. Recommended sampling is of no use: a
+    recorded request has all its parameters.
+    """
+    if origin.options is None:
+        return dict(given)
+    config = EngineConfig.from_dict(origin.options)
+    parts = (config.model, config)
+    recorded = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
+    kept = {name: value for name, value in recorded.items() if name not in _ELSEWHERE}
+    return {**kept, "kv_capacity": origin.kv_capacity, "generation_config": "none", **given}
+
+
+def check_origin(recorded: Origin, here: Origin) -> None:
+    """Refuse a record whose bits cannot be expected here.
+
+    Raises:
+        RecordMismatch: all that differs, by name.
+    """
+    different = [name for name in BITS if getattr(recorded, name) != getattr(here, name)]
+    if different:
+        told = ", ".join(f"{name} {getattr(here, name)!r}, not {getattr(recorded, name)!r}" for name in different)
+        raise RecordMismatch(f"this is not what was recorded: {told}")
+
+
+class Replay:
+    """A recorded request that runs again.
+
+    Args:
+        record: what was recorded.
+        top: how many of the likeliest tokens to tell of every position.
+
+    Attributes:
+        request: to run; one that was interrupted in all its choices comes no further than it came.
+    """
+
+    def __init__(self, record: Record, top: int) -> None:
+        self.record = record
+        self.request = _request_again(record, top)
+        self._collector = Collector(self.request.request_id, None, self.request.prompt, self.request.arrival)
+        self._embedding: tuple[float, ...] | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Take what the engine tells of it."""
+        self._collector.push(delta, time.monotonic())
+        self._embedding = delta.embedding or self._embedding
+
+    def output(self) -> RequestOutput:
+        """What came of it, once it is over."""
+        return self._collector.output(time.monotonic())
+
+    def differences(self) -> list[Difference]:
+        """The first difference of each choice, after that of the prompt; none where every bit is the same."""
+        output = self.output()
+        found = [] if self.record.end is None else [*self._prompt_differences(output), *self._embedding_differences()]
+        choices = (_difference(self.record, choice) for choice in output.outputs)
+        return [*found, *(each for each in choices if each is not None)]
+
+    def _prompt_differences(self, output: RequestOutput) -> list[Difference]:
+        assert self.record.end is not None
+        now = [next(iter(each.values())).logprob for each in output.prompt_logprobs or () if each is not None]
+        return _first("prompt_logprob", self.record.end.prompt_logprobs or (), now, offset=1)
+
+    def _embedding_differences(self) -> list[Difference]:
+        assert self.record.end is not None
+        return _first("embedding", self.record.end.embedding or (), self._embedding or ())
+
+
+def _request_again(record: Record, top: int) -> Request:
+    request, params = record.request, record.request.params
+    logprobs = ALL_TOKENS if params.logprobs == ALL_TOKENS else max(top, params.logprobs or 0)
+    wanted = replace(params, logprobs=logprobs)
+    if all(_interrupted(record, choice) for choice in range(params.n)) and params.max_tokens != 0:
+        most = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
+        wanted = replace(wanted, max_tokens=most, min_tokens=min(most, params.min_tokens))
+    return replace(request, request_id=f"replay-{record.id}", params=wanted, priority=0, arrival=time.monotonic())
+
+
+def _interrupted(record: Record, choice: int) -> bool:
+    return record.end is None or record.end.choices[choice].finish_reason in INTERRUPTED
+
+
+def _difference(record: Record, now: CompletionOutput) -> Difference | None:
+    """How a choice differs from what was recorded of it."""
+    recorded = record.sampled(now.index)
+    tokens = _first("token", [token for token, _ in recorded], now.token_ids[: len(recorded)], choice=now.index)
+    again = [position[token].logprob for token, position in zip(now.token_ids, now.logprobs or (), strict=True)]
+    logprobs = _first("logprob", [logprob for _, logprob in recorded], again[: len(recorded)], choice=now.index)
+    found = sorted([*tokens, *logprobs], key=lambda each: (each.position or 0, each.what != "token"))
+    if found or record.end is None or _interrupted(record, now.index):
+        return found[0] if found else None
+    end = record.end.choices[now.index]
+    rest = now.token_ids[len(recorded) :]
+    endings = {"finish_reason": now.finish_reason, "stop_reason": now.stop_reason}
+    found += _first("token", [], rest, choice=now.index, offset=len(recorded))
+    found += [
+        Difference(choice=now.index, what=what, position=None, recorded=getattr(end, what), now=its)
+        for what, its in endings.items()
+        if getattr(end, what) != its
+    ]
+    return found[0] if found else None
+
+
+def _first(
+    what: str, recorded: Sequence[Any], now: Sequence[Any], *, choice: int = 0, offset: int = 0
+) -> list[Difference]:
+    """Where two lists begin to differ, if they do."""
+    for place, (was, its) in enumerate(zip_longest(recorded, now)):
+        if was != its:
+            return [Difference(choice=choice, what=what, position=offset + place, recorded=was, now=its)]
+    return []

@@ -1,0 +1,122 @@
+"""What a recorder keeps of requests: the same from an engine in a thread and in a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine_fakes import CRASH, KILL, POISON, FakeRecipe, greedy, parts
+from ferrum.core.errors import EngineDead, RecordNotFound
+from ferrum.core.params import SamplingParams
+from ferrum.engine.explain import Work, passages
+from ferrum.engine.offline import LLM
+from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.record import Record
+from record_kit import recorded_parts
+
+BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+LOUD = {"ignore_eos": True}
+
+
+def record_of(llm: LLM, output: RequestOutput) -> Record:
+    recorder = llm.front.router.recorder
+    assert recorder is not None
+    return recorder.find("", output.request_id)
+
+
+def told(record: Record) -> list[tuple[list[int], str]]:
+    assert record.end is not None
+    ends = enumerate(record.end.choices)
+    return [([token for token, _ in record.sampled(choice)], end.finish_reason) for choice, end in ends]
+
+
+def given(output: RequestOutput) -> list[tuple[list[int], str | None]]:
+    return [(choice.token_ids, choice.finish_reason) for choice in output.outputs]
+
+
+@BOTH
+def test_a_record_has_what_the_client_got_and_the_log_probabilities_that_nobody_asked_for(
+    tmp_path: Path, process: bool
+) -> None:
+    asked = greedy(30, n=3, logprobs=0, **LOUD)
+    with LLM.from_parts(parts()) as llm:
+        (plain,) = llm.generate([[3, 5, 7]], asked, use_tqdm=False)
+    with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(drafts=3), process=process)) as llm:
+        outputs = llm.generate([[3, 5, 7], [4] * 70], greedy(30, n=3, **LOUD), use_tqdm=False)
+        for output in outputs:
+            record = record_of(llm, output)
+            assert told(record) == given(output) and output.outputs[0].logprobs is None
+            assert record.request.prompt == tuple(output.prompt_token_ids)
+            assert record.request.seed == output.metrics.seed and record.request.params.logprobs is None
+        record = record_of(llm, outputs[0])
+    for choice in plain.outputs:
+        assert choice.logprobs is not None
+        expected = [logprobs[token].logprob for token, logprobs in zip(choice.token_ids, choice.logprobs, strict=True)]
+        assert [logprob for _, logprob in record.sampled(choice.index)] == expected
+
+
+def test_the_schedule_tells_pieces_hits_and_guesses(tmp_path: Path) -> None:
+    recipe = FakeRecipe(max_tokens_per_step=32, prefixes=True, drafts=2)
+    with LLM.from_parts(recorded_parts(tmp_path, recipe)) as llm:
+        (cold,) = llm.generate([[9] * 70], greedy(20, **LOUD), use_tqdm=False)
+        (warm,) = llm.generate([[9] * 70], greedy(20, **LOUD), use_tqdm=False)
+        records = [record_of(llm, output) for output in (cold, warm)]
+    for record, pieces in zip(records, ([(0, 32), (32, 32), (64, 6)], [(64, 6)]), strict=True):
+        its = passages(record)
+        prompt = [each for each in its if each.work is Work.PROMPT]
+        assert [(each.start, each.tokens) for each in prompt] == pieces
+        assert record.end is not None and its[0].found == record.end.cached_tokens == pieces[0][0]
+        assert {each.work for each in its} == {Work.PROMPT, Work.VERIFY, Work.DECODE}
+        assert sum(each.sampled for each in its) == sum(each.accepted + 1 for each in its if each.sampled) == 20
+
+
+@BOTH
+def test_a_record_ends_where_the_text_does(tmp_path: Path, process: bool) -> None:
+    with LLM.from_parts(recorded_parts(tmp_path, process=process)) as llm:
+        (plain,) = llm.generate(["abc"], greedy(40, **LOUD), use_tqdm=False)
+        text = plain.outputs[0].text
+        assert text is not None
+        (output,) = llm.generate(["abc"], greedy(40, stop=[text[5:7]], **LOUD), use_tqdm=False)
+        record = record_of(llm, output)
+        assert told(record) == given(output) and record.end is not None
+        assert record.end.choices[0].stop_reason == text[5:7]
+
+
+@BOTH
+def test_what_fails_is_kept_with_its_reason(tmp_path: Path, process: bool) -> None:
+    with LLM.from_parts(recorded_parts(tmp_path, process=process)) as llm:
+        for token, reason in ((POISON, "NonFiniteLogits"), (CRASH, "StepError")):
+            (output,) = llm.generate([[token]], greedy(5), use_tqdm=False)
+            record = record_of(llm, output)
+            assert record.end is not None
+            (end,) = record.end.choices
+            assert (end.tokens, end.finish_reason, end.error) == (0, "error", reason)
+
+
+def test_the_end_of_the_engines_process_is_in_the_records_of_what_it_ran(tmp_path: Path) -> None:
+    with LLM.from_parts(recorded_parts(tmp_path, process=True)) as llm:
+        running = llm.stream([5], greedy(None, **LOUD))
+        begun = next(running)
+        with pytest.raises(EngineDead):
+            llm.generate([[KILL]], greedy(5), use_tqdm=False)
+        list(running)
+        recorder = llm.front.router.recorder
+        assert recorder is not None
+        record = recorder.find("", begun.request_id)
+    assert record.end is not None and record.end.choices[0].error == "EngineDead"
+    assert record.sampled(0)[: len(begun.token_ids)]
+
+
+def test_what_is_closed_early_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
+    with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(seconds_per_step=0.001))) as llm:
+        running = llm.stream([5], SamplingParams(max_tokens=None, ignore_eos=True))
+        begun = next(running)
+        running.close()  # type: ignore[attr-defined]
+    with LLM.from_parts(recorded_parts(tmp_path)) as llm:
+        recorder = llm.front.router.recorder
+        assert recorder is not None
+        record = recorder.find("", begun.request_id)
+        assert record.end is not None and record.end.choices[0].finish_reason == "abort"
+        with pytest.raises(RecordNotFound):
+            recorder.find("another tenant", begun.request_id)

@@ -1,0 +1,231 @@
+"""Records on disk: what is written is read back to the bit, and what is damaged, too much or too late does no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ferrum.core.errors import ConfigError, RecordDamaged, RecordNotFound, RequestError
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Pooling, Request
+from ferrum.engine import record_files as module
+from ferrum.engine.explain import Passage, Work, passages
+from ferrum.engine.record import ChoiceEnd, Record, RecordedShare, RequestEnd, head_line, read_record, share_line
+from ferrum.engine.record_files import OpenRecord, RecordFiles, file_name, find_record
+from ferrum.engine.steps import StepShare, TakenStep
+from record_kit import ORIGIN, record_files
+
+REQUEST = Request(
+    request_id="it",
+    prompt=(5, 6, 7),
+    params=SamplingParams(n=2, temperature=0.3, stop=["x"], logit_bias={5: 0.1}, allowed_token_ids=[1, 5], seed=4),
+    seed=-(2**63),
+    stop_token_ids=frozenset({1, 96}),
+    eos_token_ids=(96,),
+    bad_words=((1, 2), (3,)),
+    priority=3,
+    tenant="a",
+    salt="s",
+    trace_id="t",
+    pooling=Pooling.LAST,
+    prediction=(8, 9),
+)
+SHARE = StepShare("it", 1, 3, 1, drafts=(4, 5), accepted=1, sampled=(4, 6), logprobs=(-0.1, -1e-45), preemptions=2)
+END = RequestEnd(
+    choices=(ChoiceEnd(tokens=0, finish_reason="error", error="StepError"), ChoiceEnd(tokens=1, finish_reason="stop")),
+    cached_tokens=2,
+    prompt_logprobs=(-0.30000000000000004, -5e-324),
+    embedding=(1.0, -0.0),
+)
+
+
+def write(files: RecordFiles, name: str = "it.jsonl", shares: int = 1, *, ends: bool = True) -> Path:
+    record = OpenRecord(name)
+    files.put(record, lambda: head_line("it", 12.5, ORIGIN, REQUEST))
+    for number in range(shares):
+        files.put(record, lambda number=number: share_line(TakenStep(number, 9, (SHARE,)), SHARE))  # type: ignore[misc]
+    if ends:
+        files.put(record, END.to_dict, last=True)
+    files.flush()
+    return files.directory / name
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    with record_files(tmp_path / "new") as files:
+        record = read_record(write(files))
+    (share,) = record.shares
+    assert (share.step, share.rows, share.share) == (0, 9, SHARE)
+    assert record == Record(id="it", time=12.5, origin=ORIGIN, request=REQUEST, shares=(share,), end=END)
+    assert record.sampled(0) == [] and record.sampled(1) == [(4, -0.1)]
+
+
+def test_prompts_are_for_the_owner_alone(tmp_path: Path) -> None:
+    with record_files(tmp_path / "new") as files:
+        path = write(files)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("torn", [1, 30])
+def test_what_was_killed_while_it_wrote_is_read_as_far_as_it_came(tmp_path: Path, torn: int) -> None:
+    with record_files(tmp_path) as files:
+        path = write(files, shares=3)
+    path.write_bytes(path.read_bytes()[:-torn])
+    record = read_record(path)
+    assert record.end is None and len(record.shares) == 3 and record.request == REQUEST
+
+
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    with record_files(tmp_path) as files:
+        path = write(files)
+    data = path.read_bytes()
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(RecordDamaged):
+            read_record(path)
+    for other in (b"", b"\n", b"[]\n", b"{}\n", b'{"version":2}\n'):
+        path.write_bytes(other)
+        with pytest.raises(RecordDamaged):
+            read_record(path)
+
+
+def test_the_oldest_records_make_room(tmp_path: Path) -> None:
+    with record_files(tmp_path) as files:
+        size = write(files).stat().st_size
+    with record_files(tmp_path / "full", capacity=5 * size) as files:
+        for number in range(20):
+            path = write(files, f"{number:02}.jsonl")
+            os.utime(path, (number, number))
+            assert sum(each.stat().st_size for each in files.directory.iterdir()) <= 5 * size
+        left = sorted(each.name for each in files.directory.iterdir())
+    assert left[-1] == "19.jsonl" and left == [f"{number:02}.jsonl" for number in range(20 - len(left), 20)]
+
+
+def test_a_record_that_had_to_go_is_not_begun_again_in_its_middle(tmp_path: Path) -> None:
+    with record_files(tmp_path) as files:
+        record = OpenRecord("it.jsonl")
+        files.put(record, lambda: head_line("it", 0.0, ORIGIN, REQUEST))
+        files.flush()
+        (tmp_path / "it.jsonl").unlink()
+        files.put(record, END.to_dict, last=True)
+        files.flush()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_told_once_and_harms_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with record_files(tmp_path) as files:
+        (tmp_path / "bad.jsonl").mkdir()
+        for _ in range(2):
+            record = OpenRecord("bad.jsonl")
+            for _ in range(3):
+                files.put(record, END.to_dict)
+                files.flush()
+        assert read_record(write(files)).end == END
+    assert len(caplog.records) == 1
+
+
+def test_lines_that_find_no_place_cost_their_record_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DUE", 4)
+    stuck, go = threading.Event(), threading.Event()
+
+    def wait() -> dict[str, int]:
+        stuck.set()
+        assert go.wait(60)
+        return {}
+
+    with record_files(tmp_path) as files:
+        files.put(OpenRecord("slow.jsonl"), wait)
+        assert stuck.wait(60)
+        crowd = OpenRecord("crowd.jsonl")
+        for _ in range(6):
+            files.put(crowd, END.to_dict)
+        go.set()
+        files.flush()
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["slow.jsonl"]
+        assert read_record(write(files)).end == END
+
+
+def test_ids_become_names_that_are_nowhere_else_and_nobody_elses(tmp_path: Path) -> None:
+    ids = ["a", "../a", "a/b", ".", "..", "x" * 5000, "é", "a@b", "%2F", "A"]
+    names = {file_name(tenant, id) for tenant in ("", "t", "t@a") for id in ids}
+    assert len(names) == 3 * len(ids)
+    for name in names:
+        assert (tmp_path / name).parent == tmp_path and len(name) < 255
+        (tmp_path / name).touch()
+
+
+def test_a_request_is_found_by_its_id_unless_that_is_not_enough(tmp_path: Path) -> None:
+    for tenant, id in (("", "one"), ("t", "two"), ("t", "both"), ("u", "both")):
+        (tmp_path / file_name(tenant, id)).touch()
+    assert find_record(tmp_path, "one").name == "one.jsonl" and find_record(tmp_path, "two").name == "t@two.jsonl"
+    with pytest.raises(RequestError, match=r"both\.jsonl"):
+        find_record(tmp_path, "both")
+    with pytest.raises(RecordNotFound):
+        find_record(tmp_path, "three")
+    with pytest.raises(RecordNotFound):
+        read_record(tmp_path / "three.jsonl")
+
+
+def test_a_directory_that_cannot_be_is_refused_by_the_name_of_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        RecordFiles(tmp_path / "file" / "records", 1)
+    assert caught.value.param == "record_dir"
+
+
+def test_lines_are_plain_json(tmp_path: Path) -> None:
+    with record_files(tmp_path) as files:
+        lines = [json.loads(line) for line in write(files).read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["version", "step", "choices"]
+
+
+def test_a_schedule_is_told_in_passages() -> None:
+    """A prompt of three tokens in two pieces, three tokens one by one, guesses, and all again but for two tokens."""
+    lost = {"preemptions": 1, "cached": 2}
+    shares = [
+        StepShare("it", 0, 0, 2),
+        StepShare("it", 0, 2, 1, sampled=(5,)),
+        *(StepShare("it", 0, start, 1, sampled=(5,)) for start in (3, 4, 5)),
+        StepShare("it", 0, 6, 1, drafts=(5, 6), accepted=1, sampled=(5, 7)),
+        StepShare("it", 0, 2, 4, **lost),
+        StepShare("it", 0, 6, 3, sampled=(5,), **lost),
+        StepShare("it", 0, 9, 1, sampled=(5,), **lost),
+    ]
+    record = Record(
+        id="it",
+        time=0.0,
+        origin=ORIGIN,
+        request=REQUEST,
+        shares=tuple(RecordedShare(number, number + 1, share) for number, share in enumerate(shares)),
+    )
+    told = [
+        (each.work, each.first_step, each.last_step, each.start, each.tokens, each.found) for each in passages(record)
+    ]
+    assert told == [
+        (Work.PROMPT, 0, 0, 0, 2, 0),
+        (Work.PROMPT, 1, 1, 2, 1, 0),
+        (Work.DECODE, 2, 4, 3, 3, 0),
+        (Work.VERIFY, 5, 5, 6, 1, 0),
+        (Work.AGAIN, 6, 6, 2, 4, 2),
+        (Work.AGAIN, 7, 7, 6, 3, 0),
+        (Work.DECODE, 8, 8, 9, 1, 0),
+    ]
+    assert passages(record)[3] == Passage(
+        choice=0,
+        work=Work.VERIFY,
+        first_step=5,
+        last_step=5,
+        start=6,
+        tokens=1,
+        drafted=2,
+        accepted=1,
+        sampled=2,
+        most_rows=6,
+    )

@@ -1,0 +1,52 @@
+"""Records of requests to a fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from engine_fakes import FakeRecipe, parts
+from ferrum.engine.front import Parts
+from ferrum.engine.messages import EngineInfo
+from ferrum.engine.record import Origin
+from ferrum.engine.record_files import RecordFiles
+from ferrum.engine.recorder import Recorder
+
+ORIGIN = Origin(
+    model="fake",
+    directory=None,
+    digest="none",
+    numerics_id="fake-1",
+    weights="",
+    kv_format="",
+    page_size=16,
+    kv_capacity=4096,
+    program="0",
+)
+
+
+def recorded(given: Parts, directory: Path) -> Parts:
+    """Parts of a client whose requests are kept; the engine is to tell of its steps (`FakeRecipe.recorded`)."""
+
+    def recorder(info: EngineInfo) -> Recorder:
+        return Recorder(files, lambda: replace(ORIGIN, kv_capacity=info.kv_capacity))
+
+    files = RecordFiles(directory, 1 << 20)
+    return replace(given, recorder=recorder)
+
+
+def recorded_parts(directory: Path, recipe: FakeRecipe | None = None, *, process: bool = False) -> Parts:
+    """A fake engine whose requests are kept."""
+    return recorded(parts(replace(recipe or FakeRecipe(), recorded=True), process=process), directory)
+
+
+@contextmanager
+def record_files(directory: Path, capacity: int = 1 << 20) -> Iterator[RecordFiles]:
+    """A directory of records that is being written."""
+    files = RecordFiles(directory, capacity)
+    try:
+        yield files
+    finally:
+        files.close()
