@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,15 +33,14 @@ class Piece:
 def stage(pieces: Sequence[Piece], pages: PageTable, embeddings: F32 | None = None) -> StepTables:
     """Tables of one forward pass over the pieces, in order."""
     lengths = [len(piece.tokens) for piece in pieces]
-    bounds = np.zeros(len(pieces) + 1, np.int32)
-    np.cumsum(lengths, out=bounds[1:])
+    bounds = [0, *accumulate(lengths)]
     return StepTables(
         token_ids=_joined([piece.tokens for piece in pieces]),
         positions=_joined([range(p.start, p.start + n) for p, n in zip(pieces, lengths, strict=True)]),
-        span_rows=bounds,
+        span_rows=np.array(bounds, np.int32),
         pages=tuple(_page_rows(pieces, pages, group.name) for group in pages.groups),
-        logit_rows=_joined([_shifted(p.logit_rows, int(b)) for p, b in zip(pieces, bounds[:-1], strict=True)]),
-        hidden_rows=_joined([_shifted(p.hidden_rows, int(b)) for p, b in zip(pieces, bounds[:-1], strict=True)]),
+        logit_rows=_joined([_shifted(p.logit_rows, b) for p, b in zip(pieces, bounds[:-1], strict=True)]),
+        hidden_rows=_joined([_shifted(p.hidden_rows, b) for p, b in zip(pieces, bounds[:-1], strict=True)]),
         embeddings=embeddings,
     )
 
