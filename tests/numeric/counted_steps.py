@@ -1,6 +1,6 @@
 """What a process's steps allocate: run with the library of `native/test/count_allocations.cpp` preloaded.
 
-python counted_steps.py step <kernel tier> <format of weights>     allocations of 1,000 native steps, by rows
+python counted_steps.py step <kernel tier> <format of weights>     allocations of 200 native steps, by rows
 python counted_steps.py memory <decode steps>                      growth in bytes over the later half of so many
 """
 
@@ -41,7 +41,7 @@ def counted(step: Callable[[], object], times: int) -> int:
 
 
 def allocations(tier: str, quantize: str | None, rows: int) -> int:
-    """How many more 1,001 steps of so many rows allocate than one."""
+    """How many more 201 steps of so many rows allocate than one."""
     lm = executor_of(isa=tier, quantize=quantize).lm
     assert lm.pages.reserve("s", rows)
     lm.replay(lm.kernels, stage([Piece("s", 0, range(rows), range(rows), range(rows))], lm.pages))
@@ -50,8 +50,8 @@ def allocations(tier: str, quantize: str | None, rows: int) -> int:
     def step() -> None:
         run(program)
 
-    counted(step, 100)  # the interpreter has specialised its bytecode by then
-    return counted(step, 1001) - counted(step, 1)
+    counted(step, 50)  # the interpreter has specialised its bytecode by then
+    return counted(step, 201) - counted(step, 1)
 
 
 class MallInfo(ctypes.Structure):
