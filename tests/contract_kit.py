@@ -22,8 +22,9 @@ from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.memory import MemoryPlan, PoolPart
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
+from ferrum.kernels.reference.math import best_tokens
 from ferrum.runtime.llm_executor import LlmExecutor
-from ferrum.runtime.rows import SpanRows
+from ferrum.runtime.rows import SpanRows, result_alone
 
 VOCABULARY = 131
 HIDDEN = 8
@@ -155,8 +156,10 @@ class FakeLM(StepwiseLLM):
         rows = SpanRows(span)
         wanted, hidden = rows.logit_rows(), rows.hidden_rows()
         table = np.array([self._logits(self._visible(span, span.start + row)) for row in range(len(span.tokens))])
-        rows.take(wanted.start, table[wanted.start : wanted.stop], table[hidden.start : hidden.stop, :HIDDEN])
-        return rows.result()
+        logits = table[wanted.start : wanted.stop]
+        best = best_tokens(logits).tolist()
+        rows.take(wanted.start, logits, best, table[hidden.start : hidden.stop, :HIDDEN])
+        return result_alone(rows)
 
     def _visible(self, span: Span, position: int) -> tuple[int, ...]:
         first = 0 if self._group.window is None else max(0, position - self._group.window + 1)

@@ -14,7 +14,7 @@
 #include "format_names.hpp"
 #include "operations.hpp"
 #include "packing.hpp"
-#include "sampler.hpp"
+#include "sampling.hpp"
 #include "probe.hpp"
 
 namespace nb = nanobind;
@@ -157,10 +157,30 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
 
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-int64_t draw(Sampler& sampler, const Row& row, float temperature, int64_t top_k, double top_p, float min_p, uint64_t seed,
-             uint32_t position, uint32_t choice) {
-    const auto count = static_cast<int64_t>(row.size());
-    return sampler.draw(row.data(), count, {temperature, top_k, top_p, min_p}, {seed, position, choice});
+using DrawTuple = std::tuple<Row, float, int64_t, double, float, uint64_t, uint32_t, uint32_t>;
+
+std::vector<int64_t> draw(SamplerTeam& team, const std::vector<DrawTuple>& wishes) {
+    std::vector<DrawWish> all;
+    for (const auto& [row, temperature, top_k, top_p, min_p, seed, position, choice] : wishes)
+        all.push_back({row.data(), static_cast<int64_t>(row.size()), {temperature, top_k, top_p, min_p}, {seed, position, choice}});
+    const nb::gil_scoped_release release;
+    return team.draw(all);
+}
+
+using DescribeTuple = std::tuple<Row, int64_t, int64_t>;
+using DescriptionTuple = std::tuple<float, float, int64_t, std::vector<int32_t>>;
+
+std::vector<DescriptionTuple> describe(SamplerTeam& team, const std::vector<DescribeTuple>& wishes) {
+    std::vector<DescribeWish> all;
+    for (const auto& [row, token, most] : wishes) {
+        const auto count = static_cast<int64_t>(row.size());
+        require(token >= 0 && token < count, "a token beyond the row");
+        all.push_back({row.data(), count, token, most});
+    }
+    std::vector<DescriptionTuple> told;
+    const nb::gil_scoped_release release;
+    for (Description& each : team.describe(all)) told.emplace_back(each.greatest, each.log_total, each.rank, std::move(each.best));
+    return told;
 }
 
 std::vector<std::string> tier_names() {
@@ -183,18 +203,6 @@ NB_MODULE(_native, module) {
         .def("rows", &read_rows);
     nb::class_<Operation>(module, "Operation");
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) { new (self) Program{std::move(all)}; });
-    nb::class_<Sampler>(module, "Sampler")
-        .def("__init__", [](Sampler* self, const std::string& name) { new (self) Sampler(tier(name)); })
-        .def("greedy", [](const Sampler& s, const Row& row) { return s.greedy(row.data(), static_cast<int64_t>(row.size())); },
-             nb::call_guard<nb::gil_scoped_release>())
-        .def("finite", [](const Sampler& s, const In<float>& rows) { return s.finite(rows.data(), static_cast<int64_t>(rows.size())); },
-             nb::call_guard<nb::gil_scoped_release>())
-        .def("draw", &draw, nb::call_guard<nb::gil_scoped_release>())
-        .def("log_total", [](Sampler& s, const Row& row) { return s.log_total(row.data(), static_cast<int64_t>(row.size())); },
-             nb::call_guard<nb::gil_scoped_release>())
-        .def("top", [](Sampler& s, const Row& row, int64_t most) {
-            return s.top(row.data(), static_cast<int64_t>(row.size()), most);
-        });
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
@@ -220,6 +228,10 @@ NB_MODULE(_native, module) {
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              nb::call_guard<nb::gil_scoped_release>())
         .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<SamplerTeam>(module, "SamplerTeam")
+        .def(nb::init<Runtime&>(), nb::keep_alive<1, 2>())
+        .def("draw", &draw)
+        .def("describe", &describe);
     nb::class_<Probe>(module, "Probe")
         .def(nb::init<const std::string&, int, int64_t>())
         .def("read", &Probe::read, nb::call_guard<nb::gil_scoped_release>())
@@ -236,5 +248,9 @@ NB_MODULE(_native, module) {
     });
     module.def("finite", [](const In<float>& x, const Out<bool>& out, int64_t columns) -> OperationPointer {
         return std::make_shared<Finite>(x.data(), columns, out.data());
+    });
+    module.def("best", [](const Runtime& r, const In<float>& x, const Out<int32_t>& out, int64_t columns, int64_t extent,
+                          int64_t most_rows) -> OperationPointer {
+        return std::make_shared<Best>(r, x.data(), out.data(), columns, extent, most_rows);
     });
 }

@@ -151,4 +151,12 @@ float Sampler::log_total(const float* logits, int64_t count) {
     return kernels_.log_of(static_cast<float>(total) / 1099511627776.0f);
 }
 
+Description Sampler::describe(const float* logits, int64_t count, int64_t token, int64_t most) {
+    const float value = logits[token];
+    int64_t before = 0;
+    for (int64_t i = 0; i < count; ++i) before += logits[i] > value;
+    for (int64_t i = 0; i < token; ++i) before += logits[i] == value;
+    return {kernels_.largest(logits, count), log_total(logits, count), 1 + before, top(logits, count, most)};
+}
+
 }  // namespace ferrum

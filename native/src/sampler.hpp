@@ -18,11 +18,17 @@ struct DrawRules {
     float min_p;
 };
 
+// What log-probabilities of a row are made of.
+struct Description {
+    float greatest, log_total;  // log_total: log(sum(exp(logits - greatest))) by whole masses
+    int64_t rank;               // of the token in question, 1 for the first
+    std::vector<int32_t> best;  // as Sampler::top
+};
+
 class Sampler {
 public:
     explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
-    bool finite(const float* logits, int64_t count) const { return kernels_.finite(logits, count); }
     // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
     int64_t greedy(const float* logits, int64_t count) const;
     // A draw after temperature, top-k, top-p and min-p; -1 as above.
@@ -31,6 +37,7 @@ public:
     float log_total(const float* logits, int64_t count);
     // The `most` first tokens, best first, the lower id among equals.
     std::vector<int32_t> top(const float* logits, int64_t count, int64_t most);
+    Description describe(const float* logits, int64_t count, int64_t token, int64_t most);
 
 private:
     void keep_top_k(const float* x, int64_t count, int64_t most);

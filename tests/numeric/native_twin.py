@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from ferrum.cache.pages import PageCopy
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
-from ferrum.kernels.cpu.library import tiers
+from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.sampling.native import NativeChooser
 
 
 def machine_tiers() -> tuple[str, ...]:
@@ -67,6 +69,12 @@ def tables_of(
         logit_rows=np.array(logit_rows, np.int32),
         hidden_rows=np.array(hidden_rows, np.int32),
     )
+
+
+@cache
+def chooser_of(tier: str, threads: int) -> NativeChooser:
+    """A native chooser with a team of its own."""
+    return NativeChooser(load().Runtime(tier, threads))
 
 
 class Twin:

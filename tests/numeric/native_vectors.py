@@ -25,8 +25,8 @@ from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.sampling.math import log_total, mass
 from ferrum.sampling.order import top
-from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import ReferenceChooser
+from ferrum.sampling.rules import Row, distribution
+from ferrum.sampling.sampler import draw, greedy
 
 Fields = dict[str, Any]
 """Arrays, numbers and texts by name."""
@@ -168,7 +168,6 @@ def attention(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def sampling(rng: np.random.Generator) -> Iterator[Case]:
-    chooser = ReferenceChooser()
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     for size in (1, 5, 64, 65, 1000, 4099):
         for rules in (
@@ -183,7 +182,7 @@ def sampling(rng: np.random.Generator) -> Iterator[Case]:
             logits = np.round(normal(rng, size) * 6) / np.float32(2)
             row = Row(request([0] * 3, seed=seed, choice=2, **params))
             key = {"seed": seed, "position": row.position, "choice": 2}
-            chosen = {"greedy": chooser.greedy(logits, row), "drawn": chooser.draw(logits, row)}
+            chosen = {"greedy": greedy(logits, row), "drawn": draw(distribution(logits, row), row)}
             best = top(logits, min(size, 5)).astype(np.int32)
             total = np.asarray(log_total(mass(logits - logits.max())), np.float32)
             yield "sampling", {**params, **key, **chosen, "logits": logits, "log_total": total, "best": best}

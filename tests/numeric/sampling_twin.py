@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
+from ferrum.sampling.accept import Accepted, Verification
+from ferrum.sampling.accept import accept as accept_all
+from ferrum.sampling.math import greatest
 from ferrum.sampling.rules import Row, distribution
+from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled
+from ferrum.sampling.sampler import sample as sample_all
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -39,6 +45,28 @@ def request(
         bad_words=tuple(tuple(word) for word in params.get("bad_words", ())),
         masks=params.get("masks", ()),
     )
+
+
+def best_of(logits: F32) -> int:
+    """The most likely token, as a step tells it."""
+    return int(logits.argmax())
+
+
+def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), chooser: Chooser = REFERENCE) -> Sampled:
+    """One token of one row; what is wrong with it is raised, and first of all what a step refuses."""
+    greatest(logits)
+    (outcome,) = sample_all([Choice(logits, best_of(logits), Row(sampling, drafts))], chooser)
+    if isinstance(outcome, StepError):
+        raise outcome
+    return outcome
+
+
+def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
+    """The tokens of one sequence; what is wrong with its first row is raised."""
+    (outcome,) = accept_all([Verification(logits, [best_of(row) for row in logits], drafts, sampling)])
+    if isinstance(outcome, StepError):
+        raise outcome
+    return outcome
 
 
 def probabilities(logits: F32, sampling: Sampling) -> F64:

@@ -59,9 +59,26 @@ def test_gathers_and_flags_agree_with_the_reference(team):
 
 
 @pytest.mark.parametrize("team", TEAMS)
+def test_the_best_token_of_a_row_is_the_first_of_the_greatest(team):
+    rng, twin = np.random.default_rng(5), Twin(*team)
+    twin.begin(tables_of(rng, [(0, 1)], ()))
+    for columns in (*COLUMNS, 1023, 1024, 1025, 5000):
+        for rows in (1, 2, 33):
+            x = normal(rng, rows, columns)
+            tied = np.round(x)
+            for logits in (x, tied, np.full_like(x, -3.0e38)):
+                np.testing.assert_array_equal(*twin.both("best", logits))
+            x[rng.integers(rows), rng.integers(columns)] = rng.choice([np.nan, np.inf, -np.inf])
+            ours, theirs = twin.both("best", x)
+            np.testing.assert_array_equal(ours, theirs)
+            assert (ours == -1).sum() == 1
+
+
+@pytest.mark.parametrize("team", TEAMS)
 def test_a_step_without_wishes_gathers_nothing(team):
     rng, twin = np.random.default_rng(4), Twin(*team)
     twin.begin(tables_of(rng, [(0, 2)], ()))
     assert twin.native.gather(normal(rng, 2, 8)).shape == (0, 8)
     weight = twin.native.weight(DenseWeight(normal(rng, 40, 8)))
     assert twin.native.head(np.empty((0, 8), np.float32), weight).shape == (0, 40)
+    assert twin.native.best(np.empty((0, 40), np.float32)).shape == (0, 1)

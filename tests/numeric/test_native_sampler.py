@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_twin import TIERS
-from sampling_twin import request
+from native_twin import TEAMS, chooser_of
+from sampling_twin import best_of, request, sample
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import Score
-from ferrum.sampling.native import NativeChooser
-from ferrum.sampling.sampler import ReferenceChooser, sample, score
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import REFERENCE, Choice, Question, score
 
 SIZES = (1, 2, 5, 16, 63, 64, 65, 1000, 4099)
 
@@ -41,29 +41,29 @@ rules = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("team", TEAMS)
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES), params=rules, key=st.integers(-(2**63), 2**63 - 1))
-def test_draws_are_those_of_numpy(tier, seed, size, params, key):
-    chooser, logits = NativeChooser(tier), logits_of(seed, size)
+def test_draws_are_those_of_numpy(team, seed, size, params, key):
+    chooser, logits = chooser_of(*team), logits_of(seed, size)
     for position in range(1, 4):
         wish = request([0] * position, seed=key, choice=seed % 3, **params)
-        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
-    chooser = NativeChooser(tier)
+@pytest.mark.parametrize("team", TEAMS)
+def test_draws_of_a_whole_vocabulary_are_those_of_numpy(team):
+    chooser = chooser_of(*team)
     for seed in range(3):
         logits = (np.random.default_rng(seed).standard_normal(151_936) * 3).astype(np.float32)
         for params in ({}, {"temperature": 0.7, "top_p": 0.95}, {"top_k": 20}, {"min_p": 0.05}, {"temperature": 0.0}):
             wish = request([1, 2, 3], seed=seed, logprobs=5, **params)
-            assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+            assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_rules_over_the_vocabulary_come_first(tier):
-    chooser, logits = NativeChooser(tier), logits_of(3, 100)
+@pytest.mark.parametrize("team", TEAMS)
+def test_rules_over_the_vocabulary_come_first(team):
+    chooser, logits = chooser_of(*team), logits_of(3, 100)
     for params in (
         {"allowed_token_ids": [4, 77]},
         {"logit_bias": {5: 3.5}, "temperature": 0.0},
@@ -71,29 +71,47 @@ def test_rules_over_the_vocabulary_come_first(tier):
     ):
         wish = request([0, 5, 6, 6, 7], **params)
         kept = logits.copy()
-        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), ReferenceChooser())
+        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
         np.testing.assert_array_equal(logits, kept)
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize("count", [0, 1, 5, ALL_TOKENS])
-def test_log_probabilities_are_those_of_numpy(tier, count):
-    chooser = NativeChooser(tier)
+def test_log_probabilities_are_those_of_numpy(team, count):
+    chooser = chooser_of(*team)
     for size in SIZES:
         logits = np.stack([logits_of(seed, size) for seed in range(4)])
         wish = Score(tuple(int(row.argmax()) for row in logits), count)
-        assert score(logits, wish, chooser) == score(logits, wish, ReferenceChooser())
+        assert score(logits, wish, chooser) == score(logits, wish, REFERENCE)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_rows_that_cannot_be_sampled_raise_what_numpy_raises(tier):
-    chooser = NativeChooser(tier)
+@pytest.mark.parametrize("team", TEAMS)
+def test_rows_that_cannot_be_sampled_say_what_numpy_says(team):
+    chooser = chooser_of(*team)
     for bad in (np.nan, np.inf):
         logits = logits_of(1, 70)
         logits[69] = bad
         with pytest.raises(NonFiniteLogits):
-            sample(logits, request(), (), chooser)
+            chooser.logprobs([Question(logits, 3, 1)])
     for temperature in (0.0, 1.0):
         nothing = request(allowed_token_ids=[3], bad_words=[(3,)], temperature=temperature)
         with pytest.raises(StepError, match="no token is allowed"):
             sample(np.zeros(8, np.float32), nothing, (), chooser)
+
+
+@pytest.mark.parametrize("team", TEAMS)
+def test_rows_side_by_side_are_what_each_is_alone(team):
+    """Of many sizes, rules and requests, with one in the middle for which nothing is allowed."""
+    chooser, choices, questions = chooser_of(*team), [], []
+    for seed in range(40):
+        logits = logits_of(seed, SIZES[seed % len(SIZES)])
+        rules = [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {0: 4.5}}, {}, {"top_k": 3}, {"top_p": 0.8}][
+            seed % 5
+        ]
+        wish = request([0] * (1 + seed), seed=seed, **({"masks": (bytes(600),)} if seed == 17 else rules))
+        choices.append(Choice(logits, best_of(logits), Row(wish)))
+        questions.append(Question(logits, seed % logits.size, seed % 7))
+    together, expected = chooser.choose(choices), REFERENCE.choose(choices)
+    assert [str(each) for each in together] == [str(each) for each in expected]
+    assert isinstance(together[17], StepError)
+    assert chooser.logprobs(questions) == REFERENCE.logprobs(questions)

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from native_search import TIMES, examples, seeds
-from native_twin import TIERS
-from sampling_twin import F32, request
+from native_twin import TIERS, chooser_of
+from sampling_twin import F32, request, sample
 
 from ferrum.core.errors import StepError
 from ferrum.core.step import Score
-from ferrum.sampling.native import NativeChooser
-from ferrum.sampling.sampler import REFERENCE, Sampled, sample, score
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.reference.math import best_tokens
+from ferrum.sampling.sampler import REFERENCE, Sampled, score
 
 MOST_ROWS = 64
 NUMBERS = 250_000 * TIMES
@@ -85,7 +86,7 @@ def outcome(work: Callable[[], object]) -> object:
 @given(seed=seeds, shape=shapes(), key=st.integers(-(2**63), 2**63 - 1), data=st.data())
 def test_every_row_under_any_rules_comes_to_what_numpy_makes_of_it(tier, seed, shape, key, data):
     """The rows of a span with drafts: what was chosen of a row is a draft for those behind it."""
-    rng, chooser, (_, vocabulary) = np.random.default_rng(seed), NativeChooser(tier), shape
+    rng, chooser, (_, vocabulary) = np.random.default_rng(seed), chooser_of(tier, 2), shape
     history = data.draw(tokens(vocabulary, least=1))
     wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
     drafts: list[int] = []
@@ -100,10 +101,10 @@ def test_every_row_under_any_rules_comes_to_what_numpy_makes_of_it(tier, seed, s
 @pytest.mark.parametrize("tier", TIERS)
 @examples(10)
 @given(seed=seeds, shape=shapes(), top=st.integers(0, 20))
-def test_scores_and_the_finite_check_are_those_of_numpy(tier, seed, shape, top):
-    rng, chooser, (rows, vocabulary) = np.random.default_rng(seed), NativeChooser(tier), shape
+def test_scores_and_the_best_tokens_are_those_of_numpy(tier, seed, shape, top):
+    rng, chooser, (rows, vocabulary) = np.random.default_rng(seed), chooser_of(tier, 2), shape
     logits = logits_of(rng, rows, vocabulary)
-    assert chooser.finite(logits) == REFERENCE.finite(logits)
+    np.testing.assert_array_equal(NativeKernels(tier, 2).best(logits)[:, 0], best_tokens(logits))
     wish = Score(tuple(rng.integers(vocabulary, size=rows).tolist()), min(top, vocabulary))
     ours, theirs = (outcome(partial(score, logits, wish, each)) for each in (chooser, REFERENCE))
     assert ours == theirs

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.numeric.sampling_twin import F32, request
+from tests.numeric.sampling_twin import F32, accept, best_of, request, sample
 
-from ferrum.core.errors import NonFiniteLogits, RequestError, StepError
+from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.accept import accept, count_likely
-from ferrum.sampling.sampler import Sampled, sample
+from ferrum.sampling.accept import Verification, count_likely
+from ferrum.sampling.accept import accept as accept_all
+from ferrum.sampling.sampler import Sampled
 
 V = 24
 
@@ -97,8 +98,7 @@ def test_a_later_row_that_cannot_be_sampled_leaves_its_draft_unverified() -> Non
     """The error then comes from the first row of the next step, as it would have come without drafts."""
     peaked = np.zeros((3, V), np.float32)
     peaked[[0, 1], [4, 5]] = 9.0
-    peaked[2] = np.nan
-    got = accept(peaked, [4, 5], request(temperature=0.0))
+    got = accept(peaked, [4, 5], request(temperature=0.0, masks=(None, None, bytes(3))))
     assert (got.tokens, got.accepted) == ((4, 5), 1)
 
 
@@ -106,9 +106,26 @@ def test_a_first_row_that_cannot_be_sampled_is_the_span_s_error() -> None:
     rows = np.zeros((2, V), np.float32)
     with pytest.raises(StepError):
         accept(rows, [4], request(masks=(bytes(3), None)))
-    rows[0, 0] = np.nan
-    with pytest.raises(NonFiniteLogits):
-        accept(rows, [4], request())
+
+
+def test_in_company_each_sequence_gets_what_it_gets_alone() -> None:
+    """Long drafts and none, right and wrong ones, and a sequence that nothing can be sampled for."""
+    verifications = []
+    for seed in range(12):
+        sampling = request([seed], seed=seed, temperature=[0.0, 1.0][seed % 2], logprobs=[None, 2][seed % 3 == 0])
+        if seed == 5:
+            sampling = replace(sampling, masks=(bytes(3),) * 9)
+        drafts = [each.token for each in one_by_one(replace(sampling, masks=()), seed % 4)]
+        if seed % 4 == 3:
+            drafts[-1] = (drafts[-1] + 1) % V
+        logits = np.stack([model([seed, *drafts[:row]]) for row in range(len(drafts) + 1)])
+        verifications.append(Verification(logits, [best_of(row) for row in logits], drafts, sampling))
+    together = accept_all(verifications)
+    assert isinstance(together[5], StepError)
+    for verification, outcome in zip(verifications, together, strict=True):
+        if not isinstance(outcome, StepError):
+            assert [outcome] == accept_all([verification])
+            assert outcome == accept(verification.logits, verification.drafts, verification.sampling)
 
 
 PEAKS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]])).astype(np.float32)

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.numeric.sampling_twin import request, twin
+from tests.numeric.sampling_twin import request, sample, twin
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.sampling.sampler import sample
+from ferrum.core.step import Span
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.runtime.rows import SpanRows
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 1.5, 0.2, -0.5, 1.2, 0.9, -2.0], np.float32)
 # Chi-squared critical values at p = 1e-4, by degrees of freedom.
@@ -111,7 +113,9 @@ def test_a_token_of_zero_probability_is_never_drawn() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"bad_words": [[3]]}])
 def test_a_nan_is_an_error_even_where_it_is_masked(params: dict[str, Any]) -> None:
-    logits = LOGITS.copy()
-    logits[3] = np.nan
+    logits = LOGITS[None].copy()
+    logits[0, 3] = np.nan
+    rows = SpanRows(Span("a", 0, (1,), sampling=request(**params)))
+    best = ReferenceKernels().best(logits)[:, 0].tolist()
     with pytest.raises(NonFiniteLogits):
-        sample(logits, request(**params))
+        rows.take(0, logits, best, np.empty((0, 4), np.float32))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.numeric.sampling_twin import request
+from tests.numeric.sampling_twin import request, sample
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Score
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.order import rank, top
-from ferrum.sampling.sampler import sample, score
+from ferrum.sampling.sampler import score
 
 ROWS = np.random.default_rng(1).normal(0, 4, (6, 500)).astype(np.float32)
 

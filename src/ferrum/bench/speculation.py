@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.core.config import NGRAM, EngineConfig
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import TokenLogprobs
@@ -27,9 +27,8 @@ from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Message
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.local import LocalExecutor
-from ferrum.sampling.math import F32
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import Chooser
+from ferrum.sampling.sampler import Choice, Chooser, Question
 from ferrum.text.tokenizer import load_tokenizer
 
 TEXTS_TOKENIZER: Final = "ferrum-tiny"
@@ -59,23 +58,17 @@ class ScriptedChooser:
         self._chooser = chooser
         self._scripts = scripts
 
-    def finite(self, logits: F32) -> bool:
+    def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser`."""
-        return self._chooser.finite(logits)
+        self._chooser.choose(choices)
+        return [self._scripted(each.row) for each in choices]
 
-    def greedy(self, logits: F32, row: Row) -> int:
+    def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """See `Chooser`."""
-        self._chooser.greedy(logits, row)
+        return self._chooser.logprobs(questions)
+
+    def _scripted(self, row: Row) -> int:
         return self._scripts[row.sampling.seed].answer[row.position - row.sampling.prompt_length]
-
-    def draw(self, logits: F32, row: Row) -> int:
-        """See `Chooser`."""
-        self._chooser.draw(logits, row)
-        return self._scripts[row.sampling.seed].answer[row.position - row.sampling.prompt_length]
-
-    def logprobs(self, logits: F32, token: int, count: int) -> TokenLogprobs:
-        """See `Chooser`."""
-        return self._chooser.logprobs(logits, token, count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,13 @@ class Operations(Protocol):
         """Logits f32: [G, H] -> [G, V]."""
         ...
 
+    def best(self, logits: Array) -> Array:
+        """The most likely token of each row, the lowest id among equals: [G, V] -> int32 [G, 1].
+
+        -1 where a number of the row is NaN or infinite.
+        """
+        ...
+
     def gather_hidden(self, x: Array) -> Array:
         """The step's `hidden_rows` of x: [R, H] -> [P, H]."""
         ...
@@ -247,11 +254,24 @@ class Kernels(Operations, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NetworkOutput:
-    """What one walk through a network leaves: logits [G, V], hidden states [P, H], finite flags [S, 1]."""
+    """What one walk through a network leaves.
+
+    Attributes:
+        logits: [G, V].
+        best: see `Operations.best`, [G, 1].
+        hidden: states [P, H].
+        finite: flags [S, 1].
+    """
 
     logits: Array
+    best: Array
     hidden: Array
     finite: Array
+
+    @property
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """All of it, in the order of the fields."""
+        return self.logits, self.best, self.hidden, self.finite
 
 
 class Network(Protocol):

@@ -24,8 +24,8 @@ class Interpreter:
     def __init__(self, program: Program, limits: Mapping[Extent, int]) -> None:
         self.program = program
         self._limits = dict(limits)
-        self._memory = [
-            np.zeros(self._limits[extent] * columns, bool if extent is Extent.SPANS else np.float32)
+        self._memory: list[NDArray[Any]] = [
+            np.zeros(self._limits[extent] * columns, np.bool_ if extent is Extent.SPANS else np.float32)
             for extent, columns in program.buffers
         ]
 
@@ -40,8 +40,7 @@ class Interpreter:
         kernels.begin(tables)
         for op in self.program.ops:
             self._run(op, kernels, counts)
-        output = self.program.output
-        return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+        return NetworkOutput(*(self._view(value, counts) for value in self.program.output.parts))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step, and return the seconds of each of the program's operations."""
@@ -62,7 +61,7 @@ class Interpreter:
 
     def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
         rows = counts[value.extent]
-        memory = self._memory[self.program.placement[value]]
+        memory = self._memory[self.program.placement[value]].view(value.dtype)
         return memory[: rows * value.columns].reshape(rows, value.columns)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from ferrum.kernels.interface import Array, AttentionShape, Network, NetworkOutput, Weight
 
 
@@ -26,10 +28,11 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """The result of an operation: [extent, columns] of f32 (bool for `Extent.SPANS`)."""
+    """The result of an operation: [extent, columns] of bool for `Extent.SPANS`, else of f32 or int32."""
 
     extent: Extent
     columns: int
+    dtype: type[np.generic] = np.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,14 @@ class Recorder:
     def __init__(self) -> None:
         self.ops: list[Op] = []
 
-    def _emit(self, name: str, arguments: tuple[Any, ...], *shapes: tuple[Extent, int]) -> tuple[Value, ...]:
-        results = tuple(Value(extent, columns) for extent, columns in shapes)
+    def _emit(
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        *shapes: tuple[Extent, int],
+        dtype: type[np.generic] = np.float32,
+    ) -> tuple[Value, ...]:
+        results = tuple(Value(extent, columns, dtype) for extent, columns in shapes)
         self.ops.append(Op(name, arguments, results))
         return results
 
@@ -124,13 +133,17 @@ class Recorder:
         """See `Operations.head`."""
         return self._like("head", x, weight, columns=weight.shape[0])
 
+    def best(self, logits: Value) -> Value:
+        """See `Operations.best`."""
+        return self._emit("best", (logits,), (Extent.LOGITS, 1), dtype=np.int32)[0]
+
     def gather_hidden(self, x: Value) -> Value:
         """See `Operations.gather_hidden`."""
         return self._emit("gather_hidden", (x,), (Extent.HIDDEN, x.columns))[0]
 
     def finite(self, x: Value) -> Value:
         """See `Operations.finite`."""
-        return self._emit("finite", (x,), (Extent.SPANS, 1))[0]
+        return self._emit("finite", (x,), (Extent.SPANS, 1), dtype=np.bool_)[0]
 
 
 def record(network: Network) -> Program:
@@ -147,7 +160,7 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
     Greedy in program order: among the free buffers of the extent the one whose width fits best.
     """
     last_use = {value: index for index, op in enumerate(ops) for value in (*op.results, *op.operands())}
-    last_use.update(dict.fromkeys((output.logits, output.hidden, output.finite), len(ops)))
+    last_use.update(dict.fromkeys(output.parts, len(ops)))
     widths: list[int] = []
     extents: list[Extent] = []
     free: list[int] = []

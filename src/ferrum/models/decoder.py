@@ -53,7 +53,7 @@ class Decoder:
             residual, delta = block(kernels, residual, delta)
         _, x = self.final_norm.add(kernels, residual, delta)
         logits = kernels.head(kernels.gather(x), self.head)  # [G, V]
-        return NetworkOutput(logits, kernels.gather_hidden(x), kernels.finite(x))
+        return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 
     def weights(self) -> tuple[Weight, ...]:
         """Every matrix once (a tied head is the embedding itself)."""

@@ -83,8 +83,7 @@ class NativeProgram:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = self._begin(kernels, tables)
         self._kernels.lowering.runtime.run(self._native)
-        output = self.program.output
-        return NetworkOutput(*(self._view(v, counts) for v in (output.logits, output.hidden, output.finite)))
+        return NetworkOutput(*(self._view(value, counts) for value in self.program.output.parts))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step, and return the seconds of each of the program's operations, as the library's team sees them."""
@@ -103,8 +102,7 @@ class NativeProgram:
         return self._limits[extent] * columns * (1 if extent is Extent.SPANS else 4)
 
     def _memory(self, value: Value) -> NDArray[Any]:
-        buffer = self._buffers[self.program.placement[value]]
-        return buffer.view(np.bool_ if value.extent is Extent.SPANS else np.float32)
+        return self._buffers[self.program.placement[value]].view(value.dtype)
 
     def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
         rows = counts[value.extent]

@@ -54,7 +54,7 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) 
 
 def chooser_for(kernels: Kernels) -> Chooser:
     """Who samples beside these kernels: both give the same tokens, in different times."""
-    return NativeChooser(kernels.tier) if isinstance(kernels, NativeKernels) else REFERENCE
+    return NativeChooser(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else REFERENCE
 
 
 def quantizer_for(kernels: Kernels) -> MatrixQuantizer:

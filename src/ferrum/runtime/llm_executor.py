@@ -17,8 +17,9 @@ from ferrum.core.memory import MemoryPlan, PoolPart
 from ferrum.core.sequences import StoreGroup
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
+from ferrum.kernels.reference.math import best_tokens
 from ferrum.runtime.apart import run_apart
-from ferrum.runtime.rows import SpanRows
+from ferrum.runtime.rows import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
 
@@ -70,8 +71,9 @@ class LlmExecutor(ModelExecutor):
         try:
             if logits is not None:
                 first = len(span.tokens) - len(logits)
-                rows.take(first, logits, np.zeros((0, self._model.config.hidden_size), np.float32))
-            result = rows.result()
+                no_hidden = np.zeros((0, self._model.config.hidden_size), np.float32)
+                rows.take(first, logits, best_tokens(logits).tolist(), no_hidden)
+            result = result_alone(rows)
         except StepError as error:
             if span.start:
                 self._model.truncate_kv(span.cache_id, span.start)

@@ -19,6 +19,7 @@ from ferrum.runtime.graphs import prepare_replay
 from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.kernels import chooser_for
 from ferrum.runtime.rows import SpanRows
+from ferrum.sampling.accept import accept
 
 
 class DecoderLM(StepwiseLLM):
@@ -115,19 +116,24 @@ class DecoderLM(StepwiseLLM):
             self.kernels.captured = [] if capture else None
             output = self._forward(stage(pieces, self.pages))
             failed.update(_hand_out(pieces, output, rows))
+            complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]
                 collected.take_attention([layer[index] for layer in self.kernels.captured or ()])
-                if piece.start + len(piece.tokens) == collected.span.end:
-                    results[piece.cache_id] = failed.get(piece.cache_id) or self._result(collected)
-        return results
+                if piece.cache_id not in failed and piece.start + len(piece.tokens) == collected.span.end:
+                    complete.append(collected)
+            results.update(self._results(complete))
+        return results | failed
 
-    def _result(self, collected: SpanRows) -> Outcome:
-        """A span's result, once its last rows are there."""
-        try:
-            return collected.result(self.watch)
-        except StepError as error:
-            return error
+    def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
+        """Results of the spans whose last rows are there; tokens are chosen for all of them at once."""
+        wishes = {each.span.cache_id: wish for each in complete if (wish := each.verification()) is not None}
+        chosen = dict(zip(wishes, accept(tuple(wishes.values()), self.chooser), strict=True))
+        results: dict[str, Outcome] = {}
+        for each in complete:
+            tokens = chosen.get(each.span.cache_id)
+            results[each.span.cache_id] = tokens if isinstance(tokens, StepError) else each.result(tokens, self.watch)
+        return results
 
     def _forward(self, tables: StepTables) -> NetworkOutput:
         with np.errstate(all="ignore"):  # a NaN is told by the finite flags
@@ -186,16 +192,18 @@ def _shift(rows: range, begin: int, end: int) -> range:
 def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
     """Give each piece's rows to its span; returns the spans that are not finite."""
     failed: dict[str, Outcome] = {}
+    best = output.best[:, 0].tolist()
     logit = hidden = 0
     for piece, finite in zip(pieces, output.finite, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]
         states = output.hidden[hidden : hidden + len(piece.hidden_rows)]
+        tokens = best[logit : logit + len(logits)]
         logit, hidden = logit + len(logits), hidden + len(states)
         collected = rows[piece.cache_id]
         try:
             if not finite.all():
                 raise NonFiniteLogits(f"the hidden state of {piece.cache_id!r} is not finite")
-            collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, states)
+            collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, tokens, states)
         except NonFiniteLogits as error:
             failed.setdefault(piece.cache_id, error)
     return failed

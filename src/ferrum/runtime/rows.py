@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
 from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.math import tree_sum
-from ferrum.sampling.accept import accept
+from ferrum.sampling.accept import Accepted, Verification, accept
 from ferrum.sampling.sampler import REFERENCE, Chooser, score
 
 
@@ -24,6 +24,7 @@ class SpanRows:
         self.span = span
         self._chooser = chooser
         self._logits: list[F32] = []
+        self._best: list[int] = []
         self._hidden: list[F32] = []
         self._scores: list[TokenLogprobs] = []
         self._attention: list[Sequence[F32]] = []
@@ -50,29 +51,32 @@ class SpanRows:
             return range(0)
         return range(count - 1 if self.span.hidden is Hidden.LAST else 0, count)
 
-    def take(self, first: int, logits: F32, hidden: F32) -> None:
+    def take(self, first: int, logits: F32, best: Sequence[int], hidden: F32) -> None:
         """Rows of one forward pass; the arrays are only lent, until the next pass.
 
-        What a token is sampled from is not copied when it is the span's last: call `result` before the next pass.
+        What a token is sampled from is not copied when it is the span's last: call `verification` before the next pass,
+        and use it.
 
         Args:
             first: row of the span that logits[0] belongs to.
             logits: f32 [rows, V].
+            best: the most likely token of each; -1 where a logit is not finite.
             hidden: f32 [rows, H].
 
         Raises:
             NonFiniteLogits: a NaN or an infinity among them.
         """
-        if not (self._chooser.finite(logits) and np.isfinite(hidden).all()):
+        if -1 in best or (len(hidden) and not np.isfinite(hidden).all()):
             raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             rest = self.span.score.targets[first : first + len(logits)]
             self._scores += score(logits, type(self.span.score)(rest, self.span.score.top), self._chooser)
         wanted = self._wanted_rows()
-        kept = logits[max(0, wanted.start - first) : max(0, wanted.stop - first)]
-        if len(kept):
+        kept = slice(max(0, wanted.start - first), max(0, wanted.stop - first))
+        if len(best[kept]):
             last = first + len(logits) == len(self.span.tokens)
-            self._logits.append(kept if last and self.span.want is Want.TOKEN else kept.copy())
+            self._logits.append(logits[kept] if last and self.span.want is Want.TOKEN else logits[kept].copy())
+            self._best += best[kept]
         if len(hidden):
             self._hidden.append(hidden.copy())
 
@@ -91,14 +95,21 @@ class SpanRows:
             for pieces in zip(*self._attention, strict=True)
         )
 
-    def result(self, watch: Callable[[Span, F32], None] | None = None) -> SpanResult:
-        """Sample, and put the result together.
+    def verification(self) -> Verification | None:
+        """What the span's tokens are chosen from, once its last rows are there; None where it wants none."""
+        span, logits = self.span, _joined(self._logits)
+        if span.want is not Want.TOKEN:
+            return None
+        assert span.sampling is not None and logits is not None, "checked before the step"
+        drafts = span.tokens[len(span.tokens) - span.drafts :]
+        return Verification(logits[-1 - span.drafts :], self._best[-1 - span.drafts :], drafts, span.sampling)
+
+    def result(self, chosen: Accepted | None = None, watch: Callable[[Span, F32], None] | None = None) -> SpanResult:
+        """Put the result together.
 
         Args:
+            chosen: the tokens, where the span wants some.
             watch: shown the last row of logits, where there is one.
-
-        Raises:
-            StepError: nothing can be sampled.
         """
         span = self.span
         logits, hidden = _joined(self._logits), _joined(self._hidden)
@@ -107,10 +118,7 @@ class SpanRows:
         if hidden is not None and span.hidden is Hidden.MEAN:
             hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
         scores = tuple(self._scores)
-        if span.want is Want.TOKEN:
-            assert span.sampling is not None and logits is not None, "checked before the step"
-            drafts = span.tokens[len(span.tokens) - span.drafts :]
-            chosen = accept(logits[-1 - span.drafts :], drafts, span.sampling, self._chooser)
+        if chosen is not None:
             length = span.end - span.drafts + chosen.accepted
             return SpanResult(
                 length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, self._attention_weights()
@@ -118,6 +126,17 @@ class SpanRows:
         return SpanResult(
             span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=self._attention_weights()
         )
+
+
+def result_alone(rows: SpanRows) -> SpanResult:
+    """The result of one span by itself, sampled by the reference. Raises StepError: nothing can be sampled."""
+    verification = rows.verification()
+    if verification is None:
+        return rows.result()
+    (chosen,) = accept([verification])
+    if isinstance(chosen, StepError):
+        raise chosen
+    return rows.result(chosen)
 
 
 def _joined(pieces: Sequence[F32]) -> F32 | None:

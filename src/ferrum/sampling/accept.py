@@ -15,7 +15,8 @@ from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.kernels.reference.math import exp
 from ferrum.sampling.math import F32
-from ferrum.sampling.sampler import REFERENCE, Chooser, Sampled, sample
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +34,55 @@ class Accepted:
     accepted: int
 
 
-def accept(logits: F32, drafts: Sequence[int], sampling: Sampling, chooser: Chooser = REFERENCE) -> Accepted:
-    """Choose tokens row by row for as long as the drafts agree; without drafts this is `sample`.
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Rows of one sequence that tokens are chosen from.
+
+    Attributes:
+        logits: raw logits f32 [k + 1, V]: row i follows the history and the first i drafts.
+        best: the most likely token of each row.
+        drafts: k guessed tokens; without any this is sampling.
+        sampling: the request's parameters, seed and history (without the drafts).
+    """
+
+    logits: F32
+    best: Sequence[int]
+    drafts: Sequence[int]
+    sampling: Sampling
+
+    def choice(self, row: int) -> Choice:
+        """The token of a row, all drafts before it being right."""
+        return Choice(self.logits[row], self.best[row], Row(self.sampling, self.drafts[:row]))
+
+
+def accept(verifications: Sequence[Verification], chooser: Chooser = REFERENCE) -> list[Accepted | StepError]:
+    """Choose tokens row by row, of all sequences side by side, each for as long as its drafts agree.
 
     A row that cannot be sampled after others could hands back the last right draft as unverified, so that the error
-    comes where it would have come without drafts: from the first row of the next step.
-
-    Args:
-        logits: raw logits f32 [k + 1, V]: row i follows the history and the first i drafts.
-        drafts: k guessed tokens.
-        sampling: the request's parameters, seed and history (without the drafts).
-        chooser: does the work.
-
-    Raises:
-        NonFiniteLogits, StepError: as `sample`, from the first row.
+    comes where it would have come without drafts: from the first row of the next step. From the first row it is the
+    sequence's outcome.
     """
-    chosen: list[Sampled] = []
-    for row, logit_row in enumerate(logits):
-        try:
-            chosen.append(sample(logit_row, sampling, drafts[:row], chooser))
-        except StepError:
-            if not chosen:
-                raise
-            break
-        if row == len(drafts) or chosen[-1].token != drafts[row]:
-            break
+    chosen: list[list[Sampled]] = [[] for _ in verifications]
+    outcomes: dict[int, StepError] = {}
+    agreeing: Sequence[int] = range(len(verifications))
+    while agreeing:
+        sampled = sample([verifications[i].choice(len(chosen[i])) for i in agreeing], chooser)
+        right = []
+        for i, outcome in zip(agreeing, sampled, strict=True):
+            place, drafts = len(chosen[i]), verifications[i].drafts
+            if isinstance(outcome, Sampled):
+                chosen[i].append(outcome)
+                if place < len(drafts) and outcome.token == drafts[place]:
+                    right.append(i)
+            elif not place:
+                outcomes[i] = outcome
+        agreeing = right
+    return [outcomes[i] if i in outcomes else _accepted(each) for i, each in enumerate(chosen)]
+
+
+def _accepted(chosen: Sequence[Sampled]) -> Accepted:
     logprobs = tuple(each.logprobs for each in chosen if each.logprobs is not None)
-    return Accepted(
-        tokens=tuple(each.token for each in chosen),
-        logprobs=logprobs or None,
-        accepted=len(chosen) - 1,
-    )
+    return Accepted(tuple(each.token for each in chosen), logprobs or None, len(chosen) - 1)
 
 
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:

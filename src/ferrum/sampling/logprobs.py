@@ -20,18 +20,27 @@ def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
     Raises:
         NonFiniteLogits: as `math.greatest`.
     """
-    normaliser = log_total(mass(logits - greatest(logits)))
-    return report(logits, token, top(logits, logits.size if count == ALL_TOKENS else count), normaliser)
+    peak = greatest(logits)
+    best = top(logits, logits.size if count == ALL_TOKENS else count)
+    return report(logits, token, best, peak, log_total(mass(logits - peak)), rank(logits, token))
 
 
 @np.errstate(over="ignore")
-def report(logits: F32, token: int, best: Int64, normaliser: np.float32) -> TokenLogprobs:
-    """The result for `token`, given the most likely tokens, best first, and log(sum(exp(logits - greatest)))."""
-    peak = logits.max()
+def report(logits: F32, token: int, best: Int64, peak: np.float32, normaliser: np.float32, place: int) -> TokenLogprobs:
+    """The result for `token`.
+
+    Args:
+        logits: f32 [V].
+        token: asked about.
+        best: the most likely tokens, best first.
+        peak: the greatest logit.
+        normaliser: log(sum(exp(logits - peak))).
+        place: of `token` in the order, 1 for the first.
+    """
     values = (logits[best] - peak) - normaliser
     return TokenLogprobs(
         token=token,
         logprob=float((logits[token] - peak) - normaliser),
-        rank=rank(logits, token),
+        rank=place,
         top=tuple(zip(best.tolist(), values.tolist(), strict=True)),
     )

@@ -50,7 +50,11 @@ def greatest(logits: F32) -> np.float32:
     Raises:
         NonFiniteLogits: a NaN or plus infinity among the logits, or nothing but minus infinity.
     """
-    peak: np.float32 = logits.max()
+    return checked(logits.max())
+
+
+def checked(peak: np.float32) -> np.float32:
+    """The greatest logit, as it is. Raises NonFiniteLogits: no softmax can subtract it."""
     if not np.isfinite(peak):
         raise NonFiniteLogits(f"the greatest logit is {peak}")
     return peak

@@ -1,4 +1,4 @@
-"""One row of logits becomes one token.
+"""Rows of logits become tokens.
 
 The choice is by the Gumbel-max trick: with independent Gumbel noise added to final logits, the greatest is a draw from
 their softmax (Yellott 1977; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014, section 2). The noise of a token
@@ -13,11 +13,36 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ferrum.core.step import Sampling, Score, TokenLogprobs
+from ferrum.core.errors import StepError
+from ferrum.core.step import Score, TokenLogprobs
 from ferrum.sampling.logprobs import token_logprobs
-from ferrum.sampling.math import F32, greatest, log
+from ferrum.sampling.math import F32, log
 from ferrum.sampling.philox import uniform
 from ferrum.sampling.rules import Candidates, Row, distribution, permitted
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token that is to be chosen.
+
+    Attributes:
+        logits: raw logits f32 [V]; not changed. A logit of minus infinity is a token that never comes.
+        best: the most likely token by them, the lowest id among equals.
+        row: what the rules go by.
+    """
+
+    logits: F32
+    best: int
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The log-probability of `token` by raw logits f32 [V], and the `count` most likely; see `token_logprobs`."""
+
+    logits: F32
+    token: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,48 +54,48 @@ class Sampled:
 
 
 class Chooser(Protocol):
-    """Work over whole rows of raw logits f32 [V], which are not changed. Every chooser gives the same results."""
+    """Work over many rows of logits at once. Every chooser gives the same results, and no row's depends on another."""
 
-    def finite(self, logits: F32) -> bool:
-        """Whether no number of f32 [R, V] is NaN or infinite."""
+    def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
+        """For each the token, or why there is none.
+
+        A greedy request gets the most likely permitted token, the lowest id among equals; another one a draw from its
+        final distribution.
+        """
         ...
 
-    def greedy(self, logits: F32, row: Row) -> int:
-        """The most likely permitted token, the lowest id among equals. Raises StepError: there is none."""
-        ...
-
-    def draw(self, logits: F32, row: Row) -> int:
-        """A draw from the row's final distribution. Raises StepError: no token is permitted."""
-        ...
-
-    def logprobs(self, logits: F32, token: int, count: int) -> TokenLogprobs:
-        """See `logprobs.token_logprobs`."""
+    def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
+        """The answers. Raises as `logprobs.token_logprobs`."""
         ...
 
 
 class ReferenceChooser:
     """`Chooser` in numpy: the specification."""
 
-    def finite(self, logits: F32) -> bool:
-        """See `Chooser.finite`."""
-        return bool(np.isfinite(logits).all())
+    def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
+        """See `Chooser.choose`."""
+        return [_chosen(each.logits, each.row) for each in choices]
 
-    def greedy(self, logits: F32, row: Row) -> int:
-        """See `Chooser.greedy`."""
-        candidates = permitted(logits, row)
-        return int(candidates.tokens[np.argmax(candidates.logits)])
-
-    def draw(self, logits: F32, row: Row) -> int:
-        """See `Chooser.draw`."""
-        return draw(distribution(logits, row), row)
-
-    def logprobs(self, logits: F32, token: int, count: int) -> TokenLogprobs:
+    def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """See `Chooser.logprobs`."""
-        return token_logprobs(logits, token, count)
+        return [token_logprobs(each.logits, each.token, each.count) for each in questions]
 
 
 REFERENCE: Final = ReferenceChooser()
 """Has no state: one serves all."""
+
+
+def _chosen(logits: F32, row: Row) -> int | StepError:
+    try:
+        return greedy(logits, row) if row.params.greedy else draw(distribution(logits, row), row)
+    except StepError as error:
+        return error
+
+
+def greedy(logits: F32, row: Row) -> int:
+    """The most likely permitted token, the lowest id among equals. Raises StepError: there is none."""
+    candidates = permitted(logits, row)
+    return int(candidates.tokens[np.argmax(candidates.logits)])
 
 
 def draw(candidates: Candidates, row: Row) -> int:
@@ -80,24 +105,16 @@ def draw(candidates: Candidates, row: Row) -> int:
     return int(candidates.tokens[np.argmax(candidates.logits + noise)])
 
 
-def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), chooser: Chooser = REFERENCE) -> Sampled:
-    """Choose the token that follows `sampling.history` and `drafts`.
-
-    Args:
-        logits: raw logits f32 [V]; not changed. A logit of minus infinity is a token that never comes.
-        sampling: the request's parameters, seed and history.
-        drafts: tokens after the history that this row takes for granted: the drafts verified before it.
-        chooser: does the work.
-
-    Raises:
-        NonFiniteLogits: as `math.greatest`, forbidden tokens included.
-        StepError: no token is allowed.
-    """
-    greatest(logits)
-    row = Row(sampling, drafts)
-    token = chooser.greedy(logits, row) if row.params.greedy else chooser.draw(logits, row)
-    count = row.params.logprobs
-    return Sampled(token, None if count is None else chooser.logprobs(logits, token, count))
+def sample(choices: Sequence[Choice], chooser: Chooser = REFERENCE) -> list[Sampled | StepError]:
+    """Choose tokens, for each its own; an error where no token is allowed."""
+    tokens = chooser.choose(choices)
+    questions: dict[int, Question] = {}
+    for i, (choice, token) in enumerate(zip(choices, tokens, strict=True)):
+        count = choice.row.params.logprobs
+        if count is not None and not isinstance(token, StepError):
+            questions[i] = Question(choice.logits, token, count)
+    answers = dict(zip(questions, chooser.logprobs(tuple(questions.values())), strict=True)) if questions else {}
+    return [token if isinstance(token, StepError) else Sampled(token, answers.get(i)) for i, token in enumerate(tokens)]
 
 
 def score(logits: F32, wish: Score, chooser: Chooser = REFERENCE) -> tuple[TokenLogprobs, ...]:
@@ -111,4 +128,5 @@ def score(logits: F32, wish: Score, chooser: Chooser = REFERENCE) -> tuple[Token
     Raises:
         NonFiniteLogits: as `math.greatest`.
     """
-    return tuple(chooser.logprobs(row, target, wish.top) for row, target in zip(logits, wish.targets, strict=False))
+    pairs = zip(logits, wish.targets, strict=False)
+    return tuple(chooser.logprobs([Question(row, target, wish.top) for row, target in pairs]))

@@ -173,6 +173,12 @@ class NativeKernels:
         """See `Operations.head`."""
         return self._run("head", (placed(x), weight), (len(x), weight.shape[0]))[0]
 
+    def best(self, logits: F32) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """See `Operations.best`."""
+        out = np.zeros((len(logits), 1), np.int32)
+        self.lowering.runtime.run([self.lowering.operation("best", (placed(logits),), (placed(out),))])
+        return out
+
     def gather_hidden(self, x: F32) -> F32:
         """See `Operations.gather_hidden`."""
         return self._run("gather_hidden", (placed(x),), (len(self.tables.hidden_rows), x.shape[1]))[0]

@@ -124,6 +124,10 @@ def _gather(to: Lowering, x: Place, out: Place) -> Native:
     return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
 
 
+def _best(to: Lowering, logits: Place, out: Place) -> Native:
+    return to.library.best(to.runtime, logits.array, out.array, logits.columns, logits.extent, logits.most_rows)
+
+
 def _gather_hidden(to: Lowering, x: Place, out: Place) -> Native:
     return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.HIDDEN])
 
@@ -146,6 +150,7 @@ _LOWERED: Final[Mapping[str, Callable[..., Native]]] = {
     "rope_store": _rope_store,
     "attention": _attention,
     "gather": _gather,
+    "best": _best,
     "gather_hidden": _gather_hidden,
     "finite": _finite,
 }

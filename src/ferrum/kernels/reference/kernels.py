@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ferrum.cache.pages import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
-from ferrum.kernels.reference.math import silu, tree_sum
+from ferrum.kernels.reference.math import best_tokens, silu, tree_sum
 from ferrum.kernels.reference.store import Store
 
 RopeTable = tuple[F32, F32]
@@ -186,6 +186,10 @@ class ReferenceKernels:
     def head(self, x: F32, weight: Weight) -> F32:
         """See `Operations.head`."""
         return weight.matmul(x)
+
+    def best(self, logits: F32) -> NDArray[np.int32]:
+        """See `Operations.best`."""
+        return best_tokens(logits)[:, None]
 
     def gather_hidden(self, x: F32) -> F32:
         """See `Operations.gather_hidden`."""

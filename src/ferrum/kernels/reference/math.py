@@ -142,3 +142,9 @@ def product(x: F32, w: NDArray[Any]) -> F32:
         np.multiply(x.T[begin : begin + step, :, None], block[:, None, :], out=used[1:])
         total = ordered_sum(used)
     return total
+
+
+def best_tokens(logits: F32) -> NDArray[np.int32]:
+    """The most likely token of each row, the lowest id among equals; -1 where a logit is not finite: [R, V] -> [R]."""
+    finite = np.isfinite(logits).all(axis=1)
+    return np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)

@@ -1,0 +1,86 @@
+#include "sampling.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+namespace ferrum {
+
+namespace {
+
+constexpr int64_t kScan = 1024;  // logits that are looked at twice while they are near
+
+}  // namespace
+
+Best::Best(const Runtime& runtime, const float* logits, int32_t* out, int64_t columns, int64_t extent, int64_t most_rows)
+    : logits_(logits), out_(out), columns_(columns), extent_(extent), most_rows_(most_rows),
+      found_(static_cast<size_t>(runtime.team.size() * most_rows)) {}
+
+void Best::run(Runtime& runtime, int thread) {
+    const int64_t rows = runtime.step.count(extent_), threads = runtime.team.size();
+    const int64_t scans = (columns_ + kScan - 1) / kScan;
+    const int64_t begin = scans * thread / threads * kScan;
+    const int64_t end = std::min(columns_, scans * (thread + 1) / threads * kScan);
+    Found* own = found_.data() + thread * most_rows_;
+    for (int64_t row = 0; row < rows; ++row) own[row] = find(runtime.kernels, logits_ + row * columns_, begin, end);
+    runtime.team.barrier();
+    for (int64_t row = rows * thread / threads; row < rows * (thread + 1) / threads; ++row) {
+        Found best{-INFINITY, 0};
+        for (int64_t part = 0; part < threads && best.token >= 0; ++part) {
+            const Found& found = found_[static_cast<size_t>(part * most_rows_ + row)];
+            if (found.token < 0 || found.value > best.value) best = found;  // in ascending order of tokens
+        }
+        out_[row] = best.token;
+    }
+}
+
+Best::Found Best::find(const KernelTable& kernels, const float* row, int64_t begin, int64_t end) const {
+    Found best{-INFINITY, 0};
+    for (int64_t at = begin; at < end; at += kScan) {
+        const int64_t count = std::min(kScan, end - at);
+        if (!kernels.finite(row + at, count)) return {0.0f, -1};
+        const float value = kernels.largest(row + at, count);
+        if (value > best.value) best = {value, static_cast<int32_t>(at + kernels.first_equal(row + at, count, value))};
+    }
+    return best;
+}
+
+std::vector<int64_t> SamplerTeam::draw(const std::vector<DrawWish>& wishes) {
+    std::vector<int64_t> tokens(wishes.size());
+    each(wishes.size(), [&](Sampler& sampler, size_t i) {
+        const DrawWish& wish = wishes[i];
+        tokens[i] = wish.rules.temperature == 0.0f ? sampler.greedy(wish.logits, wish.count)
+                                                   : sampler.draw(wish.logits, wish.count, wish.rules, wish.key);
+    });
+    return tokens;
+}
+
+std::vector<Description> SamplerTeam::describe(const std::vector<DescribeWish>& wishes) {
+    std::vector<Description> found(wishes.size());
+    each(wishes.size(), [&](Sampler& sampler, size_t i) {
+        found[i] = sampler.describe(wishes[i].logits, wishes[i].count, wishes[i].token, wishes[i].most);
+    });
+    return found;
+}
+
+// Whoever is free takes the next row: rows differ much in what they cost. A lone row is not worth waking anyone for.
+void SamplerTeam::each(size_t count, const std::function<void(Sampler&, size_t)>& work) {
+    struct Call {
+        std::vector<Sampler>& samplers;
+        const std::function<void(Sampler&, size_t)>& work;
+        size_t count;
+        std::atomic<size_t> next{0};
+
+        void run(int thread) {
+            for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1))
+                work(samplers[static_cast<size_t>(thread)], i);
+        }
+    } call{samplers_, work, count};
+    const std::lock_guard<std::mutex> lock(runtime_.running);
+    if (count < 2)
+        call.run(0);
+    else
+        runtime_.team.run([](void* context, int thread) { static_cast<Call*>(context)->run(thread); }, &call);
+}
+
+}  // namespace ferrum
