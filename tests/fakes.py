@@ -8,11 +8,13 @@ come out, from the request alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ferrum.cache.names import NamedPage
 from ferrum.cache.pages import PageTable
 from ferrum.cache.prefix import PrefixScope
+from ferrum.cache.restore import Wanted
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
@@ -52,10 +54,10 @@ class Guesses:
 
 
 class Hasty(OutputLengths):
-    """Lets everybody in, as if all ended at once: so pages run out."""
+    """Lets everybody in, as if nobody needed any more pages: so they run out."""
 
     def to_come(self, sequence: Choice, context: int) -> int:
-        return 0
+        return -len(sequence.tokens)
 
 
 class Vector(tuple[float, ...]):
@@ -182,6 +184,10 @@ class FakeExecutor:
                 page, slot = divmod(position, group.page_size)
                 self._store[group.name][row[page]][slot] = token
 
+    def content(self, group: str, page: int) -> list[int]:
+        """The tokens of a page."""
+        return self._store[group][page]
+
     def keep_evicted(self) -> dict[tuple[str, bytes], list[int]]:
         """From now on pages that make room are kept and brought back; where they are kept."""
         kept: dict[tuple[str, bytes], list[int]] = {}
@@ -194,11 +200,14 @@ class FakeExecutor:
             def evicted(self, group: str, named: NamedPage) -> None:
                 kept[group, named.name] = list(executor._store[group][named.page])
 
-            def find(self, group: str, name: bytes) -> list[int] | None:
-                return kept.pop((group, name), None)
-
-            def fill(self, group: str, page: int, content: list[int]) -> None:
-                executor._store[group][page] = content
+            def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+                contents = [kept.pop((each.group, each.name), None) for each in wanted]
+                for each, content in zip(wanted, contents, strict=True):
+                    if content is not None:
+                        executor._store[each.group][each.page] = content
+                future: Future[Sequence[bool]] = Future()
+                future.set_result([content is not None for content in contents])
+                return future
 
         self.pages.attach(Kept())
         return kept

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from ferrum.cache.names import NamedPage
 from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.restore import Wanted
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime.swap import SwapKeeper
+from ferrum.runtime.swap import AGAIN, SwapKeeper
 
 GROUP = PoolGroup("main", 4, 8, num_layers=2, num_kv_heads=1, key_dim=4, value_dim=4, format="float32")
 
 
-def keeper(capacity_pages: int, recompute: float = 0.0) -> tuple[SwapKeeper, ReferenceKernels]:
+class Clock:
+    """Stands still but for what is due: the seconds of the next copies."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.copies: list[float] = []
+        self.within = False
+
+    def __call__(self) -> float:
+        if self.within and self.copies:
+            self.now += self.copies.pop(0)
+        self.within = not self.within
+        return self.now
+
+
+def keeper(
+    capacity_pages: int, recompute: float = 0.0, clock: Callable[[], float] = time.perf_counter
+) -> tuple[SwapKeeper, ReferenceKernels]:
     kernels = ReferenceKernels()
     kernels.allocate((GROUP,))
     size = kernels.page_bytes("main")
     for page in range(GROUP.num_pages):
         kernels.write_page("main", page, np.full(size, page, np.uint8))
     pages = PageTable([PageGroup("main", GROUP.num_pages, GROUP.page_size)])
-    return SwapKeeper(pages, kernels, capacity_pages * size, lambda: recompute), kernels
+    return SwapKeeper(pages, kernels, capacity_pages * size, lambda: recompute, clock=clock), kernels
+
+
+def brought(swap: SwapKeeper, name: bytes, page: int = 0) -> bool:
+    """Whether a page of that name comes back, to the place of another one."""
+    future = swap.fetch([Wanted("main", page, name, needed=True)])
+    assert future.done()
+    (there,) = future.result()
+    return there
 
 
 def test_what_was_evicted_is_found_once_and_fills_any_page() -> None:
     swap, kernels = keeper(4)
     swap.evicted("main", NamedPage(2, b"two"))
-    content = swap.find("main", b"two")
-    assert content is not None and swap.find("main", b"two") is None
-    swap.fill("main", 0, content)
+    assert brought(swap, b"two") and not brought(swap, b"two", page=1)
     np.testing.assert_array_equal(kernels.read_page("main", 0), kernels.read_page("main", 2))
 
 
@@ -39,19 +66,35 @@ def test_the_buffers_hold_the_last_pages_that_fit() -> None:
     swap, _ = keeper(2)
     for page in (0, 1, 1, 2):
         swap.evicted("main", NamedPage(page, bytes([page])))
-    assert [swap.find("main", bytes([page])) is not None for page in range(4)] == [False, True, True, False]
+    assert [brought(swap, bytes([page])) for page in range(4)] == [False, True, True, False]
     nothing, _ = keeper(0)
     nothing.evicted("main", NamedPage(0, b"x"))
-    assert nothing.find("main", b"x") is None
+    assert not brought(nothing, b"x")
 
 
 @pytest.mark.parametrize(("recompute", "kept"), [(1e-12, False), (1e12, True), (0.0, True)])
 def test_pages_are_copied_while_that_takes_less_than_computing_them(recompute: float, kept: bool) -> None:
     swap, _ = keeper(4, recompute)
     swap.evicted("main", NamedPage(0, b"first"))
-    assert swap.find("main", b"first") is not None, "one copy tells what a copy takes"
+    assert brought(swap, b"first"), "one copy tells what a copy takes"
     swap.evicted("main", NamedPage(1, b"second"))
-    assert (swap.find("main", b"second") is not None) is kept
+    assert brought(swap, b"second") is kept
+
+
+def test_one_slow_copy_ends_nothing_and_slow_ones_are_not_for_ever() -> None:
+    clock = Clock()
+    swap, _ = keeper(4, recompute=2.5, clock=clock)
+
+    def is_kept(seconds: float) -> bool:
+        clock.copies = [seconds]
+        swap.evicted("main", NamedPage(0, b"page"))
+        return brought(swap, b"page")
+
+    assert all(is_kept(seconds) for seconds in (1, 1, 100, 1))
+    assert [is_kept(2) for _ in range(4)] == [True] * 2 + [False] * 2, "then most of them were slow"
+    tried = [is_kept(1) for _ in range(2 * AGAIN)]
+    assert not any(tried[: AGAIN - 3]), "half of them were slow"
+    assert all(tried[AGAIN - 3 :]), "one in a while is copied all the same, and tells that they are fast again"
 
 
 def test_it_needs_the_prefix_cache() -> None:

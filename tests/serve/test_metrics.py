@@ -146,18 +146,30 @@ def test_steps_set_the_gauges_and_count_their_tokens() -> None:
     line = Timeline()
     line.metrics.step(
         EngineStats(
-            running=3, waiting=2, kv_usage=0.25, preemptions=4, prefixes=PrefixCounts(1, 0, 50, 8), step_tokens=(7, 9)
+            running=3,
+            waiting=2,
+            kv_usage=0.25,
+            preemptions=4,
+            prefixes=PrefixCounts(1, 0, 50, 8, 2, 30, 20),
+            step_tokens=(7, 9),
         )
     )
     line.metrics.step(
         EngineStats(
-            running=1, waiting=0, kv_usage=0.5, preemptions=5, prefixes=PrefixCounts(1, 0, 90, 40), step_tokens=(1,)
+            running=1,
+            waiting=0,
+            kv_usage=0.5,
+            preemptions=5,
+            prefixes=PrefixCounts(1, 0, 90, 40, 3, 70, 60),
+            step_tokens=(1,),
         )
     )
     assert (line.value("num_requests_running"), line.value("num_requests_waiting")) == (1, 0)
     assert line.value("kv_cache_usage_perc") == 0.5 and line.value("num_preemptions_total") == 5
     assert line.seen("iteration_tokens_total") == (3, 17)
     assert (line.value("prefix_cache_queries_total"), line.value("prefix_cache_hits_total")) == (90, 40)
+    outside = [line.value(f"external_prefix_cache_{name}_total") for name in ("queries", "hits")]
+    assert outside == [70, 60]
     labels = {"block_size": "64", "num_gpu_blocks": "10", "enable_prefix_caching": "False"}
     assert line.value("cache_config_info", **labels) == 1
 

@@ -13,7 +13,6 @@ from engine_fakes import FakeRecipe
 from serve_kit import Served, chat_parts, serving
 
 PROMPT = "Every request of this system begins with these words: "
-WHOLE_PAGES = len(PROMPT) // 16 * 16
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def cached(server: Served, key: str = "key-one", more: str = "", **extra: Any) -
 
 
 def test_a_key_finds_what_it_has_computed_and_no_other_key_or_salt_does(server: Served) -> None:
-    assert [cached(server, more=more) for more in ("a", "b")] == [0, WHOLE_PAGES]
-    assert [cached(server, "key-two", more=more) for more in ("a", "b")] == [0, WHOLE_PAGES]
-    assert [cached(server, more=more, cache_salt="s") for more in ("a", "b")] == [0, WHOLE_PAGES]
+    assert [cached(server, more=more) for more in ("a", "b")] == [0, len(PROMPT)]
+    assert [cached(server, "key-two", more=more) for more in ("a", "b")] == [0, len(PROMPT)]
+    assert [cached(server, more=more, cache_salt="s") for more in ("a", "b")] == [0, len(PROMPT)]
 
 
 def test_a_stream_tells_it_too(server: Served) -> None:
@@ -48,7 +47,7 @@ def test_a_stream_tells_it_too(server: Served) -> None:
             )
             assert last.usage is not None and last.usage.prompt_tokens_details is not None
             found.append(last.usage.prompt_tokens_details.cached_tokens)
-    assert found[0] == 0 and found[1] >= 2 * WHOLE_PAGES
+    assert found[0] == 0 and found[1] >= 2 * len(PROMPT)
 
 
 def test_lookups_and_hits_are_counted(server: Served) -> None:
@@ -58,4 +57,4 @@ def test_lookups_and_hits_are_counted(server: Served) -> None:
     lines = [line for line in text.splitlines() if line.startswith("vllm:prefix")]
     values = {line.split("{")[0]: float(line.split()[-1]) for line in lines}
     assert values["vllm:prefix_cache_queries_total"] == 3 * (len(PROMPT) + 1)
-    assert values["vllm:prefix_cache_hits_total"] == 2 * WHOLE_PAGES
+    assert values["vllm:prefix_cache_hits_total"] == 2 * len(PROMPT)

@@ -17,10 +17,15 @@ Name: TypeAlias = bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedPage:
-    """A page under a name, for as long as it keeps it. Compared by identity: both may be used again."""
+    """A page under a name, for as long as it keeps it. Compared by identity: both may be used again.
+
+    Attributes:
+        partial: it is not full (`cache.tails`), and not worth a copy when it has to make room.
+    """
 
     page: int
     name: Name
+    partial: bool = False
 
 
 class PageNames:
@@ -55,11 +60,11 @@ class PageNames:
         named = self._proven.get(name)
         return None if named is None else named.page
 
-    def give(self, page: int, name: Name) -> NamedPage | None:
+    def give(self, page: int, name: Name, *, partial: bool = False) -> NamedPage | None:
         """Name a page, yet unproven; None where it has a name already."""
         if page in self._named:
             return None
-        named = self._named[page] = NamedPage(page, name)
+        named = self._named[page] = NamedPage(page, name, partial)
         return named
 
     def prove(self, named: NamedPage) -> bool:
@@ -98,7 +103,7 @@ class PageNames:
         """Take the name and the place of the page that has been idle longest. There must be one."""
         page = next(iter(self._idle))
         named = self._named[page]
-        if self.on_evict is not None and self._proven.get(named.name) is named:
+        if self.on_evict is not None and not named.partial and self._proven.get(named.name) is named:
             self.on_evict(named)
         self.forget(named)
         self.evicted += 1

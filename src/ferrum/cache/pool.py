@@ -35,6 +35,10 @@ class PagePool:
         """Whether the page has one owner."""
         return self._owners[page] == 1
 
+    def is_written(self, page: int) -> bool:
+        """Whether the page holds what it is to hold: it waits for no copy."""
+        return page not in self._copies
+
     def take(self) -> int:
         """A free page, now with one owner. There must be one."""
         page = self._stack.pop() if self._stack else self.names.evict()
@@ -91,15 +95,6 @@ class PagePool:
         if not self.names.prove(named):
             self.forget(named)
         return self.names.holds(named)
-
-    def restore(self, name: Name) -> int:
-        """A free page under that name, whose content the caller writes now. There must be one, and none of the name."""
-        page = self.take()
-        named = self.names.give(page, name)
-        assert named is not None
-        self.prove(named)
-        self.drop(page)
-        return page
 
     def forget(self, named: NamedPage) -> None:
         """Take a page's name away."""

@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from hashlib import sha256
-from typing import Any, Protocol
 
 from ferrum.cache.groups import PageGroup
 from ferrum.cache.names import Name, NamedPage
@@ -52,8 +51,11 @@ class PrefixScope:
         """Add the names of the full pages of `tokens` that are not in `names` yet."""
         size = self.page_size
         for page in range(len(names), len(tokens) // size):
-            before = names[-1] if names else root
-            names.append(sha256(before + array("i", tokens[page * size : (page + 1) * size]).tobytes()).digest())
+            names.append(self.called(names[-1] if names else root, tokens[page * size : (page + 1) * size]))
+
+    def called(self, before: Name, tokens: Sequence[int]) -> Name:
+        """The name of a page with these tokens, a full one or not, behind the page `before` or the root."""
+        return sha256(before + array("i", tokens).tobytes()).digest()
 
 
 def _framed(field: bytes) -> bytes:
@@ -102,51 +104,6 @@ class SequenceNames:
         for pool, named in self._unproven:
             pool.forget(named)
         self._unproven.clear()
-
-
-class PageKeeper(Protocol):
-    """Keeps copies of proven pages where they outlast the pool."""
-
-    def keep(self, group: str, named: NamedPage) -> None:
-        """Copy the page, some time, if it still has its name then."""
-        ...
-
-    def evicted(self, group: str, named: NamedPage) -> None:
-        """The page is about to be given to another sequence: the last moment to copy it."""
-        ...
-
-    def find(self, group: str, name: Name) -> Any | None:
-        """The content of a page of that name, verified; None where there is none, or none to be believed."""
-        ...
-
-    def fill(self, group: str, page: int, content: Any) -> None:
-        """Write what was found to a page."""
-        ...
-
-
-def restore(
-    groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name], keeper: PageKeeper, most: int
-) -> int:
-    """Bring back pages of these names, in order, until one is missing that a group without a window needs.
-
-    Args:
-        most: no more of each group than this.
-
-    Returns:
-        How many pages were brought back.
-    """
-    count = 0
-    for name in names[:most]:
-        for group, pool in zip(groups, pools, strict=True):
-            if pool.names.find(name) is not None:
-                continue
-            content = keeper.find(group.name, name)
-            if content is not None and pool.free:
-                keeper.fill(group.name, pool.restore(name), content)
-                count += 1
-            elif group.window is None:
-                return count
-    return count
 
 
 def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name]) -> int:

@@ -15,7 +15,8 @@ class PrefixCounts(JsonRecord):
         cached_pages: pages that can be found by what they hold, or soon can; owned and idle ones.
         evicted_pages: pages that were given up for want of room, since the start.
         query_tokens, hit_tokens: prompt tokens looked up, and found, since the start.
-        restored_pages: pages that came back from disk, since the start.
+        restored_pages: pages that came back from host buffers or from disk, since the start.
+        external_query_tokens, external_hit_tokens: prompt tokens looked up there, and found, since the start.
     """
 
     cached_pages: int = 0
@@ -23,6 +24,8 @@ class PrefixCounts(JsonRecord):
     query_tokens: int = 0
     hit_tokens: int = 0
     restored_pages: int = 0
+    external_query_tokens: int = 0
+    external_hit_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

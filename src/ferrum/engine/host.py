@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine, Submits
-from ferrum.engine.messages import Ended, EngineInfo, Events, Message, Report, Shutdown
+from ferrum.engine.messages import Ended, EngineInfo, Events, Message, Report, Shutdown, Wake
 from ferrum.scheduler.scheduler import Scheduler
 
 
@@ -110,6 +110,7 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
     error: FerrumError | None = None
     try:
         with built.executor.lease("engine"):
+            built.scheduler.wake_by(lambda: inbox.put(Wake()))
             engine = Engine(
                 built.executor,
                 built.scheduler,

@@ -29,7 +29,12 @@ class Shutdown:
     """End every live request with `FinishReason.ABORT`, then the engine."""
 
 
-Message: TypeAlias = Request | Abort | Shutdown
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Look again: what the scheduler waited for is there."""
+
+
+Message: TypeAlias = Request | Abort | Shutdown | Wake
 """To the engine."""
 
 

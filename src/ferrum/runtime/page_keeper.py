@@ -1,15 +1,19 @@
-"""Between the page table and the disk: copies proven pages behind the engine's back, and fills pages from copies."""
+"""Between the page table and the disk: copies proven pages behind the engine's back, and brings them back so."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures.thread import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final
 
 from ferrum.cache.names import Name, NamedPage
 from ferrum.cache.pages import PageTable
-from ferrum.kernels.interface import Bytes, Kernels
+from ferrum.cache.restore import Wanted
+from ferrum.kernels.interface import Kernels
 from ferrum.runtime.page_files import PageFiles
 
 CLOSE_SECONDS: Final = 10.0
@@ -17,7 +21,7 @@ CLOSE_SECONDS: Final = 10.0
 
 
 class DiskKeeper:
-    """Keeps the pages of one pool; see `PageKeeper`. Its thread reads the pool while the engine computes.
+    """Keeps the pages of one pool; see `PageKeeper`. Its threads read and fill the pool while the engine computes.
 
     A page that has its name after it was read has not been written to in between: it loses the name first.
 
@@ -34,6 +38,7 @@ class DiskKeeper:
         self._due: SimpleQueue[tuple[str, NamedPage] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="ferrum-pages", daemon=True)
         self._thread.start()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="ferrum-restore")
         pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
@@ -43,19 +48,28 @@ class DiskKeeper:
     def evicted(self, group: str, named: NamedPage) -> None:
         """See `PageKeeper`. It was due since it was proven, and it is too late now to wait for the disk."""
 
-    def find(self, group: str, name: Name) -> Bytes | None:
-        """See `PageKeeper`."""
-        return self._files.get(_called(group, name), self._kernels.page_bytes(group))
-
-    def fill(self, group: str, page: int, content: Bytes) -> None:
-        """See `PageKeeper`."""
-        self._kernels.write_page(group, page, content)
+    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+        """See `PageKeeper`. What is damaged is not there."""
+        return self._reader.submit(self._fill, wanted)
 
     def close(self) -> None:
-        """Write what is due, for a while, and end. Idempotent."""
+        """Bring back what is on its way, write what is due, for a while, and end. Idempotent."""
+        self._pages.restores.finish()
+        self._reader.shutdown()
         self._due.put(None)
         self._thread.join(CLOSE_SECONDS)
         self._pages.attach(None)
+
+    def _fill(self, wanted: Sequence[Wanted]) -> list[bool]:
+        filled: list[bool] = []
+        for each in wanted:
+            content = self._files.get(_called(each.group, each.name), self._kernels.page_bytes(each.group))
+            if content is not None:
+                self._kernels.write_page(each.group, each.page, content)
+            filled.append(content is not None)
+            if each.needed and content is None:
+                break
+        return filled + [False] * (len(wanted) - len(filled))
 
     def _write(self) -> None:
         while (due := self._due.get()) is not None:

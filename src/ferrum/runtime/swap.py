@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from statistics import median
+from typing import Final
 
 from ferrum.cache.names import Name, NamedPage
 from ferrum.cache.pages import PageTable
-from ferrum.cache.prefix import PageKeeper
+from ferrum.cache.restore import PageKeeper, Wanted
 from ferrum.kernels.interface import Bytes, Kernels
+
+WINDOW: Final = 15
+"""Copies that tell what a copy takes: their median, for anything may hold up a single one."""
+
+AGAIN: Final = 64
+"""Of so many pages that were not worth a copy one is copied all the same: the machine may have become faster."""
 
 
 class SwapKeeper:
@@ -23,6 +32,7 @@ class SwapKeeper:
         capacity: most bytes of the buffers; those that came first go first.
         recompute: seconds that computing a page again would take, as measured; 0 while nothing is known.
         below: asked for what is not here, and given what is proven.
+        clock: seconds.
     """
 
     def __init__(
@@ -32,14 +42,17 @@ class SwapKeeper:
         capacity: int,
         recompute: Callable[[], float],
         below: PageKeeper | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._kernels = kernels
         self._capacity = capacity
         self._recompute = recompute
         self._below = below
+        self._clock = clock
         self._buffers: OrderedDict[tuple[str, Name], Bytes] = OrderedDict()
         self._bytes = 0
-        self._copied, self._seconds = 0, 0.0
+        self._rates: deque[float] = deque(maxlen=WINDOW)
+        self._refused = 0
         pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
@@ -52,29 +65,45 @@ class SwapKeeper:
         size = self._kernels.page_bytes(group)
         if size > self._capacity or not self._pays(size):
             return
-        begun = time.perf_counter()
+        begun = self._clock()
         content = self._kernels.read_page(group, named.page)
-        self._seconds += time.perf_counter() - begun
-        self._copied += size
+        self._rates.append((self._clock() - begun) / size)
         replaced = self._buffers.pop((group, named.name), None)
         self._bytes += size - (0 if replaced is None else len(replaced))
         self._buffers[group, named.name] = content
         while self._bytes > self._capacity:
             self._bytes -= len(self._buffers.popitem(last=False)[1])
 
-    def find(self, group: str, name: Name) -> Bytes | None:
-        """See `PageKeeper`."""
-        content = self._buffers.pop((group, name), None)
-        if content is None:
-            return None if self._below is None else self._below.find(group, name)
-        self._bytes -= len(content)
-        return content
+    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+        """See `PageKeeper`. What is in the buffers is there at once; for all else those below take their time."""
+        filled = [self._fill(each) for each in wanted]
+        missing = [index for index, there in enumerate(filled) if not there]
+        whole: Future[Sequence[bool]] = Future()
+        if self._below is None or not missing:
+            whole.set_result(filled)
+            return whole
 
-    def fill(self, group: str, page: int, content: Bytes) -> None:
-        """See `PageKeeper`."""
-        self._kernels.write_page(group, page, content)
+        def add(below: Future[Sequence[bool]]) -> None:
+            if below.exception() is None:
+                for index, there in zip(missing, below.result(), strict=True):
+                    filled[index] = there
+            whole.set_result(filled)
+
+        self._below.fetch([wanted[index] for index in missing]).add_done_callback(add)
+        return whole
+
+    def _fill(self, wanted: Wanted) -> bool:
+        content = self._buffers.pop((wanted.group, wanted.name), None)
+        if content is None:
+            return False
+        self._bytes -= len(content)
+        self._kernels.write_page(wanted.group, wanted.page, content)
+        return True
 
     def _pays(self, size: int) -> bool:
         """Whether a page's way out and back takes less time than to compute it; yes while one of both is unknown."""
         known = self._recompute()
-        return not (known and self._copied) or 2 * size * self._seconds / self._copied < known
+        if not (known and self._rates) or 2 * size * median(self._rates) < known:
+            return True
+        self._refused += 1
+        return self._refused % AGAIN == 0

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from ferrum.cache.forecast import Growth
 from ferrum.cache.names import Name
+from ferrum.cache.restore import Restores
+from ferrum.cache.tails import Tail
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
@@ -16,6 +18,11 @@ from ferrum.scheduler.drafts import Room
 
 class Pages(Protocol):
     """The page table, as far as the scheduler needs it. The executor commits lengths; the scheduler makes room."""
+
+    @property
+    def restores(self) -> Restores:
+        """What comes back into the pool from outside."""
+        ...
 
     @property
     def usage(self) -> float:
@@ -36,12 +43,16 @@ class Pages(Protocol):
         """How many pages of these names are there from the first one on, as far as a new sequence needs them."""
         ...
 
-    def restore(self, names: Series[Name], count: int) -> None:
-        """Bring back from outside the pool what follows the first `count` pages, as far as it is there."""
+    def has_tail(self, name: Name) -> bool:
+        """Whether there is a page of that name, full or not."""
         ...
 
-    def adopt(self, cache_id: str, names: Series[Name], count: int) -> None:
-        """Begin a sequence with the pages of the first `count` names."""
+    def keep_tail(self, cache_id: str, length: int, name: Name) -> None:
+        """Let the page that the first `length` tokens end in be found, though it is not full."""
+        ...
+
+    def adopt(self, cache_id: str, names: Series[Name], count: int, tail: Tail | None = None) -> None:
+        """Begin a sequence with the pages of the first `count` names, and with a copy of the tail's."""
         ...
 
     def label(self, cache_id: str, names: Series[Name]) -> None:

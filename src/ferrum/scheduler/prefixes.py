@@ -7,10 +7,12 @@ no longer than the other one takes, and then finds them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ferrum.cache.names import Name
 from ferrum.cache.prefix import PrefixScope
-from ferrum.core.types import Sequence
+from ferrum.cache.tails import Tail, Tails
+from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.plan import Pages
 
 
@@ -20,11 +22,15 @@ class Found:
 
     Attributes:
         pages: leading pages that are there.
+        tail: part of one more, to be copied.
         soon: the running sequence that is computing the next one, or None.
+        on_its_way: the next one is about to be there, without anybody computing it.
     """
 
     pages: int
-    soon: Sequence | None
+    tail: Tail | None = None
+    soon: Sequence | None = None
+    on_its_way: bool = False
 
 
 class Prefixes:
@@ -33,11 +39,14 @@ class Prefixes:
     Args:
         pages: the page table.
         scope: within which equal tokens have equal keys and values; None: nothing has a name, nothing is found.
+        step: most tokens by which a sequence grows at a time.
     """
 
-    def __init__(self, pages: Pages, scope: PrefixScope | None) -> None:
+    def __init__(self, pages: Pages, scope: PrefixScope | None, step: int) -> None:
         self._pages = pages
         self._scope = scope
+        self._step = step
+        self._tails = Tails()
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
         self._restored: set[str] = set()
@@ -46,19 +55,29 @@ class Prefixes:
         """What is there of the sequence's first `most` tokens."""
         self._name(sequence)
         if self._scope is None:
-            return Found(0, None)
+            return Found(0)
         names = sequence.names[: most // self._scope.page_size]
         count = self._pages.match(names)
-        if sequence.cache_id not in self._restored:
+        restores = self._pages.restores
+        if count < len(names) and names[count] not in restores and sequence.cache_id not in self._restored:
             self._restored.add(sequence.cache_id)
-            self._pages.restore(names, count)
+            restores.begin(names, count)
             count = self._pages.match(names)
-        return Found(count, self._computing.get(names[count]) if count < len(names) else None)
+        tail = self._tail(sequence, count, most)
+        if count == len(names):
+            return Found(count, tail)
+        return Found(count, tail, self._computing.get(names[count]), names[count] in restores)
 
     def adopt(self, sequence: Sequence, found: Found) -> None:
-        """Begin the sequence with what was found just now."""
-        self._pages.adopt(sequence.cache_id, sequence.names, found.pages)
-        sequence.computed = found.pages * (self._scope.page_size if self._scope is not None else 0)
+        """Begin the sequence with what was found just now; without the tail where there is no room for its copy."""
+        cache_id, tail = sequence.cache_id, found.tail
+        self._pages.adopt(cache_id, sequence.names, found.pages, tail)
+        if tail is not None and not self._pages.fits(len(sequence.tokens), self._step, cache_id=cache_id):
+            self._pages.release(cache_id)
+            self._pages.adopt(cache_id, sequence.names, found.pages)
+            tail = None
+        size = self._scope.page_size if self._scope is not None else 0
+        sequence.computed = found.pages * size + (tail.tokens if tail is not None else 0)
 
     def admit(self, sequence: Sequence, asked: int) -> None:
         """The sequence runs: promise the pages of its prompt that it will compute, and count what it found.
@@ -90,6 +109,26 @@ class Prefixes:
         self._pages.prove(sequence.cache_id)
         self.withdraw(sequence)
 
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence gives its pages back. Others may find the last one too, where all is computed and was sound."""
+        sound = sequence.generated or sequence.request.params.max_tokens == 0
+        if sound and sequence.finish is not FinishReason.ERROR:
+            self._keep_tail(sequence)
+        self.withdraw(sequence)
+        self._pages.release(sequence.cache_id)
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        stored = min(sequence.computed, len(sequence.tokens))
+        if self._scope is None or stored < len(sequence.tokens) - 1:
+            return
+        self._name(sequence)
+        count, rest = divmod(stored, self._scope.page_size)
+        if rest:
+            before, tokens = self._before(sequence, count), sequence.tokens[stored - rest : stored]
+            name = self._scope.called(before, tokens)
+            self._pages.keep_tail(sequence.cache_id, stored, name)
+            self._tails.add(before, name, tokens)
+
     def withdraw(self, sequence: Sequence) -> None:
         """Nobody need wait for this sequence any more; should it be looked up again, all is looked up."""
         self._restored.discard(sequence.cache_id)
@@ -97,8 +136,28 @@ class Prefixes:
             if self._computing.get(name) is sequence:
                 del self._computing[name]
 
+    def _tail(self, sequence: Sequence, count: int, most: int) -> Tail | None:
+        """Part of a page that holds what follows the first `count` ones, up to the sequence's first `most` tokens."""
+        assert self._scope is not None
+        begin = count * self._scope.page_size
+        if begin == most:
+            return None
+        # The next page may be there to its end, of which the last token is to run all the same.
+        if count < len(sequence.names) and self._pages.has_tail(sequence.names[count]):
+            return Tail(sequence.names[count], most - begin)
+        before = self._before(sequence, count)
+        wanted = sequence.tokens[begin : min(most, begin + self._scope.page_size - 1)]
+        return self._tails.find(before, wanted, partial(self._scope.called, before), self._pages.has_tail)
+
+    def _before(self, sequence: Sequence, count: int) -> Name:
+        """What a page is named after that has `count` pages before it."""
+        return sequence.names[count - 1] if count else self._root(sequence)
+
+    def _root(self, sequence: Sequence) -> Name:
+        assert self._scope is not None
+        request = sequence.request
+        return self._scope.root(adapter=request.adapter, tenant=request.tenant, salt=request.salt)
+
     def _name(self, sequence: Sequence) -> None:
         if self._scope is not None and len(sequence.tokens) // self._scope.page_size > len(sequence.names):
-            request = sequence.request
-            root = self._scope.root(adapter=request.adapter, tenant=request.tenant, salt=request.salt)
-            self._scope.extend(sequence.names, root, sequence.tokens)
+            self._scope.extend(sequence.names, self._root(sequence), sequence.tokens)

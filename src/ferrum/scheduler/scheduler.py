@@ -82,7 +82,7 @@ class Scheduler:
         self._costs = costs or StepCosts()
         self._pacing = Pacing(self._costs, decode_seconds)
         self._outputs = outputs or OutputLengths()
-        self._prefixes = Prefixes(pages, prefixes)
+        self._prefixes = Prefixes(pages, prefixes, max_tokens_per_step)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
         self._storable = bisect_left(lengths, True, key=lambda length: not self._holds(length))
@@ -154,14 +154,19 @@ class Scheduler:
         events, self._homeless = self._homeless, []
         return events + self._end_all(self._live, reason, error)
 
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Have it told, from any thread, when something is there that `plan` has waited for."""
+        self._pages.restores.on_ready = wake
+
     # Planning
 
     def plan(self) -> Plan | None:
         """The next step, or None when there is nothing to do until a commit, an arrival or `expire`."""
         step = OpenStep(self._max_tokens_per_step)
+        self._pages.restores.collect()
         self._plan_decodes(step)
         self._plan_prompts(step)
-        while self._waiting and not self._running:
+        while self._waiting and not (self._running or self._pages.restores):
             # All pages are free but those of strangers to this scheduler, and they will not go.
             error = KvExhausted("the pages that others hold leave no room for this sequence")
             self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
@@ -194,17 +199,20 @@ class Scheduler:
             if sequence in self._running:
                 self._waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
-                source = self._siblings.source(sequence)
-                if source is None and self._siblings.are_computing(sequence):
-                    continue  # the prompt is being computed
-                found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
-                if (
-                    source is None
-                    and found.soon is not None
-                    and self._live.rank(found.soon) < self._live.rank(sequence)
-                ):
-                    continue  # so is this one, by another request that is served first
-                step.admits = self._admit(sequence, source or found, step)
+                source = self._source(sequence)
+                step.admits = source is None or self._admit(sequence, source, step)
+
+    def _source(self, sequence: Sequence) -> Sequence | Found | None:
+        """What a newcomer begins with: the prompt of another choice, or what is found of it; None: worth waiting for.
+
+        It waits while another choice computes the prompt, or a request that is served first the same beginning.
+        """
+        if (sibling := self._siblings.source(sequence)) is not None or self._siblings.are_computing(sequence):
+            return sibling
+        found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
+        if found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)):
+            return None
+        return found
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """The running sequences that are so many tokens behind, without those in flight."""
@@ -254,8 +262,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence, step: OpenStep) -> None:
         """Take the sequence's pages, and its span in this step; its tokens stay."""
         step.drop(victim)
-        self._prefixes.withdraw(victim)
-        self._pages.release(victim.cache_id)
+        self._prefixes.leave(victim)
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
@@ -367,8 +374,7 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-        self._prefixes.withdraw(sequence)
-        self._pages.release(sequence.cache_id)
+        self._prefixes.leave(sequence)
         self.drafter.forget(sequence)
         self._outputs.learn(sequence)
         self._live.remove(sequence)

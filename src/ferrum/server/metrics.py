@@ -141,6 +141,10 @@ class Metrics:
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from a cache.")
         self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._queried_outside = self._counter(
+            "external_prefix_cache_queries", "Prompt tokens looked up in host buffers and on disk."
+        )
+        self._hits_outside = self._counter("external_prefix_cache_hits", "Prompt tokens found there.")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts that were verified.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.")
@@ -202,8 +206,11 @@ class Metrics:
     def step(self, stats: EngineStats) -> None:
         """See `Observer`."""
         self._preemptions.inc(stats.preemptions - self._stats.preemptions)
-        self._queried.inc(stats.prefixes.query_tokens - self._stats.prefixes.query_tokens)
-        self._hits.inc(stats.prefixes.hit_tokens - self._stats.prefixes.hit_tokens)
+        before, after = self._stats.prefixes, stats.prefixes
+        self._queried.inc(after.query_tokens - before.query_tokens)
+        self._hits.inc(after.hit_tokens - before.hit_tokens)
+        self._queried_outside.inc(after.external_query_tokens - before.external_query_tokens)
+        self._hits_outside.inc(after.external_hit_tokens - before.external_hit_tokens)
         self._count_drafts(self._stats.speculation, stats.speculation)
         self._stats = stats
         for tokens in stats.step_tokens:

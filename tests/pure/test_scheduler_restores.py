@@ -1,0 +1,157 @@
+"""Pages that come back from outside take their time, and only who wants them waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from ferrum.cache.names import Name, NamedPage
+from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.restore import Wanted
+from ferrum.core.types import Request
+from scheduler_bench import Bench, lengths
+
+
+class SlowDisk:
+    """Has kept every page that was proven, and gives back what a test lets arrive."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.kept: dict[Name, list[int]] = {}
+        self.lost: set[int] = set()
+        self.asked: list[tuple[Sequence[Wanted], Future[Sequence[bool]]]] = []
+        bench.pages.attach(self)
+
+    def keep(self, group: str, named: NamedPage) -> None:
+        self.kept[named.name] = list(self.bench.executor.content(group, named.page))
+
+    def evicted(self, group: str, named: NamedPage) -> None:
+        """It has them all."""
+
+    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+        future: Future[Sequence[bool]] = Future()
+        self.asked.append((wanted, future))
+        return future
+
+    def arrive(self) -> None:
+        """What is on its way is there, but for the pages that are lost, and what follows the first of them."""
+        (wanted, future), self.asked = self.asked[0], self.asked[1:]
+        there = [each.name in self.kept for each in wanted]
+        there = [each and not any(index <= at for index in self.lost) for at, each in enumerate(there)]
+        for each, is_there in zip(wanted, there, strict=True):
+            if is_there:
+                self.bench.executor.content(each.group, each.page)[:] = self.kept[each.name]
+        future.set_result(there)
+
+
+def restarted(**options: int) -> tuple[Bench, SlowDisk]:
+    """A bench whose disk has the pages of "a", while its pool has nothing."""
+    bench = Bench(prefixes=True, budget=64, **options)
+    disk = SlowDisk(bench)
+    bench.add("a", 30, max_tokens=1)
+    assert bench.scheduler.plan() is None, "it is looked for"
+    disk.arrive()
+    bench.run()
+    bench.pages.forget_prefixes()
+    return bench, disk
+
+
+def again(bench: Bench, name: str = "again") -> Request:
+    return bench.add(name, 30, max_tokens=1)
+
+
+def test_who_wants_them_waits_and_others_go_on() -> None:
+    bench, disk = restarted()
+    woken: list[int] = []
+    bench.scheduler.wake_by(lambda: woken.append(1))
+    request = again(bench)
+    assert bench.scheduler.plan() is None and bench.scheduler.has_work
+    other = bench.add("other", 3, seed=1, max_tokens=3)
+    assert lengths(bench.step()) == {"other/0": 3}
+    assert not woken
+    disk.arrive()
+    assert woken
+    assert lengths(bench.step()) == {"other/0": 1, "again/0": 2}
+    bench.run()
+    bench.agrees(request, other)
+    assert bench.end("again").cached_tokens == 28
+    counts = bench.scheduler.prefix_counts
+    assert (counts.restored_pages, counts.external_hit_tokens) == (7, 28)
+
+
+def test_they_are_fetched_once_for_all_that_want_them() -> None:
+    bench, disk = restarted()
+    requests = [again(bench, f"again{index}") for index in range(3)]
+    assert bench.scheduler.plan() is None and len(disk.asked) == 1
+    disk.arrive()
+    assert lengths(bench.step()) == {f"again{index}/0": 2 for index in range(3)}
+    bench.run()
+    bench.agrees(*requests)
+
+
+def test_what_does_not_come_is_computed() -> None:
+    bench, disk = restarted()
+    disk.lost = {3}
+    request = again(bench)
+    assert bench.scheduler.plan() is None
+    disk.arrive()
+    assert lengths(bench.step()) == {"again/0": 30 - 12}
+    bench.run()
+    bench.agrees(request)
+
+
+def test_a_fetch_that_breaks_costs_its_pages_and_nothing_else() -> None:
+    bench, disk = restarted()
+    request = again(bench)
+    assert bench.scheduler.plan() is None
+    disk.asked.pop()[1].set_exception(OSError("the disk is gone"))
+    assert lengths(bench.step()) == {"again/0": 30}
+    bench.run()
+    bench.agrees(request)
+
+
+def test_who_leaves_meanwhile_leaves_them_to_others() -> None:
+    bench, disk = restarted()
+    again(bench)
+    assert bench.scheduler.plan() is None
+    bench.take(bench.scheduler.abort("again"))
+    assert not bench.scheduler.has_work
+    again(bench, "next")
+    assert bench.scheduler.plan() is None and len(disk.asked) == 1
+    disk.arrive()
+    assert lengths(bench.step()) == {"next/0": 2}
+    bench.run()
+
+
+def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
+    bench, disk = restarted(num_pages=8)
+    requests = [again(bench), bench.add("other", 24, seed=1, max_tokens=4)]
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.plan()
+        if plan is None:
+            disk.arrive()
+        else:
+            bench.commit(plan)
+    bench.agrees(*requests)
+
+
+def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
+    pages = PageTable([PageGroup("main", 8, 4)])
+    futures: list[Future[Sequence[bool]]] = []
+
+    class Keeper:
+        def keep(self, group: str, named: NamedPage) -> None: ...
+
+        def evicted(self, group: str, named: NamedPage) -> None: ...
+
+        def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+            futures.append(Future())
+            return futures[-1]
+
+    pages.attach(Keeper())
+    pages.restores.begin([b"one", b"two"], 0)
+    assert pages.restores and b"two" in pages.restores and pages.used == 2
+    futures[0].set_result([True, False])
+    pages.reset()
+    pages.check()
+    assert not pages.restores and pages.used == 0 and pages.prefix_counts().cached_pages == 0
