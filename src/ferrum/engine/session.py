@@ -1,8 +1,8 @@
 """A session: a text that grows, branches and goes back, without computing any of it twice.
 
 A session is its tokens. Their keys and values are found in the engine's prefix cache when the session generates, so a
-fork or an edit costs a list, holds no pages while it rests, and can be thrown away. What goes on takes a copy of its last
-page and computes what is new; or more, where pages had to make room. The bits are the same.
+fork or an edit costs a list, holds no pages while it rests, and can be thrown away. What goes on takes a copy of its
+last page and computes what is new; or more, where pages had to make room. The bits are the same.
 """
 
 from __future__ import annotations
