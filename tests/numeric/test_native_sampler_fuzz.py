@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from native_search import TIMES, examples, seeds
-from native_twin import TIERS, chooser_of
-from sampling_twin import F32, request, sample
+from native_twin import TEAMS, TIERS, chooser_of
+from sampling_twin import F32, best_of, request
 
 from ferrum.core.errors import StepError
 from ferrum.core.step import Score
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.reference.math import best_tokens
-from ferrum.sampling.sampler import REFERENCE, Sampled, score
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import REFERENCE, Choice, Sampled, sample, score
 
 MOST_ROWS = 64
 NUMBERS = 250_000 * TIMES
@@ -81,21 +82,30 @@ def outcome(work: Callable[[], object]) -> object:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@examples(25)
+def told(sampled: Sampled | StepError) -> object:
+    """Errors are equal that say the same."""
+    return (type(sampled), str(sampled)) if isinstance(sampled, StepError) else sampled
+
+
+@pytest.mark.parametrize(("tier", "threads"), TEAMS)
+@examples(12)
 @given(seed=seeds, shape=shapes(), key=st.integers(-(2**63), 2**63 - 1), data=st.data())
-def test_every_row_under_any_rules_comes_to_what_numpy_makes_of_it(tier, seed, shape, key, data):
-    """The rows of a span with drafts: what was chosen of a row is a draft for those behind it."""
-    rng, chooser, (_, vocabulary) = np.random.default_rng(seed), chooser_of(tier, 2), shape
+def test_rows_under_any_rules_come_to_what_numpy_makes_of_them(tier, threads, seed, shape, key, data):
+    """The rows of a span with drafts, chosen together: what each comes to is a draft for those behind it."""
+    rng, (_, vocabulary) = np.random.default_rng(seed), shape
     history = data.draw(tokens(vocabulary, least=1))
     wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
-    drafts: list[int] = []
-    for row in logits_of(rng, *shape):
-        kept = row.copy()
-        ours, theirs = (outcome(partial(sample, row, wish, drafts, each)) for each in (chooser, REFERENCE))
-        assert ours == theirs
-        np.testing.assert_array_equal(row, kept)
-        drafts.append(theirs.token if isinstance(theirs, Sampled) else int(rng.integers(vocabulary)))
+    logits = logits_of(rng, *shape)
+    choices: list[Choice] = []
+    expected: list[Sampled | StepError] = []
+    for row in logits[np.isfinite(logits.max(axis=1))]:  # a step refuses the others
+        drafts = [each.token if isinstance(each, Sampled) else 0 for each in expected]
+        choices.append(Choice(row, best_of(row), Row(wish, drafts)))
+        expected += sample(choices[-1:], REFERENCE)
+    kept = [each.logits.copy() for each in choices]
+    assert list(map(told, sample(choices, chooser_of(tier, threads)))) == list(map(told, expected))
+    for choice, before in zip(choices, kept, strict=True):
+        np.testing.assert_array_equal(choice.logits, before)
 
 
 @pytest.mark.parametrize("tier", TIERS)
