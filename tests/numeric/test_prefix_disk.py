@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +131,50 @@ os.kill(os.getpid(), signal.SIGKILL)
         expected = answer(llm)
     with opened(tmp_path) as llm:
         assert answer(llm)[:2] == expected[:2]
+
+
+READER = """
+import json, os, sys
+from pathlib import Path
+from ferrum import LLM, SamplingParams
+name, directory, prompt = json.loads(sys.argv[1])
+with LLM(name, kernels="reference", dtype="float32", kv_capacity=1024, prefix_cache_dir=directory) as llm:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)
+    llm.generate([prompt[:9]], params, use_tqdm=False)  # all that is needed is imported
+    os.chmod(directory, 0o555)
+    if os.getuid() == 0:  # who may write everywhere
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        Path(directory, "mine").touch()
+        sys.exit("it can be written to")
+    except PermissionError:
+        pass
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    print(json.dumps([list(output.outputs[0].token_ids), output.metrics.usage.cached_tokens]))
+"""
+
+
+def test_a_directory_that_may_only_be_read_serves_all_the_same() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        expected = filled(directory)
+        damaged = pages(directory)[0]
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        for path in (directory, *directory.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o444)
+        before = [path.read_bytes() for path in pages(directory)]
+        arguments = json.dumps([str(directory_of(find(CASE))), made, prompt()])
+        command = [sys.executable, "-c", READER, arguments]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        finally:
+            directory.chmod(0o700)
+        assert ended.returncode == 0, ended.stderr
+        tokens, cached = json.loads(ended.stdout)
+        assert tokens == list(expected[0]) and cached % PAGE == 0 and cached <= 3 * PAGE
+        assert "is damaged" in ended.stderr and ended.stderr.count("cannot be written") <= 1
+        assert [path.read_bytes() for path in pages(directory)] == before
 
 
 def test_the_directory_needs_the_prefix_cache() -> None:
