@@ -71,15 +71,20 @@ def test_dynamic_rope_is_frozen_for_the_configured_context():
         assert relative_error(logits_of(executor, tokens[:60]), reference_logits(case, tokens[:60])) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "mistral"])
-def test_bfloat16_is_close_to_its_own_weights_in_float32(name):
-    """Rounded weights are exact in the twin, so what is left is the rounding of activations, keys and values.
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama3", "mistral"])
+def test_bfloat16_is_closer_to_float32_than_the_twin_in_bfloat16(name):
+    """Rounded weights are exact in float32, so what is left is the rounding of activations, keys and values.
 
-    With 8 bits of mantissa, relative steps of 2^-8 at a dozen independent points per layer leave a few per cent.
+    How much of that is right has no outside bound but this one: the twin rounds at every operation, ferrum where
+    `docs/architecture.md` says. Seen, beside the logits' root mean square: 0.006 to 0.007, the twin 0.009 to 0.013.
     """
     case = Case(f"{name}-bf16", find(name).config, find(name).changes, dtype="bfloat16")
     tokens = tokens_of(case, 100)
     with executor_of(case) as executor:
         ours = logits_of(executor, tokens)
+    with torch.no_grad():
+        theirs = model_of(case)(torch.tensor([tokens])).logits[0].float().numpy()
+    exact = reference_logits(case, tokens)  # turns the cached twin into float32
     model_of.cache_clear()
-    assert 1e-6 < relative_error(ours, reference_logits(case, tokens)) < 0.05
+    error, their_error = (float(np.sqrt(np.mean((logits - exact) ** 2))) for logits in (ours, theirs))
+    assert 0 < error < their_error
