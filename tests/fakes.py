@@ -159,6 +159,8 @@ class FakeExecutor:
         self.pages = pages
         self.model = FakeModel(vocabulary, tuple(group.window for group in pages.groups))
         self.batches: list[StepBatch] = []
+        self.due: list[tuple[Sequence[Wanted], Future[Sequence[bool]]]] = []
+        self._kept: dict[tuple[str, bytes], list[int]] = {}
         self._fault = fault
         self._store = {
             group.name: [[GARBAGE] * group.page_size for _ in range(group.num_pages)] for group in pages.groups
@@ -188,9 +190,8 @@ class FakeExecutor:
         """The tokens of a page."""
         return self._store[group][page]
 
-    def keep_evicted(self) -> dict[tuple[str, bytes], list[int]]:
-        """From now on pages that make room are kept and brought back; where they are kept."""
-        kept: dict[tuple[str, bytes], list[int]] = {}
+    def keep_evicted(self, *, slow: bool = False) -> None:
+        """From now on pages that make room are kept, and brought back: at once, or when `deliver` is called."""
         executor = self
 
         class Kept:
@@ -198,19 +199,25 @@ class FakeExecutor:
                 assert executor.pages.holds(group, named)
 
             def evicted(self, group: str, named: NamedPage) -> None:
-                kept[group, named.name] = list(executor._store[group][named.page])
+                executor._kept[group, named.name] = list(executor._store[group][named.page])
 
             def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
-                contents = [kept.pop((each.group, each.name), None) for each in wanted]
-                for each, content in zip(wanted, contents, strict=True):
-                    if content is not None:
-                        executor._store[each.group][each.page] = content
-                future: Future[Sequence[bool]] = Future()
-                future.set_result([content is not None for content in contents])
+                executor.due.append((wanted, Future()))
+                future = executor.due[-1][1]
+                if not slow:
+                    executor.deliver()
                 return future
 
         self.pages.attach(Kept())
-        return kept
+
+    def deliver(self) -> None:
+        """Write the pages that were asked for first, as far as they are kept."""
+        wanted, future = self.due.pop(0)
+        contents = [self._kept.pop((each.group, each.name), None) for each in wanted]
+        for each, content in zip(wanted, contents, strict=True):
+            if content is not None:
+                self._store[each.group][each.page] = content
+        future.set_result([content is not None for content in contents])
 
     def _spoil(self, span: Span) -> None:
         """What a failed span has written is not to be read by anyone."""

@@ -40,6 +40,7 @@ class House:
     depth: int
     prefixes: bool = False
     swap: bool = False
+    slow: bool = False
     hasty: bool = False
 
 
@@ -51,6 +52,17 @@ HOUSES = {
     "prefixes": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True),
     "swapped": House(
         (PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, swap=True
+    ),
+    "swapped slowly": House(
+        (PageGroup("full", 40, 2), PageGroup("window", 40, 2, 7)),
+        "fair",
+        budget=12,
+        max_sequences=8,
+        depth=1,
+        prefixes=True,
+        swap=True,
+        slow=True,
+        hasty=True,
     ),
     "swapped in windows": House(
         (PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)),
@@ -102,7 +114,7 @@ class Fuzz:
         self.context = min(CONTEXT, self.pages.capacity_tokens + 1)
         self.executor = FakeExecutor(self.pages, fault=self.fault, vocabulary=VOCABULARY)
         if self.house.swap:
-            self.executor.keep_evicted()
+            self.executor.keep_evicted(slow=self.house.slow)
         self.scheduler = Scheduler(
             self.pages,
             policy=POLICIES[self.house.policy],
@@ -181,7 +193,9 @@ class Fuzz:
             broken = self.random.random() < 0.005
             self.submitted.append((plan, NonFiniteLogits("all") if broken else self.executor.submit(plan.batch)))
         else:
-            assert waiting or not self.scheduler.has_work, "a stall"
+            assert waiting or self.executor.due or not self.scheduler.has_work, "a stall"
+        if self.executor.due and self.random.random() < (0.1 if plan is not None else 0.5):
+            self.executor.deliver()
         depth = 0 if plan is None else self.random.randint(0, self.house.depth)
         while len(self.submitted) > depth:
             plan, step = self.submitted.pop(0)
