@@ -98,6 +98,7 @@ def test_an_output_becomes_as_long_as_those_that_got_as_far(
     for generated in ended:
         outputs.learn(choice(1, generated or 7, FinishReason.STOP if generated else FinishReason.LENGTH))
     outputs.learn(choice(1, 40, FinishReason.ERROR))
+    outputs.learn(choice(1, 0, FinishReason.ABORT))
     assert outputs.to_come(asked, CONTEXT) == to_come
 
 

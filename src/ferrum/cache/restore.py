@@ -109,6 +109,9 @@ class Restores:
             for group in self._table.groups
             if not self._table.finds(group.name, names[index])
         )
+        if not wanted:
+            self._table.release(held)
+            return
         self._active.append(_Restore(held, wanted, self.keeper.fetch(wanted)))
         self.collect()
         if self._active and self._active[-1].held == held:

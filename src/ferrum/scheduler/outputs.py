@@ -28,8 +28,8 @@ class OutputLengths:
         self._ended: deque[float] = deque(maxlen=WINDOW)
 
     def learn(self, sequence: Sequence) -> None:
-        """Take in a choice that has ended."""
-        if sequence.finish is not FinishReason.ERROR:
+        """Take in a choice that has ended; one that failed or never began tells nothing."""
+        if sequence.generated and sequence.finish is not FinishReason.ERROR:
             self._ended.append(inf if sequence.finish is FinishReason.LENGTH else sequence.generated)
 
     def to_come(self, sequence: Sequence, context: int) -> int:
