@@ -7,8 +7,13 @@ from functools import cache
 import pytest
 from tiny import directory_of, find, tokens_of
 
+from fakes import Hasty
 from ferrum import LLM, SamplingParams
+from ferrum.core.types import Sequence
 from ferrum.engine.outputs import RequestOutput
+from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.plan import OpenStep
+from ferrum.scheduler.scheduler import Scheduler
 
 CASE = "qwen3-windows"
 REQUESTS = 16
@@ -49,12 +54,33 @@ def told(output: RequestOutput) -> tuple[object, ...]:
     return choice.finish_reason, choice.token_ids, choice.logprobs, output.prompt_logprobs
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+    """Everybody is let in, and pages run out; who lost them."""
+    lost: list[Sequence] = []
+    preempt = Scheduler._preempt
+
+    def noted(scheduler: Scheduler, victim: Sequence, step: OpenStep) -> None:
+        lost.append(victim)
+        preempt(scheduler, victim, step)
+
+    monkeypatch.setattr(Scheduler, "_preempt", noted)
+    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
+    return lost
+
+
+def test_a_quarter_of_the_pages_gives_the_same_answers() -> None:
+    assert {finish for finish, *_ in unpressed()} == {"length"}
+    assert served(DEMAND // 4, prefix_cache=True) == unpressed()
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_quarter_of_the_pages_gives_the_same_answers(prefix_cache: bool, policy: str) -> None:
-    assert {finish for finish, *_ in unpressed()} == {"length"}
+def test_answers_are_the_same_when_pages_run_out(hasty: list[Sequence], prefix_cache: bool, policy: str) -> None:
     assert served(DEMAND // 4, prefix_cache=prefix_cache, policy=policy) == unpressed()
+    assert hasty
 
 
-def test_pages_that_are_swapped_come_back_as_they_were() -> None:
+def test_pages_that_are_swapped_come_back_as_they_were(hasty: list[Sequence]) -> None:
     assert served(DEMAND // 4, prefix_cache=True, swap_gib=1) == unpressed()
+    assert hasty
