@@ -127,13 +127,16 @@ class PageRows:
         Raises:
             UnknownSequence: one of them has not begun.
         """
+        sequences = [self._get(growth.cache_id) for growth in growths]
         for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            holdings = []
-            for growth in growths:
-                stored = self._get(growth.cache_id)
-                row = stored.rows[index][stored.freed[index] :]
-                holdings.append(Holding(growth, self._usable(index, stored), sum(map(pool.is_alone, row))))
-            if most_wanted(holdings, partial(self._most_pages, group, step=step)) > pool.free:
+            pages = partial(self._most_pages, group, step=step)
+            usable = [self._usable(index, stored) for stored in sequences]
+            ends = zip(growths, usable, strict=True)
+            if sum(max(0, pages(each.length + each.to_come) - held) for each, held in ends) <= pool.free:
+                continue  # even if all ended at once, as they do where there is room
+            rows = [stored.rows[index][stored.freed[index] :] for stored in sequences]
+            alone = [sum(map(pool.is_alone, row)) for row in rows]
+            if most_wanted([*map(Holding, growths, usable, alone)], pages) > pool.free:
                 return False
         return True
 
