@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
@@ -81,6 +82,10 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("swap_gib", -1),
         ("generation_config", "maybe"),
         ("max_tokens_per_step", 31),
+        ("decode_seconds", -0.1),
+        ("decode_seconds", math.nan),
+        ("decode_seconds", math.inf),
+        ("decode_seconds", "soon"),
     ],
 )
 def test_values_that_no_engine_takes_are_refused_by_field(field, value):

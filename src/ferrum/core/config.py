@@ -6,6 +6,7 @@ does in its metadata (`help`), which command lines and documents print.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ class EngineConfig(JsonRecord):
         default=512, metadata=about("Most tokens of one step, over all sequences.", least=1)
     )
     decode_seconds: float = field(
-        default=0.25,
+        default=0.5,
         metadata=about(
             "Longest step in seconds, as steps are measured, while answers are being written: prompts join in pieces "
             "that keep to it, and get half of a step at least; 0: as long as max_tokens_per_step makes it.",
@@ -177,6 +178,8 @@ class EngineConfig(JsonRecord):
             raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")
         if self.swap_gib and not self.prefix_cache:
             raise ConfigError("needs the prefix cache, which is switched off", param="swap_gib")
+        if self.decode_seconds == math.inf:
+            raise ConfigError("must be finite; 0 sets no bound", param="decode_seconds")
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",

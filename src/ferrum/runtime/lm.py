@@ -192,16 +192,16 @@ def _shift(rows: range, begin: int, end: int) -> range:
 def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
     """Give each piece's rows to its span; returns the spans that are not finite."""
     failed: dict[str, Outcome] = {}
-    best = output.best[:, 0].tolist()
+    best, flags = output.best[:, 0].tolist(), output.finite[:, 0].tolist()
     logit = hidden = 0
-    for piece, finite in zip(pieces, output.finite, strict=True):
+    for piece, finite in zip(pieces, flags, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]
         states = output.hidden[hidden : hidden + len(piece.hidden_rows)]
         tokens = best[logit : logit + len(logits)]
         logit, hidden = logit + len(logits), hidden + len(states)
         collected = rows[piece.cache_id]
         try:
-            if not finite.all():
+            if not finite:
                 raise NonFiniteLogits(f"the hidden state of {piece.cache_id!r} is not finite")
             collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, tokens, states)
         except NonFiniteLogits as error:
