@@ -13,12 +13,19 @@ from ferrum.scheduler.sequence import begin
 from scheduler_bench import Bench, lengths, stop_at
 
 CONTEXT = 100
+COUNT = 24
 
 
 def choice(
-    prompt: int, generated: int = 0, finish: FinishReason | None = None, max_tokens: int | None = None
+    prompt: int,
+    generated: int = 0,
+    finish: FinishReason | None = None,
+    *,
+    max_tokens: int | None = None,
+    stops: frozenset[int] = frozenset({9}),
 ) -> Sequence:
-    sequence = begin(Request("r", (1,) * prompt, SamplingParams(max_tokens=max_tokens), seed=0), 0)
+    params = SamplingParams(max_tokens=max_tokens)
+    sequence = begin(Request("r", (1,) * prompt, params, seed=0, stop_token_ids=stops), 0)
     sequence.tokens += [2] * generated
     sequence.finish = finish
     return sequence
@@ -66,21 +73,23 @@ def test_one_that_is_served_first_is_let_in_at_the_cost_of_others() -> None:
     bench.agrees(*requests)
 
 
-def test_limits_that_nobody_reaches_are_not_believed_for_ever() -> None:
+def test_limits_that_nobody_reaches_are_not_believed() -> None:
     bench = Bench(num_pages=10, budget=64, max_sequences=8)
     stop_at(bench, 2)
     bench.run()
     for index in range(4):
-        bench.add(f"r{index}", 4, seed=index, max_tokens=30)
+        bench.add(f"r{index}", 4, seed=index, max_tokens=30, stop_token_ids=frozenset({96}))
+    bench.add("none can stop it", 4, seed=5, max_tokens=40)
     assert len(bench.step()) == 4
 
 
 @pytest.mark.parametrize(
     ("ended", "asked", "to_come"),
     [
-        ([], choice(5, max_tokens=20), 20),
-        ([], choice(5, 15, max_tokens=20), 5),
-        ([], choice(95, max_tokens=20), 5),
+        ([], choice(5, max_tokens=20, stops=frozenset()), 20),
+        ([8, 10, 12], choice(5, 15, max_tokens=20, stops=frozenset()), 5),
+        ([], choice(95, max_tokens=20, stops=frozenset()), 5),
+        ([], choice(5, max_tokens=20), 5),
         ([], choice(5), 5),
         ([], choice(90), 10),
         ([8, 10, 12], choice(5), 10),
@@ -121,3 +130,32 @@ def test_windows_want_no_more_than_they_see() -> None:
     assert pages.reserve("a", 4)
     assert pages.lasts([Growth("a", 4, 1000)], 4)
     assert not PageTable([PageGroup("main", 4, 4, 8)], max_draft=0).reserve("a", 20)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["limits", "stops"])
+def test_a_quarter_of_the_pages_costs_as_much_as_letting_in_as_many_as_fit(known: bool) -> None:
+    """In steps, and in tokens that are computed."""
+
+    def served(num_pages: int, max_sequences: int) -> tuple[Bench, int, int]:
+        bench = Bench(num_pages=num_pages, max_sequences=max_sequences, budget=64, context=400)
+        stops = frozenset() if known else frozenset(range(4))
+        requests = [
+            bench.add(
+                f"r{index}",
+                12 + index * 7 % 25,
+                seed=index,
+                max_tokens=12 + index * 11 % 37 if known else 300,
+                stop_token_ids=stops,
+            )
+            for index in range(COUNT)
+        ]
+        steps = bench.run(5000)
+        bench.agrees(*requests, context=400)
+        return bench, len(steps), sum(len(span.tokens) for spans in steps for span in spans)
+
+    bench, _, _ = served(1000, COUNT)
+    demand = sum(12 + index * 7 % 25 + len(bench.tokens(f"r{index}")) for index in range(COUNT))
+    _, steps, tokens = served(1000, COUNT // 4)
+    _, pressed_steps, pressed_tokens = served(demand // 4 // 4, COUNT)
+    assert pressed_steps <= steps / 0.9
+    assert pressed_tokens <= tokens * (1 if known else 1.1)

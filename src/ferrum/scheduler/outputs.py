@@ -1,7 +1,7 @@
 """How long outputs become: what is known of their ends before they come.
 
-A choice that ran into its limit tells nothing of where it would have ended by itself. So it counts as endless, and the
-limits that requests bring are believed until more than half of those that got as far have ended before them.
+A choice that no token can stop ends at its limit. Others are thought to become as long as those before them that got as
+far; one of these that ran into its limit tells nothing of where it would have ended by itself, and counts as endless.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class OutputLengths:
             context: most tokens of prompt and output together.
         """
         max_tokens = sequence.request.params.max_tokens
-        limit: float = context - len(sequence.tokens)
+        limit = context - len(sequence.tokens)
         if max_tokens is not None:
             limit = min(limit, max_tokens - sequence.generated)
+            if not sequence.request.stop_token_ids:
+                return limit
         longer = [length for length in self._ended if length > sequence.generated]
         if longer:
-            limit = min(limit, median_high(longer) - sequence.generated)
-        elif self._ended or max_tokens is None:
-            # Nobody has got so far, or nobody is known: as long again as it is by now.
-            limit = min(limit, len(sequence.tokens))
-        return max(0, int(limit))
+            limit = int(min(limit, median_high(longer) - sequence.generated))
+        else:
+            limit = min(limit, len(sequence.tokens))  # nobody is known to have got so far: as long again as by now
+        return limit
