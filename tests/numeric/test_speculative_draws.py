@@ -15,13 +15,13 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local import LocalExecutor
-from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.prediction import PredictionProposer
 from ferrum.speculative.speculator import Speculator
+from set_costs import SetCosts
 
 ALLOWED = (11, 12, 13, 14, 15)
 PROMPT = (11, 12, 13, 11, 14, 11, 12, 15, 15, 12, 14, 13, 13, 14, 12, 11, 15, 11, 13, 12, 11, 12, 13)
@@ -36,12 +36,12 @@ def load(case: str) -> LocalExecutor:
 
 
 def speculator(proposer: str) -> Speculator:
-    """One whose costs nobody measures: it verifies all that it is offered."""
+    """One to which rows cost nothing: it verifies all that is not hopeless."""
     if proposer == "model":
-        model = DraftModel(load("qwen3-gqa7"), StepCosts())
-        return Speculator(StepCosts(), most=3, proposers=[], model=model)
+        model = DraftModel(load("qwen3-gqa7"), SetCosts(0.0))
+        return Speculator(SetCosts(), most=3, proposers=[], model=model)
     lookup = {"ngram": NGramProposer, "prediction": PredictionProposer}[proposer]
-    return Speculator(StepCosts(), most=3, proposers=[lookup()])
+    return Speculator(SetCosts(), most=3, proposers=[lookup()])
 
 
 def answers(executor: LocalExecutor, drafter: Speculator, count: int) -> list[tuple[int, ...]]:

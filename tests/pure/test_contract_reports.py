@@ -14,9 +14,10 @@ from ferrum.core.contract import DataType, DecodeInput, PrefillInput
 from ferrum.core.errors import InvalidTransition, StepError
 from ferrum.core.memory import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder, percentile
-from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
+from ferrum.core.params import SamplingParams
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
-from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.runtime.llm_executor import LlmExecutor
 
@@ -229,6 +230,19 @@ def test_cache_counters_follow_pages_and_later_ones_are_empty(executor):
     assert CacheMetricsSnapshot.from_json(snapshot.to_json()) == snapshot
     adapters = executor.lora_metrics_snapshot()
     assert adapters == LoraMetricsSnapshot() and LoraMetricsSnapshot.from_json(adapters.to_json()) == adapters
+
+
+@contract("2.cache_metrics_snapshot")
+def test_drafts_are_counted_where_their_tokens_are_sampled(executor):
+    sampling = Sampling(SamplingParams(temperature=0.0), seed=0, prompt_length=2, history=[1, 2])
+    (result,) = executor.submit(StepBatch((Span("a", 0, (1, 2), sampling=sampling),))).result().results
+    (right,) = result.tokens
+    executor.submit(StepBatch((Span("a", 2, (right, 5), Want.LOGITS, Rows.ALL, drafts=1),)))
+    assert executor.cache_metrics_snapshot().speculation == SpeculationCounts()
+    for name, guess in (("b", right), ("c", right - 1)):
+        span = Span(name, 0, (1, 2, guess), rows=Rows.ALL, drafts=1, sampling=sampling)
+        executor.submit(StepBatch((span,)))
+    assert executor.cache_metrics_snapshot().speculation == SpeculationCounts(2, 2, 1, (1,))
 
 
 # Batch sizes

@@ -27,7 +27,7 @@ from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, Un
 from ferrum.core.memory import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
-from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage
 from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput, Want
 from ferrum.core.tuning import fastest_batch_size
@@ -63,6 +63,7 @@ class ModelExecutor(NamedVerbs):
         self._lock = threading.RLock()
         self._lifecycle = Lifecycle()
         self._recorder = StepRecorder()
+        self._speculation = SpeculationCounts()
         self._owner: str | None = None
         self._batch_size = 0
         self._last: float | None = None
@@ -99,11 +100,13 @@ class ModelExecutor(NamedVerbs):
         with self._lock:
             self.warmup()
             output = self._timed(batch)
-            served = [
-                span
-                for span, result in zip(batch.spans, output.results, strict=True)
-                if not isinstance(result, FerrumError)
-            ]
+            served = []
+            for span, result in zip(batch.spans, output.results, strict=True):
+                if isinstance(result, FerrumError):
+                    continue
+                served.append(span)
+                if span.drafts and span.want is Want.TOKEN:
+                    self._speculation = self._speculation.plus(span.drafts, result.accepted)
             self._recorder.record(served, output.seconds)
             self._peak = max(self._peak, self._used_bytes())
             return FinishedStep(output)
@@ -283,7 +286,7 @@ class ModelExecutor(NamedVerbs):
         return self._recorder.metrics(max_batch_size=self.traits.max_batch_size, memory_efficiency=efficiency)
 
     def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
-        """Counters of the KV cache."""
+        """Counters of the KV cache and of speculation."""
         prefix = self.pages.prefix_counts()
         return CacheMetricsSnapshot(
             total_pages=sum(group.num_pages for group in self.pages.groups),
@@ -295,6 +298,7 @@ class ModelExecutor(NamedVerbs):
             evicted_pages=prefix.evicted_pages,
             prefix_query_tokens=prefix.query_tokens,
             prefix_hit_tokens=prefix.hit_tokens,
+            speculation=self._speculation,
         )
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:

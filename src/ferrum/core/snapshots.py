@@ -43,16 +43,28 @@ class SpeculationCounts(JsonRecord):
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
 
+    def plus(self, drafted: int, accepted: int) -> SpeculationCounts:
+        """These, and a draft of so many guesses, so many of them right."""
+        places = max(len(self.accepted_per_position), drafted)
+        before = (*self.accepted_per_position, *(0,) * (places - len(self.accepted_per_position)))
+        return SpeculationCounts(
+            self.drafts + 1,
+            self.draft_tokens + drafted,
+            self.accepted_tokens + accepted,
+            tuple(count + (place < accepted) for place, count in enumerate(before)),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMetricsSnapshot(JsonRecord):
-    """The KV cache.
+    """The KV cache, and the guesses that were verified on it.
 
     Attributes:
         total_pages, used_pages, shared_pages: pages of all layer groups; a shared one has more than one owner.
         sequences: live sequences.
         stored_tokens: their lengths added up.
         cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens: see `PrefixCounts`.
+        speculation: drafts in spans that sample.
     """
 
     total_pages: int
@@ -64,6 +76,7 @@ class CacheMetricsSnapshot(JsonRecord):
     evicted_pages: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    speculation: SpeculationCounts = SpeculationCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

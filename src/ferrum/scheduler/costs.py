@@ -25,6 +25,9 @@ PACE_WINDOW: Final = 7
 APART: Final = 1.25
 """Two steps of one size tell of the price of stored tokens when one has so many times those of the other."""
 
+FLOOR: Final = 0.25
+"""No step takes less than so much of the fastest one of its size, however steep the slope may look for a while."""
+
 REFRESH: Final = 16
 """Observations between two looks at the slopes, each of which makes all bases be computed anew."""
 
@@ -37,7 +40,7 @@ class StepCosts:
         self._seen: dict[int, deque[tuple[int, float]]] = {}
         self._slope_samples: dict[int, deque[float]] = {}
         self._slopes: dict[int, float] = {}
-        self._bases: dict[int, float] = {}
+        self._bases: dict[int, tuple[float, float]] = {}
         self._ratios: deque[float] = deque(maxlen=PACE_WINDOW)
         self._pace = 1.0
         self._observed = 0
@@ -73,11 +76,16 @@ class StepCosts:
         if output.seconds > 0 and not any(isinstance(each, FerrumError) for each in output.results):
             self.observe(batch.total_tokens, sum(span.start for span in batch.spans), output.seconds)
 
+    @property
+    def largest(self) -> int:
+        """Tokens of about the largest step that was observed; 0 before the first."""
+        return self._sizes[-1] if self._sizes else 0
+
     def predict(self, rows: int, context_tokens: int) -> float:
         """Seconds that a step would take; arguments as for `observe`. 0 while nothing has been observed.
 
         Between observed sizes it is interpolated, beyond the largest it goes on as from the smallest to the largest,
-        and fewer rows than the smallest cost as much as that one.
+        but never down, and fewer rows than the smallest cost as much as that one. It is never 0 again.
         """
         if not self._sizes:
             return 0.0
@@ -87,16 +95,19 @@ class StepCosts:
             return self._pace * self._at(sizes[right], context_tokens)
         low, high = (sizes[right - 1], sizes[right]) if right < len(sizes) else (sizes[0], sizes[-1])
         below, above = self._at(low, context_tokens), self._at(high, context_tokens)
-        if low == high:
-            return self._pace * below
-        return self._pace * max(0.0, below + (above - below) * (rows - low) / (high - low))
+        if low == high or (rows > high and above < below):
+            return self._pace * above
+        return self._pace * (below + (above - below) * (rows - low) / (high - low))
 
     def _at(self, size: int, context_tokens: int) -> float:
         """Seconds at the usual pace of a step of an observed size."""
         slope = self._slope(size)
         if size not in self._bases:
-            self._bases[size] = median(seconds - slope * context for context, seconds in self._seen[size])
-        return self._bases[size] + slope * context_tokens
+            seen = self._seen[size]
+            base = median(seconds - slope * context for context, seconds in seen)
+            self._bases[size] = base, FLOOR * min(seconds for _, seconds in seen)
+        base, least = self._bases[size]
+        return max(least, base + slope * context_tokens)
 
     def _slope(self, size: int) -> float:
         """Seconds per stored token in steps of about this size, or of the size nearest to it that has told."""

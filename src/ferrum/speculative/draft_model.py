@@ -59,6 +59,9 @@ class DraftModel:
     Args:
         executor: of the smaller model; nobody else steps it.
         costs: of its steps, which it keeps up to date.
+
+    Attributes:
+        spent: see `Drafts`.
     """
 
     def __init__(self, executor: ModelExecutor, costs: StepCosts) -> None:
@@ -66,6 +69,7 @@ class DraftModel:
         self._costs = costs
         self._context = executor.capabilities().max_sequence_length
         self._cached: dict[str, _Cached] = {}
+        self.spent = 0.0
 
     def limit(self, sequence: Sequence) -> int:
         """See `Drafts`."""
@@ -123,6 +127,7 @@ class DraftModel:
         batch = StepBatch(tuple(spans))
         output = self._executor.submit(batch).result()
         self._costs.observe_step(batch, output)
+        self.spent += self._costs.predict(batch.total_tokens, sum(span.start for span in batch.spans))
         going_on = []
         for draft, span, result in zip(drafts, spans, output.results, strict=True):
             if isinstance(result, FerrumError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from ferrum.scheduler.drafts import Room
 
 WORTH_IT: Final = 1.05
 """Guesses must promise at least so many times the tokens a second that there are without them."""
+
+HOPELESS: Final = 0.02
+"""Guesses less likely than this are not thought of: no row is so cheap."""
 
 FORGET: Final = 0.93
 """What a verified guess weighs when the next one has been: about fifteen of them count."""
@@ -62,7 +66,11 @@ class Candidate:
 
 
 def best_lengths(
-    candidates: Sequence[Candidate], room: Room, costs: StepCosts, draft_seconds: Callable[[int], float]
+    candidates: Sequence[Candidate],
+    room: Room,
+    costs: StepCosts,
+    draft_seconds: Callable[[int], float],
+    credit: float = math.inf,
 ) -> list[int]:
     """How many guesses to verify for each candidate.
 
@@ -72,29 +80,43 @@ def best_lengths(
     Args:
         candidates: of the sequences that the step samples a token for, those with guesses.
         room: the step.
-        costs: of steps; where nothing is known yet, everything is tried.
+        costs: of steps; where nothing is known yet, a step without guesses will tell.
         draft_seconds: how long one computed guess for so many sequences takes.
+        credit: what they may take at most, in steps that do nothing but go on with the candidates.
     """
     lengths = [0] * len(candidates)
     base = costs.predict(room.rows, room.context_tokens)
-    if base and sum(each.likely for each in candidates) < (WORTH_IT - 1) * len(candidates):
+    if not base or sum(each.likely for each in candidates) < (WORTH_IT - 1) * len(candidates):
         return lengths
-    line = sorted(
-        (-(each.likely**place), place, index)
-        for index, each in enumerate(candidates)
-        for place in range(1, each.limit + 1)
-    )[: room.budget]
-    best, chosen = (WORTH_IT * len(candidates) / base, 0) if base else (0.0, len(line))
+    # Beyond what has been seen, a step may cost anything: it is at most doubled at a time.
+    line = _line(candidates)[: min(room.budget, max(room.rows, costs.largest - room.rows))]
+    # What prompts in the step take, they take anyhow.
+    plain = costs.predict(len(candidates), room.context_tokens)
+    best, chosen = WORTH_IT * len(candidates) / plain, 0
     tokens, drafting = float(len(candidates)), 0.0
     active: Counter[int] = Counter()
-    for count, (unlikely, place, index) in enumerate(line if base else (), 1):
+    for count, (unlikely, place, index) in enumerate(line, 1):
         tokens -= unlikely
         if candidates[index].computed:
             drafting += draft_seconds(active[place] + 1) - (draft_seconds(active[place]) if active[place] else 0.0)
             active[place] += 1
-        rate = tokens / (costs.predict(room.rows + count, room.context_tokens) + drafting)
-        if rate > best:
-            best, chosen = rate, count
+        extra = costs.predict(room.rows + count, room.context_tokens) - base + drafting
+        if tokens > best * (plain + extra) and extra <= credit * plain:
+            best, chosen = tokens / (plain + extra), count
     for _, _, index in line[:chosen]:
         lengths[index] += 1
     return lengths
+
+
+def _line(candidates: Sequence[Candidate]) -> list[tuple[float, int, int]]:
+    """The guesses worth a thought, the likeliest first: minus how likely, the place in its draft, whose it is."""
+    line = []
+    for index, each in enumerate(candidates):
+        likely = 1.0
+        for place in range(1, each.limit + 1):
+            likely *= each.likely
+            if likely < HOPELESS:
+                break
+            line.append((-likely, place, index))
+    line.sort()
+    return line

@@ -51,7 +51,9 @@ class NGramProposer:
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
         text = sequence.tokens
-        index = self._indexes.setdefault(sequence.cache_id, NGramIndex())
+        index = self._indexes.get(sequence.cache_id)
+        if index is None:
+            index = self._indexes[sequence.cache_id] = NGramIndex()
         index.extend(text, len(text) - 1)  # what ends the text has no continuation to tell of
         found = index.find(text)
         if found is None:

@@ -38,6 +38,11 @@ class Proposer(Protocol):
 class Drafts(Protocol):
     """Computes guesses, for several sequences at a time."""
 
+    @property
+    def spent(self) -> float:
+        """Seconds that it has taken so far, by what its steps usually take."""
+        ...
+
     def limit(self, sequence: Sequence) -> int:
         """How many tokens it could guess for the sequence now."""
         ...

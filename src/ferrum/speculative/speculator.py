@@ -1,7 +1,8 @@
 """The drafter of an engine: asks the proposers, chooses how much of what they guess is verified, and learns from it.
 
 Guesses that are looked up cost nothing until they are verified, so what was not verified is compared with what came
-instead: a sequence on which guessing does not pay runs as if there were none, and is noticed as soon as it pays.
+instead: a sequence on which guessing does not pay runs as if there were none, and is noticed as soon as it pays. What
+all this costs is kept within what it has brought (`account`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,41 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room, Wish
+from ferrum.speculative.account import Account
 from ferrum.speculative.lengths import Candidate, Tally, best_lengths
 from ferrum.speculative.proposer import Drafts, Guess, Proposer
 
 RETRY: Final = 64
 """Steps whose guesses were likely enough but too dear after which a few are verified all the same: costs change."""
 
+LONGEST_RETRY: Final = 1024
+"""Each time in vain the next one is twice as many steps away, up to so many."""
+
 RETRIED: Final = 2
-"""How many guesses of each sequence that step verifies."""
+"""How many guesses that step verifies, of the sequence whose guesses are likeliest."""
+
+HOPEFUL: Final = 0.5
+"""How likely these guesses are at least."""
 
 COMPUTED: Final = "model"
 """The kind of guesses that are computed."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What a step was asked for, and what came of it.
+
+    Attributes:
+        room, sequences: the step without guesses, and the sequences that it samples a token for.
+        drafting: seconds that guesses were computed.
+        drafted, accepted: guesses that were verified, and right ones.
+    """
+
+    room: Room
+    sequences: int
+    drafting: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -64,17 +89,23 @@ class Speculator:
         self._model = model
         self._states: dict[str, _State] = {}
         self._all: dict[str, Tally] = {}
-        self._dear = 0
+        self._account = Account()
+        self._step: _Step | None = None
+        self._dear, self._retry = 0, RETRY
         self.counts = SpeculationCounts(accepted_per_position=(0,) * most)
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
         """See `Drafter`."""
+        self._settle()
+        step = self._step = _Step(room, len(wishes))
         guesses = [self._look(wish) for wish in wishes]
         if self._model is None and not any(guesses):
             return [()] * len(wishes)
         candidates = [self._candidate(wish, guess) for wish, guess in zip(wishes, guesses, strict=True)]
         lengths = self._lengths(candidates, room)
+        begun = self._spent()
         computed = self._compute(wishes, guesses, lengths)
+        step.drafting = self._spent() - begun
         drafts = []
         for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
             state = self._states[wish.sequence.cache_id]
@@ -90,13 +121,10 @@ class Speculator:
         """See `Drafter`."""
         state = self._states[sequence.cache_id]
         self._note(state, state.kind, accepted, int(accepted < drafted))
-        before = self.counts
-        self.counts = SpeculationCounts(
-            before.drafts + 1,
-            before.draft_tokens + drafted,
-            before.accepted_tokens + accepted,
-            tuple(count + (place < accepted) for place, count in enumerate(before.accepted_per_position)),
-        )
+        if self._step is not None:
+            self._step.drafted += drafted
+            self._step.accepted += accepted
+        self.counts = self.counts.plus(drafted, accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """See `Drafter`."""
@@ -108,7 +136,9 @@ class Speculator:
 
     def _look(self, wish: Wish) -> Guess | None:
         sequence = wish.sequence
-        state = self._states.setdefault(sequence.cache_id, _State())
+        state = self._states.get(sequence.cache_id)
+        if state is None:
+            state = self._states[sequence.cache_id] = _State()
         if state.passed is not None:
             position, token, kind = state.passed
             right = sequence.tokens[position : position + 1] == [token]
@@ -131,16 +161,35 @@ class Speculator:
         general = self._all.setdefault(kind, Tally()).likely()
         return Candidate(limit, state.tallies.setdefault(kind, Tally()).likely(general), computed=guess is None)
 
+    def _settle(self) -> None:
+        """Enter the last step in the account, at what such steps have been found to cost, itself included."""
+        step = self._step
+        if step is None:
+            return
+        room, predict = step.room, self._costs.predict
+        plain = predict(step.sequences, room.context_tokens)
+        if plain:
+            without, with_guesses = (predict(room.rows + more, room.context_tokens) for more in (0, step.drafted))
+            self._account.settle((with_guesses - without + step.drafting) / plain, step.accepted / step.sequences)
+
+    def _spent(self) -> float:
+        return 0.0 if self._model is None else self._model.spent
+
     def _lengths(self, candidates: Series[Candidate], room: Room) -> list[int]:
         seconds = (lambda _: 0.0) if self._model is None else self._model.seconds
-        lengths = best_lengths(candidates, room, self._costs, seconds)
-        hopeful = sum(each.likely for each in candidates if each.limit)
-        if any(lengths) or hopeful < len(candidates) / 2:
+        credit = self._account.balance
+        lengths = best_lengths(candidates, room, self._costs, seconds, credit)
+        if any(lengths):
+            self._retry = RETRY
+            return lengths
+        likeliest = max(range(len(candidates)), key=lambda index: candidates[index].likely)
+        if candidates[likeliest].likely < HOPEFUL or credit <= 0:
             return lengths
         self._dear += 1
-        if self._dear % RETRY:
-            return lengths
-        return [min(each.limit, RETRIED) for each in candidates]
+        if self._dear >= self._retry:
+            self._dear, self._retry = 0, min(LONGEST_RETRY, 2 * self._retry)
+            lengths[likeliest] = min(candidates[likeliest].limit, RETRIED)
+        return lengths
 
     def _compute(
         self, wishes: Series[Wish], guesses: Series[Guess | None], lengths: Series[int]

@@ -1,0 +1,33 @@
+"""Whether guessing has paid: what it has brought, less what it has taken, so that what does not pay stays cheap.
+
+Estimates of costs and of luck may be wrong; the account is what became of them. What a step spends on guesses has to be
+covered, so that guesses which never pay cost at most `SHARE` of the time, and `START` once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+START: Final = 0.5
+SHARE: Final = 0.01
+MOST: Final = 4.0
+LEAST: Final = -1.0
+
+
+class Account:
+    """Its unit is a step that takes every sequence a token further, without guesses. Each step adds `SHARE` to it.
+
+    Attributes:
+        balance: what may be spent, from `LEAST` (one bad measurement is no reason to stop for ever) to `MOST` (success
+            long ago is no reason to go on).
+    """
+
+    def __init__(self) -> None:
+        self.balance = START
+
+    def settle(self, cost: float, gain: float) -> None:
+        """A step took so many times the time of one without guesses longer, and brought so many times its tokens more.
+
+        Both are 0 for a step without guesses.
+        """
+        self.balance = max(LEAST, min(MOST, self.balance + SHARE + gain - cost))
