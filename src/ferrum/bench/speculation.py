@@ -1,4 +1,4 @@
-"""What speculation gains: recorded texts are generated with and without it, in turns, and the times compared.
+"""What speculation gains: recorded texts are generated with and without it, step by step in turns, and timed.
 
 The sampler is scripted: it computes every row as ever and then says what the record says. Weights may be random then,
 and costs and acceptance are real all the same.
@@ -147,14 +147,25 @@ def scripts_of(names: Sequence[str], tokens: int) -> dict[str, Script]:
 
 
 class Arm:
-    """An engine on an executor, driven by hand; what it has learned of costs it keeps from run to run."""
+    """An engine on an executor, driven by hand; what it has learned of costs it keeps from text to text.
+
+    Args:
+        executor: shared with the other arm: one steps while the other one waits.
+        config: the engine's options.
+        name: begins the names of its requests.
+
+    Attributes:
+        seconds, steps: of its turns since `begin`.
+    """
 
     def __init__(self, executor: LocalExecutor, config: EngineConfig, name: str) -> None:
         # Prompts are no part of what is measured: each is computed once.
         self._built = with_scheduler(executor, replace(config, prefix_cache=True), name)
+        self._name = name
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._events: list[TokenEvent] = []
         self._engine = Engine(self._built.executor, self._built.scheduler, inbox=self._inbox, post=self._events.extend)
+        self.seconds, self.steps = 0.0, 0
 
     @property
     def guesses(self) -> tuple[int, int]:
@@ -162,24 +173,41 @@ class Arm:
         counts = self._built.scheduler.drafter.counts
         return counts.draft_tokens, counts.accepted_tokens
 
-    def run(self, script: Script, sequences: int) -> tuple[float, int]:
-        """Seconds and steps from when every sequence has its first token to the end of the last one."""
+    @property
+    def said(self) -> int:
+        """Tokens since `begin`, over all sequences."""
+        return sum(len(event.token_ids) for event in self._events)
+
+    @property
+    def running(self) -> bool:
+        """Whether any is still to come."""
+        return self._built.scheduler.has_work
+
+    def begin(self, script: Script, sequences: int) -> None:
+        """Start so many sequences, and step until each has its first token."""
         params = SamplingParams(temperature=0.0, max_tokens=len(script.answer), ignore_eos=True)
-        for index in range(sequences):
-            self._inbox.put(Request(f"bench-{index}", script.prompt, params, seed=0))
         self._events.clear()
+        for index in range(sequences):
+            self._inbox.put(Request(f"{self._name}-{index}", script.prompt, params, seed=0))
         while len({event.request_id for event in self._events}) < sequences:
             self._engine.step()
-        steps, begun = 0, time.perf_counter()
-        while self._engine.step():
-            steps += 1
-        seconds = time.perf_counter() - begun
+        self.seconds, self.steps = 0.0, 0
+
+    def turn(self) -> None:
+        """One step."""
+        begun = time.perf_counter()
+        self._engine.step()
+        self.seconds += time.perf_counter() - begun
+        self.steps += 1
+
+    def check(self, script: Script) -> None:
+        """Raise what a sequence failed of, or what it said wrongly."""
+        told: dict[str, list[int]] = {}
         for event in self._events:
             if event.error is not None:
                 raise event.error
-        said = tuple(token for event in self._events if event.request_id == "bench-0" for token in event.token_ids)
-        assert said == script.answer, "the answer is the recorded one"
-        return seconds, steps
+            told.setdefault(event.request_id, []).extend(event.token_ids)
+        assert all(tuple(tokens) == script.answer for tokens in told.values()), "the answers are the recorded ones"
 
 
 def measure_gains(
@@ -210,8 +238,8 @@ def measure_gains(
     chooser = executor.lm.chooser
     gains = []
     try:
-        off = Arm(executor, replace(config, speculative=None), "bench")
-        on = Arm(executor, replace(config, speculative=config.speculative or NGRAM), "bench")
+        off = Arm(executor, replace(config, speculative=None), "off")
+        on = Arm(executor, replace(config, speculative=config.speculative or NGRAM), "on")
         for name, script in scripts.items():
             executor.lm.chooser = ScriptedChooser(chooser, {0: script})
             for sequences in batches:
@@ -224,19 +252,27 @@ def measure_gains(
 
 def _gain(off: Arm, on: Arm, name: str, script: Script, sequences: int, pairs: int) -> Gain:
     drafted, accepted = on.guesses
-    ratios, steps = [], {off: 0, on: 0}
+    ratios = []
     for pair in range(pairs):
-        seconds = {}
-        for arm in (off, on) if pair % 2 else (on, off):
-            seconds[arm], steps[arm] = arm.run(script, sequences)
-        ratios.append(seconds[off] / seconds[on])
+        _race((off, on) if pair % 2 else (on, off), script, sequences)
+        ratios.append(off.seconds / on.seconds)
     return Gain(
         workload=name,
         sequences=sequences,
         tokens=len(script.answer),
-        steps_off=steps[off],
-        steps_on=steps[on],
+        steps_off=off.steps,
+        steps_on=on.steps,
         drafted=on.guesses[0] - drafted,
         accepted=on.guesses[1] - accepted,
         ratios=tuple(ratios),
     )
+
+
+def _race(arms: tuple[Arm, Arm], script: Script, sequences: int) -> None:
+    """Let both say the script. Whoever has said less is next, so that a slow moment of the machine meets both alike."""
+    for arm in arms:
+        arm.begin(script, sequences)
+    while running := [arm for arm in arms if arm.running]:
+        min(running, key=lambda arm: arm.said).turn()
+    for arm in arms:
+        arm.check(script)

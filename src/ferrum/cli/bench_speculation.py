@@ -51,7 +51,8 @@ def speculation(
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
     scripts = scripts_of(workload or [], tokens)
     longest = max(len(script.prompt) + len(script.answer) for script in scripts.values())
-    room = {"max_batch_size": max(batches), "kv_capacity": max(batches) * (-(-longest // PAGE_SIZE) + 1) * PAGE_SIZE}
+    pages = 2 * max(batches) * (-(-longest // PAGE_SIZE) + 1)  # both run at a time
+    room = {"max_batch_size": max(batches), "kv_capacity": pages * PAGE_SIZE}
     config = engine_config(name, {**room, **given})
     with build_executor(config.model, checkpoint=checkpoint) as executor:
         gains = measure_gains(
