@@ -22,6 +22,7 @@ from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from random_load import RandomLoad
 
 CONTEXT = 48
 MAX_DRAFT = 4
@@ -93,7 +94,7 @@ HOUSES = {
 
 
 @dataclass
-class Fuzz:
+class Fuzz(RandomLoad):
     """A scheduler under random load, and what must come of it."""
 
     house: House
@@ -173,14 +174,6 @@ class Fuzz:
             self.told[key] = self.executor.model.follow(request, choice, self.context)
             self.live.add(key)
             self.news[key] = []
-
-    def disturb(self) -> None:
-        """Aborts of requests and of single choices, and the passage of time."""
-        if self.live and self.random.random() < 0.05:
-            request_id, choice = self.random.choice(sorted(self.live))
-            self.take(self.scheduler.abort(request_id, choice=self.random.choice((None, choice))))
-        self.clock += self.random.random()
-        self.take(self.scheduler.expire(self.clock))
 
     def step(self) -> None:
         """One turn of an engine's loop."""

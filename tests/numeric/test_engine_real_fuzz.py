@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from alone import Alone, alone
 from native_twin import require_native
+from random_requests import recipe
 from tiny import directory_of, find
 
 from fakes import Guesses, Hasty, scope_of
@@ -26,52 +27,17 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from random_load import RandomLoad
 
 MODEL = "qwen3-windows"  # one layer sees everything, the others nine tokens
-VOCABULARY = 131
 CONTEXT = 64
 PAGE_SIZE = 4
-PAGES = 26
+PAGES = 24
 MAX_SEQUENCES = 8
 BUDGET = 24
 STEPS = 500
 KINDS = 48
 WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
-
-
-def recipe(kind: int) -> Request:
-    """One of a few kinds of request, so that each is computed alone but once; the id and the times come later."""
-    pick = Random(kind)
-    length = pick.choice((1, 2, 5, pick.randrange(1, 20), pick.randrange(10, 55)))
-    eos, *stops = pick.sample(range(VOCABULARY), 8)
-    greedy = pick.random() < 0.3
-    max_tokens = pick.choice((None, 0, 1, 4, 12, 20))
-    params = SamplingParams(
-        n=pick.choice((1, 1, 1, 2, 3)),
-        temperature=0.0 if greedy else 0.8,
-        top_p=pick.choice((1.0, 0.95)),
-        top_k=pick.choice((0, 40)),
-        max_tokens=max_tokens,
-        min_tokens=pick.choice((0, 0, 4)) if max_tokens is None or max_tokens >= 4 else 0,
-        prompt_logprobs=pick.choice((None, None, 2)),
-        logprobs=2,
-        stop_token_ids=stops,
-        presence_penalty=pick.choice((0.0, 0.5)),
-        frequency_penalty=pick.choice((0.0, 0.5)),
-        repetition_penalty=pick.choice((1.0, 1.3)),
-        logit_bias=pick.choice((None, {3: 2.5, 7: -100.0})),
-    )
-    return Request(
-        f"kind{kind}",
-        # Few prompts, so that different requests hold pages of equal content.
-        tuple((position * 7 + kind % 3) % VOCABULARY for position in range(length)),
-        params,
-        seed=kind % 5,
-        stop_token_ids=frozenset((eos, *stops)),
-        eos_token_ids=(eos,),
-        bad_words=pick.choice(((), ((5, 9), (11,)))),
-        priority=pick.randrange(3),
-    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +74,7 @@ def told(house: House, kind: int, choice: int) -> Alone:
 
 
 @dataclass
-class Load:
+class Load(RandomLoad):
     """A scheduler and a real executor under random load, and what must come of it."""
 
     house: House
@@ -166,14 +132,6 @@ class Load:
             key = (request.request_id, choice)
             self.live.add(key)
             self.tokens[key], self.logprobs[key] = (), ()
-
-    def disturb(self) -> None:
-        """Aborts of requests and of single choices, and the passage of time."""
-        if self.live and self.random.random() < 0.05:
-            request_id, choice = self.random.choice(sorted(self.live))
-            self.take(self.scheduler.abort(request_id, choice=self.random.choice((None, choice))))
-        self.clock += self.random.random()
-        self.take(self.scheduler.expire(self.clock))
 
     def step(self) -> None:
         plan = self.scheduler.plan()
@@ -237,7 +195,7 @@ def test_random_steps(house: House) -> None:
 
 def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:
     load = Load(HOUSES[0], Random("strangers"))
-    strangers = [Span(f"stranger{i}", 0, tuple(range(50)), Want.NONE) for i in range(2)]
+    strangers = [Span(f"stranger{i}", 0, tuple(range(46)), Want.NONE) for i in range(2)]
     load.executor.submit(StepBatch(tuple(strangers))).result()
     request = Request("r", tuple(range(30)), SamplingParams(max_tokens=2), seed=1)
     load.scheduler.add(request)

@@ -1,0 +1,185 @@
+"""Random schedules: how an engine may come to serve requests, drawn from a number, and what each request must come to.
+
+A schedule says what computes, what guesses, what is kept and how much room there is. None of it may be seen in an
+answer: that is a matter of the request and the arithmetic alone (`told`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from random import Random
+from typing import Final
+
+from alone import Alone, alone
+from native_twin import TIERS
+from random_requests import VOCABULARY, recipe
+from tiny import BASE, Case, directory_of
+
+from ferrum.core.types import Request
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.local import LocalExecutor
+from ferrum.scheduler.policy import POLICIES
+
+LONG: Final = {"head_dim": 16, "num_hidden_layers": 3, "max_position_embeddings": 1024}
+WINDOWS: Final = {"use_sliding_window": True, "sliding_window": 37, "max_window_layers": 1}
+MODELS: Final = {
+    "full": Case("long", "Qwen3Config", LONG),
+    "windows": Case("long-windows", "Qwen3Config", LONG | WINDOWS),
+}
+DRAFT: Final = Case("long-draft", "Qwen3Config", LONG | {"hidden_size": BASE["hidden_size"] // 2})
+
+GUESSES: Final = ("none", "known", "ngram", "model", "same model", "ngram and model")
+KINDS: Final = 36
+OUTPUT: Final = 24
+"""Most tokens of an answer."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """All that an answer may depend on beside the request.
+
+    Attributes:
+        model: of `MODELS`.
+        kernels, isa: what computes.
+        weights: a format, or what they are quantised to.
+        kv: the format of keys and values.
+        context: most tokens of prompt and output.
+    """
+
+    model: str
+    kernels: str
+    isa: str
+    weights: str
+    kv: str
+    context: int
+
+    def load(self, case: Case | None = None, **options: int) -> LocalExecutor:
+        """The model, or another one, in these formats."""
+        floats = self.weights in ("float32", "bfloat16")
+        if self.kernels == "reference":
+            options.pop("threads")
+        return load_executor(
+            directory_of(case or MODELS[self.model]),
+            kernels=self.kernels,
+            isa=self.isa,
+            dtype=self.weights if floats else "bfloat16",
+            quantize=None if floats else self.weights,
+            kv_dtype=self.kv,
+            max_sequence_length=self.context,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How requests are served.
+
+    Attributes:
+        threads: of the native kernels.
+        page_size, kv_capacity, max_rows, batch, chunk, policy: options of executor and engine; `chunk` is the most
+            tokens of a step.
+        hasty: whether everybody is let in, as if there were room for all.
+        keep: what outlasts a sequence: "nothing", its "pages", or "files", which outlast the engine too.
+        swap: whether what makes room goes to buffers.
+        guesses: who guesses tokens, at most `drafts` at a time.
+        right: how likely a guess of those who know is right.
+        dear: how dear verified rows are made out to be.
+        strangers: sequences of nobody's that are forked and truncated in the same steps.
+        kinds: the requests that come, again and again.
+        arrivals: requests of each of the engine's lives.
+        hurry: how many come per step.
+    """
+
+    arithmetic: Arithmetic
+    threads: int
+    page_size: int
+    kv_capacity: int
+    max_rows: int
+    batch: int
+    chunk: int
+    policy: str
+    hasty: bool
+    keep: str
+    swap: bool
+    guesses: str
+    drafts: int
+    right: float
+    dear: float
+    strangers: int
+    kinds: tuple[int, ...]
+    arrivals: int
+    hurry: float
+
+
+def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
+    """The schedule of that number, on one of these kernels."""
+    pick = Random(number)
+    native = pick.choice(kernels) == "native"
+    arithmetic = Arithmetic(
+        model=pick.choice(tuple(MODELS)),
+        kernels="native" if native else "reference",
+        isa=pick.choice(TIERS) if native else "auto",
+        weights=pick.choice(("float32", "bfloat16", "int8", "int4")),
+        kv=pick.choice(("float32", "bfloat16", "int8")),
+        context=pick.choice((160, 640)) if native else 128,
+    )
+    tight = pick.random() < 0.6
+    page_size = pick.choice((4, 16, 64))
+    batch = pick.choice((1, 2, 4, 8, 8, 16, 32))
+    keep = pick.choice(("nothing", "pages", "pages", "files"))
+    chunk = max(batch, int(2 ** pick.uniform(0, 9)))
+    max_rows = pick.choice((32, 64, 512))
+    return Schedule(
+        arithmetic,
+        threads=pick.choice((1, 2)),
+        page_size=page_size,
+        kv_capacity=arithmetic.context + 2 * page_size if tight else arithmetic.context * 12,
+        # Windows have room for a pass; other layers take a step in several.
+        max_rows=max_rows if arithmetic.model == "full" else max(max_rows, chunk),
+        batch=batch,
+        chunk=chunk,
+        policy=pick.choice(tuple(POLICIES)),
+        hasty=tight,
+        keep=keep,
+        swap=keep != "nothing" and pick.random() < 0.5,
+        guesses=pick.choice(GUESSES),
+        drafts=pick.randrange(1, 17),
+        right=pick.choice((0.0, 0.3, 0.6, 0.9, 1.0)),
+        dear=pick.choice((0.0, 0.03, 0.3)),
+        strangers=0 if tight else pick.choice((0, 3)),
+        kinds=tuple(pick.sample(range(KINDS), pick.randrange(1, 10))),
+        arrivals=pick.randrange(4, 24) if native else pick.randrange(2, 10),
+        hurry=pick.choice((0.2, 2.0, 8.0)),
+    )
+
+
+@lru_cache(maxsize=4)
+def quiet_executor(arithmetic: Arithmetic) -> LocalExecutor:
+    """Large pages, room for one sequence, one thread."""
+    return arithmetic.load(kv_capacity=arithmetic.context + 64, threads=1)
+
+
+@cache
+def request_of(arithmetic: Arithmetic, kind: int) -> Request:
+    """A kind of request. Most prompts branch off from others, anywhere in these or in an answer to them."""
+    pick, model = Random(kind), recipe(kind)
+    params = replace(model.params, max_tokens=OUTPUT) if model.params.max_tokens is None else model.params
+    longest = arithmetic.context - OUTPUT - 1
+    if kind % 3:
+        parent = pick.randrange(kind)
+        text = (*request_of(arithmetic, parent).prompt, *told(arithmetic, parent, 0).tokens)
+        text = text[: pick.choice((len(text), pick.randrange(1, len(text) + 1)))]
+    else:
+        phrase = [pick.randrange(VOCABULARY) for _ in range(pick.randrange(3, 40))]
+        length = pick.choice((1, 20, 64, 100, 150, longest))
+        text = tuple(token if pick.random() < 0.97 else 1 for token in (phrase * length)[:length])
+    text += tuple(pick.randrange(VOCABULARY) for _ in range(pick.choice((0, 1, 9))))
+    return replace(model, prompt=text[:longest], params=params)
+
+
+@cache
+def told(arithmetic: Arithmetic, kind: int, choice: int) -> Alone:
+    """What a choice of such a request comes to by itself."""
+    return alone(quiet_executor(arithmetic), request_of(arithmetic, kind), choice, arithmetic.context)

@@ -1,0 +1,96 @@
+"""Sequences of nobody's in an engine's own steps: they grow, fork, fork their forks, go back, and keep their bits."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import Final
+
+import numpy as np
+from random_requests import VOCABULARY
+from schedules import Arithmetic, quiet_executor
+
+from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.runtime.local import LocalExecutor
+
+LENGTH: Final = 100
+TEXTS: Final = 3
+MOST: Final = 6
+"""Strangers at a time."""
+
+
+def text_of(seed: int) -> tuple[int, ...]:
+    """What a stranger says."""
+    pick = Random(seed)
+    return tuple(pick.randrange(VOCABULARY) for _ in range(LENGTH))
+
+
+@cache
+def rows_of(arithmetic: Arithmetic, seed: int) -> np.ndarray:
+    """Logits [LENGTH, V] of a text alone."""
+    executor = quiet_executor(arithmetic)
+    (result,) = executor.submit(StepBatch((Span("text", 0, text_of(seed), Want.LOGITS, Rows.ALL),))).result().results
+    executor.release_cache("text")
+    logits: np.ndarray = result.logits
+    return logits
+
+
+class Strangers:
+    """Joins the steps of an executor.
+
+    Attributes:
+        forks, cuts: how often one was forked, and went back.
+    """
+
+    def __init__(self, executor: LocalExecutor, arithmetic: Arithmetic, count: int, random: Random) -> None:
+        self._executor = executor
+        self._arithmetic = arithmetic
+        self._random = random
+        self._seeds = {f"stranger{seed}": seed % TEXTS for seed in range(count)}
+        self.forks = self.cuts = 0
+
+    def submit(self, batch: StepBatch) -> StepOutput:
+        """Run the step with strangers in it; the results of the batch alone."""
+        spans = [span for cache_id in self._seeds if (span := self._span(cache_id)) is not None]
+        output = self._executor.submit(StepBatch((*batch.spans, *spans))).result()
+        for span, result in zip(spans, output.results[len(batch.spans) :], strict=True):
+            assert isinstance(result, SpanResult), result
+            expected = rows_of(self._arithmetic, self._seeds[span.cache_id])[span.end - 1 :][:1]
+            np.testing.assert_array_equal(result.logits, expected, err_msg=f"{span.cache_id} at {span.end}")
+        self._disturb()
+        return StepOutput(output.results[: len(batch.spans)], output.seconds)
+
+    def leave(self) -> None:
+        """Give everything back."""
+        for cache_id in self._seeds:
+            self._executor.release_cache(cache_id)
+
+    def _span(self, cache_id: str) -> Span | None:
+        start = self._length(cache_id)
+        if start == LENGTH or self._random.random() < 0.3:
+            return None
+        tokens = text_of(self._seeds[cache_id])[start : start + self._random.choice((1, 2, 7, 40))]
+        return Span(cache_id, start, tokens, Want.LOGITS)
+
+    def _length(self, cache_id: str) -> int:
+        pages = self._executor.lm.pages
+        return pages.length(cache_id) if cache_id in pages else 0
+
+    def _disturb(self) -> None:
+        """Fork one, take one back, or let one begin anew."""
+        started = [cache_id for cache_id in self._seeds if self._length(cache_id)]
+        if not started or self._random.random() < 0.5:
+            return
+        cache_id = self._random.choice(started)
+        length, pages = self._random.randrange(self._length(cache_id) + 1), self._executor.lm.pages
+        if len(self._seeds) < MOST:
+            clone = self._executor.fork(self._executor.handle(cache_id))
+            self._seeds[clone.cache_id] = self._seeds[cache_id]
+            self.forks += 1
+        elif pages.can_truncate(cache_id, length):
+            self._executor.truncate_kv_for_cache_id(cache_id, length)
+            self.cuts += 1
+        else:
+            self._executor.release_cache(cache_id)
+            if "clone" in cache_id:
+                del self._seeds[cache_id]
