@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,9 @@ from tiny import directory_of, find, tokens_of
 from ferrum import LLM, SamplingParams
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
+from ferrum.kernels.interface import Bytes
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.page_files import PageFiles
 
 CASE = "qwen3-windows"
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)
@@ -78,6 +82,26 @@ def test_another_engine_finds_what_one_has_computed(tmp_path: Path, kernels: str
     first = filled(tmp_path, kernels=kernels)
     with opened(tmp_path, kernels=kernels) as llm:
         assert answer(llm) == (*first[:2], 3 * PAGE) and first[2] == 0
+
+
+def test_only_who_wants_pages_from_a_slow_disk_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = filled(tmp_path)
+    asked, may_read = threading.Event(), threading.Event()
+    read = PageFiles.get
+
+    def slowly(files: PageFiles, name: bytes, size: int) -> Bytes | None:
+        asked.set()
+        assert may_read.wait(300)
+        return read(files, name, size)
+
+    monkeypatch.setattr(PageFiles, "get", slowly)
+    with opened(tmp_path) as llm, ThreadPoolExecutor() as others:
+        waiting = others.submit(answer, llm)
+        assert asked.wait(300)
+        llm.generate([prompt()[:9]], PARAMS, use_tqdm=False)
+        assert not waiting.done()
+        may_read.set()
+        assert waiting.result(300) == (*expected[:2], 3 * PAGE)
 
 
 def test_two_engines_on_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
