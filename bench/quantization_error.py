@@ -17,6 +17,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +26,11 @@ from numpy.typing import NDArray
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, Want
+from ferrum.kernels.interface import F32
 from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.quant.formats import QUANTIZERS, SCHEMES, Quantizer
-from ferrum.quant.groups import GROUPS
-from ferrum.quant.int4 import quantize_int4
+from ferrum.quant.groups import GROUPS, in_groups
+from ferrum.quant.int4 import Int4Weight, quantize_int4, quantize_int4_zero_points
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model
@@ -132,19 +134,19 @@ class Judge:
 
     def costs(self, groups: Sequence[int]) -> Iterator[Cost]:
         """bfloat16; every scheme and group, as served and with the weights' error alone; other rules for int4."""
+        others = {
+            "int4 by Q4_0's rule": _plain_int4,
+            "int4 with zero points": QUANTIZERS["int4-zero-points"],
+            "int4 with zero points, ranges tried": _tried_zero_points,
+        }
         yield self._cost("bfloat16", self._floats("bfloat16"))
         for scheme, formats in SCHEMES.items():
             for group in groups:
-                # Native panels have groups of 32; the reference multiplies integers in all of them.
-                kernels = "auto" if group == 32 else "reference"
-                config = ModelConfig(model=self.model, quantize=scheme, kv_dtype="bfloat16", kernels=kernels)
+                config = ModelConfig(model=self.model, quantize=scheme, kv_dtype="bfloat16")
                 yield self._cost(f"{scheme}, groups of {group}", config, group=group)
                 yield self._weights_alone(scheme, QUANTIZERS[formats.layers], QUANTIZERS[formats.ends], group)
-        for group in groups:
-            yield self._weights_alone("int4 by Q4_0's rule", _plain_int4, QUANTIZERS["int8"], group)
-            yield self._weights_alone(
-                "int4 with zero points", QUANTIZERS["int4-zero-points"], QUANTIZERS["int8"], group
-            )
+        for group, (name, quantizer) in product(groups, others.items()):
+            yield self._weights_alone(name, quantizer, QUANTIZERS["int8"], group)
 
     def kv_costs(self) -> Iterator[Cost]:
         """Keys and values in every format, with weights in float32; and int8 throughout."""
@@ -202,6 +204,30 @@ class Judge:
 
 def _plain_int4(values: NDArray[Any], group: int) -> GroupedWeight:
     return quantize_int4(values, group, ())
+
+
+def _tried_zero_points(values: NDArray[Any], group: int) -> Int4Weight:
+    """With zero points over the whole range of each group, or over the part with the least squared error."""
+    blocks = in_groups(values, group)
+    best = quantize_int4_zero_points(values, group)
+    least = _squared_errors(best, blocks)
+    low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
+    for part in (0.97, 0.94, 0.91, 0.88, 0.82):
+        cut = np.clip(blocks, part * low[..., None], part * high[..., None])
+        tried = quantize_int4_zero_points(cut.reshape(len(values), -1)[:, : values.shape[1]], group)
+        error = _squared_errors(tried, blocks)
+        better = error < least
+        least[better] = error[better]
+        for name in ("packed", "scales", "zero_points"):
+            ours, theirs = (getattr(each, name).reshape(*better.shape, -1) for each in (best, tried))
+            ours[better] = theirs[better]
+    return best
+
+
+def _squared_errors(weight: GroupedWeight, blocks: F32) -> F32:
+    """Of each group, [N, G]."""
+    errors: F32 = ((in_groups(weight.dequantize(), weight.group) - blocks) ** 2).sum(axis=-1)
+    return errors
 
 
 def held_out() -> list[str]:
