@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +15,10 @@ import pytest
 from spoken import spoken
 from test_engine_real_drafts import RULES, SAMPLED, essence
 from tiny import directory_of, find
+from typer.testing import CliRunner
 
 from ferrum import LLM, SamplingParams
+from ferrum.cli.main import app
 from ferrum.core.errors import ConfigError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Request
@@ -141,6 +144,16 @@ def test_a_draft_model_with_another_tokenizer_is_refused_with_the_reason(tmp_pat
     with pytest.raises(ConfigError, match="token 35 differs") as caught, model(str(tmp_path)):
         raise AssertionError("it was taken")
     assert caught.value.param == "speculative"
+
+
+def test_the_plan_tells_what_a_draft_model_takes() -> None:
+    given = ["plan", str(spoken(MODEL)), "--kernels", "reference", "--kv-capacity", "1024"]
+    alone, together = (
+        dict(re.findall(r"^(draft model|total) +([\d.]+) MiB", CliRunner().invoke(app, given + more).output, re.M))
+        for more in ([], ["--speculative", str(spoken("qwen3"))])
+    )
+    assert alone.keys() == {"total"}
+    assert float(together["total"]) == pytest.approx(float(alone["total"]) + float(together["draft model"]), abs=0.15)
 
 
 @pytest.mark.soak

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from ferrum.cli.options import chosen, model_fields, with_options
+from ferrum.cli.options import chosen, engine_fields, model_fields, with_options
 from ferrum.cli.tables import print_table, size
 
+PLAN_FIELDS: Final = [*model_fields(), *(field for field in engine_fields() if field.name == "speculative")]
+"""Options that something is held in memory for."""
 
-@with_options(model_fields(), "Model")
+
+@with_options(PLAN_FIELDS, "Model")
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or ferrum-tiny.")],
     **options: Any,
@@ -18,10 +21,14 @@ def plan(
     """Show the bytes that a model takes, and how many sequences of what length fit."""
     from ferrum.engine.build import engine_config
     from ferrum.engine.progress import loading_bar
+    from ferrum.engine.speculation import load_draft_model
     from ferrum.runtime.load import build_executor
 
-    config = engine_config(model, chosen(model_fields(), options)).model
-    with loading_bar(model) as progress, build_executor(config, progress=progress) as executor:
+    config = engine_config(model, chosen(PLAN_FIELDS, options))
+    with loading_bar(model) as progress, build_executor(config.model, progress=progress) as executor:
+        draft = load_draft_model(config, executor)
+        # The libraries are there once for both models.
+        drafting = 0 if draft is None else draft.memory_plan.total - draft.memory_plan.libraries
         info, memory, context = executor.info, executor.memory_plan, executor.capabilities().max_sequence_length
         per_token = sum(part.bytes_per_token for part in memory.pool)
         print_table(
@@ -34,7 +41,8 @@ def plan(
                 ("activations", f"{size(memory.activations)} ({memory.activation_row:,} B per token of a step)"),
                 ("tables", size(memory.tables)),
                 ("libraries", size(memory.libraries)),
-                ("total", size(memory.total)),
+                *([] if draft is None else [("draft model", f"{size(drafting)}, its KV pool included")]),
+                ("total", size(memory.total + drafting)),
             ]
         )
         typer.echo()

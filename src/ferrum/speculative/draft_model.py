@@ -12,6 +12,7 @@ from typing import Final
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.executor import ModelExecutor
+from ferrum.core.memory import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, Want
 from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
@@ -70,6 +71,11 @@ class DraftModel:
         self._context = executor.capabilities().max_sequence_length
         self._cached: dict[str, _Cached] = {}
         self.spent = 0.0
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the model holds in memory."""
+        return self._executor.memory_plan
 
     def limit(self, sequence: Sequence) -> int:
         """See `Drafts`."""
