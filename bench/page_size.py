@@ -1,0 +1,107 @@
+"""What the size of a page costs: decoding and prefilling with pages of 16 to 256 tokens, and the copy of a page.
+
+    python bench/page_size.py --out bench/results/page_size.json
+
+A model of the shape of Qwen3-0.6B with random weights, packed to int8, runs the same workloads with pools of every size
+in turns. Speeds are shares of the best size's in the same turn, medians over the turns. Beside them stand what a fork
+copies, and what lies behind the last full page of a sequence on average: tokens that a shared prefix ends before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from ferrum.bench.shapes import shape_config
+from ferrum.bench.subject import ExecutorSubject
+from ferrum.bench.workloads import WORKLOADS, Workload
+from ferrum.cache.pages import PageCopy
+from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+SHAPE: Final = "qwen3-0.6b"
+SIZES: Final = (16, 32, 64, 128, 256)
+MEASURED: Final = ("decode@1024", "decode@4096", "batch16@256", "prefill512")
+COPIES: Final = 8
+
+
+def copy_seconds(executor: LocalExecutor) -> float:
+    """Of one page of every layer group."""
+    groups = executor.lm.pages.groups
+    pairs = [PageCopy(group.name, 0, 1) for group in groups]
+    times = []
+    for _ in range(COPIES):
+        begun = time.perf_counter()
+        executor.lm.kernels.copy_pages(pairs)
+        times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+def measure(model: str, kv_dtype: str, turns: int) -> dict[str, Any]:
+    """All sizes and workloads in turns."""
+    workloads = [each for each in WORKLOADS if each.name in MEASURED]
+    capacity = max(each.sequences * (each.length + max(SIZES)) for each in workloads) + max(SIZES)
+    subjects = {size: subject_of(model, kv_dtype, size, capacity) for size in SIZES}
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for _ in range(turns):
+        for workload in workloads:
+            for size, subject in subjects.items():
+                seconds.setdefault((workload.name, size), []).append(subject.run(workload).bare)
+    return {str(size): told(size, subjects[size].executor, workloads, seconds) for size in SIZES}
+
+
+def subject_of(model: str, kv_dtype: str, size: int, capacity: int) -> ExecutorSubject:
+    """An executor with pages of that size."""
+    executor = load_executor(model, kv_dtype=kv_dtype, kv_capacity=capacity, page_size=size)
+    return ExecutorSubject(executor, EngineConfig(model=ModelConfig(model=model)), SHAPE)
+
+
+def told(
+    size: int, executor: LocalExecutor, workloads: list[Workload], seconds: Mapping[tuple[str, int], list[float]]
+) -> dict[str, Any]:
+    """One size: its shares of the best one's speed, and what a page of it is."""
+    shares = {}
+    for workload in workloads:
+        turns = zip(*(seconds[workload.name, each] for each in SIZES), strict=True)
+        own = seconds[workload.name, size]
+        shares[workload.name] = round(median(min(turn) / mine for turn, mine in zip(turns, own, strict=True)), 4)
+    return {
+        "speed": shares,
+        "page_bytes": sum(executor.lm.kernels.page_bytes(group.name) for group in executor.lm.pages.groups),
+        "copy_milliseconds": round(1e3 * copy_seconds(executor), 3),
+        "mean_tokens_behind": (size - 1) / 2,
+    }
+
+
+def main() -> None:
+    """Measure, and print a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        model = options.model or Path(scratch) / "packed"
+        if not model.exists():
+            pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), model, "int8")
+        report = measure(str(model), options.kv_dtype, options.turns)
+    for size, case in report.items():
+        print(size, case)
+    if options.out is not None:
+        origin = {"shape": SHAPE, "quantize": "int8", "kv_dtype": options.kv_dtype, "machine": platform.machine()}
+        options.out.write_text(json.dumps({**origin, "sizes": report}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
