@@ -13,43 +13,6 @@ struct Better {
     bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
-struct Candidate {
-    float value;
-    int32_t token;
-    int64_t mass;
-};
-
-// The first of the candidates in that order whose mass reaches what is needed, without sorting them: like quickselect, but
-// by mass. `candidates` are in ascending order of tokens and have enough mass; at least one is kept.
-std::vector<int32_t> nucleus(std::vector<Candidate> candidates, int64_t needed) {
-    std::vector<int32_t> kept;
-    std::vector<Candidate> parts[3];  // above, at and below the pivot
-    while (!candidates.empty()) {
-        const float a = candidates.front().value, b = candidates[candidates.size() / 2].value, c = candidates.back().value;
-        const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
-        int64_t above = 0;
-        for (auto& part : parts) part.clear();
-        for (const Candidate& each : candidates) {
-            parts[each.value > pivot ? 0 : each.value == pivot ? 1 : 2].push_back(each);
-            above += each.value > pivot ? each.mass : 0;
-        }
-        if (above >= needed && !parts[0].empty()) {
-            candidates.swap(parts[0]);
-            continue;
-        }
-        for (const Candidate& each : parts[0]) kept.push_back(each.token);
-        needed -= above;
-        for (const Candidate& each : parts[1]) {
-            if (needed <= 0 && !kept.empty()) return kept;
-            kept.push_back(each.token);
-            needed -= each.mass;
-        }
-        if (needed <= 0) return kept;
-        candidates.swap(parts[2]);
-    }
-    return kept;
-}
-
 constexpr int64_t kBlock = 64;  // tokens whose greatest stands for them when a threshold is sought
 
 }  // namespace
@@ -64,10 +27,12 @@ int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules
     if (!(peak > -INFINITY)) return -1;
     scaled_.resize(static_cast<size_t>(count));
     float* x = scaled_.data();
-    kernels_.scale_below(logits, count, peak, rules.temperature, x);
     const bool by_count = rules.top_k > 0 && rules.top_k < count, by_mass = rules.top_p < 1.0, by_share = rules.min_p > 0.0f;
+    if (by_count)
+        keep_top_k_scaled(logits, count, peak, rules.temperature, rules.top_k);
+    else
+        kernels_.scale_below(logits, count, peak, rules.temperature, x);
     if (!by_count && !by_mass && !by_share) return kernels_.draw_from_all(x, count, key);
-    if (by_count) keep_top_k(x, count, rules.top_k);
     if (by_mass) keep_top_p(x, count, rules.top_p, !by_count);
     if (by_share) keep_min_p(x, count, rules.min_p, !by_count && !by_mass);
     return kernels_.draw_among(x, tokens_.data(), static_cast<int64_t>(tokens_.size()), key);
@@ -81,62 +46,111 @@ std::vector<int32_t> Sampler::top(const float* logits, int64_t count, int64_t mo
 }
 
 // The `most`-th greatest of the blocks' greatest is a threshold that at least `most` tokens reach, and few others.
-void Sampler::keep_top_k(const float* x, int64_t count, int64_t most) {
-    tokens_.clear();
-    if (most <= 0) return;
+float Sampler::reached_by(const float* x, int64_t count, int64_t most) {
     const int64_t blocks = (count + kBlock - 1) / kBlock;
-    float cut = -INFINITY;
-    if (most <= blocks) {
-        values_.resize(static_cast<size_t>(blocks));
-        for (int64_t block = 0; block < blocks; ++block)
-            values_[static_cast<size_t>(block)] =
-                kernels_.largest(x + block * kBlock, std::min(kBlock, count - block * kBlock));
-        std::nth_element(values_.begin(), values_.begin() + most - 1, values_.end(), std::greater<float>());
-        cut = values_[static_cast<size_t>(most) - 1];
-    }
+    if (most > blocks) return -INFINITY;
+    values_.resize(static_cast<size_t>(blocks));
+    for (int64_t block = 0; block < blocks; ++block)
+        values_[static_cast<size_t>(block)] = kernels_.largest(x + block * kBlock, std::min(kBlock, count - block * kBlock));
+    std::nth_element(values_.begin(), values_.begin() + most - 1, values_.end(), std::greater<float>());
+    return values_[static_cast<size_t>(most) - 1];
+}
+
+void Sampler::collect(const float* x, int64_t count, float cut) {
     tokens_.resize(static_cast<size_t>(count));
     tokens_.resize(static_cast<size_t>(kernels_.collect_from(x, count, cut, tokens_.data())));
+}
+
+void Sampler::gather(const float* x) {
+    values_.resize(tokens_.size());
+    for (size_t i = 0; i < tokens_.size(); ++i) values_[i] = x[tokens_[i]];
+}
+
+void Sampler::cut_to(const float* x, int64_t most) {
     if (most >= static_cast<int64_t>(tokens_.size())) return;
     std::nth_element(tokens_.begin(), tokens_.begin() + most - 1, tokens_.end(), Better{x});
     tokens_.resize(static_cast<size_t>(most));
     std::sort(tokens_.begin(), tokens_.end());
 }
 
-// The fewest best whose mass reaches the share. Most nuclei are small: candidates come from the top in widening cuts.
-void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) {
-    if (all) {
-        tokens_.resize(static_cast<size_t>(count));
-        tokens_.resize(static_cast<size_t>(kernels_.collect_from(x, count, -INFINITY, tokens_.data())));
-    }
-    values_.resize(tokens_.size());
+void Sampler::keep_top_k(const float* x, int64_t count, int64_t most) {
+    tokens_.clear();
+    if (most <= 0) return;
+    collect(x, count, reached_by(x, count, most));
+    cut_to(x, most);
+}
+
+// As if all logits had been scaled first, but only those are that may be among the first. Scaling keeps the order and may
+// make equals of neighbours: the threshold is lowered by more than its roundings can move.
+void Sampler::keep_top_k_scaled(const float* logits, int64_t count, float peak, float temperature, int64_t most) {
+    const double cut = reached_by(logits, count, most), margin = 1e-6 * (static_cast<double>(peak) - cut);
+    collect(logits, count, std::nextafter(static_cast<float>(cut - margin), -INFINITY));
+    gather(logits);
+    kernels_.scale_below(values_.data(), static_cast<int64_t>(values_.size()), peak, temperature, values_.data());
+    for (size_t i = 0; i < tokens_.size(); ++i) scaled_[static_cast<size_t>(tokens_[i])] = values_[i];
+    cut_to(scaled_.data(), most);
+}
+
+// Values and masses of the tokens; the sum of the masses.
+int64_t Sampler::weigh(const float* x) {
+    gather(x);
     masses_.resize(tokens_.size());
-    for (size_t i = 0; i < tokens_.size(); ++i) values_[i] = x[tokens_[i]];
-    const int64_t total = kernels_.mass_of(values_.data(), static_cast<int64_t>(tokens_.size()), masses_.data());
+    return kernels_.mass_of(values_.data(), static_cast<int64_t>(tokens_.size()), masses_.data());
+}
+
+// The fewest best whose mass reaches the share. Most nuclei are small: of a whole row candidates come from the top, in
+// widening cuts.
+void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) {
+    const int64_t total = all ? kernels_.mass_of(x, count, nullptr) : weigh(x);
     const int64_t needed = std::min(static_cast<int64_t>(std::ceil(share * static_cast<double>(total))), total);
-    std::vector<Candidate> candidates;
-    for (const float cut : {-2.0f, -8.0f, -INFINITY}) {
-        int64_t sum = 0;
-        candidates.clear();
-        for (size_t i = 0; i < tokens_.size(); ++i)
-            if (values_[i] >= cut) {
-                candidates.push_back({values_[i], tokens_[i], masses_[i]});
-                sum += masses_[i];
+    if (all)
+        for (const float cut : {-2.0f, -6.0f, -10.0f, -14.0f, -20.0f, -INFINITY}) {
+            collect(x, count, cut);
+            if (weigh(x) >= needed) break;
+        }
+    auto [least, equals] = edge_of(needed);
+    size_t kept = 0;
+    for (size_t i = 0; i < tokens_.size(); ++i)
+        if (values_[i] > least || (values_[i] == least && equals-- > 0)) tokens_[kept++] = tokens_[i];
+    tokens_.resize(kept);
+}
+
+// Without sorting the weighed tokens: like quickselect, but by mass. Tokens of one value have one mass.
+Sampler::Edge Sampler::edge_of(int64_t needed) {
+    for (std::vector<Weighed>& each : weighed_) each.resize(tokens_.size());
+    Weighed *from = weighed_[0].data(), *to = weighed_[1].data();
+    size_t count = tokens_.size();
+    for (size_t i = 0; i < count; ++i) from[i] = {values_[i], masses_[i]};
+    for (int turn = 0;; turn = 1 - turn) {
+        const float a = from[0].value, b = from[count / 2].value, c = from[count - 1].value;
+        const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+        size_t high = 0, low = count;  // those above the pivot go to the front, those below it to the back
+        int64_t above = 0, level = 0, one = 1;
+        for (size_t i = 0; i < count; ++i) {
+            const Weighed each = from[i];
+            if (each.value > pivot) {
+                to[high++] = each;
+                above += each.mass;
+            } else if (each.value < pivot) {
+                to[--low] = each;
+            } else {
+                level += one = each.mass;
             }
-        if (sum >= needed) break;
+        }
+        if (above < needed && (above + level >= needed || low == count))
+            return {pivot, one > 0 ? (needed - above + one - 1) / one : static_cast<int64_t>(count)};
+        const bool below = above < needed;
+        if (below) needed -= above + level;
+        from = below ? to + low : to;
+        count = below ? count - low : high;
+        to = weighed_[static_cast<size_t>(turn)].data();
     }
-    tokens_ = nucleus(std::move(candidates), needed);
-    std::sort(tokens_.begin(), tokens_.end());
 }
 
 void Sampler::keep_min_p(const float* x, int64_t count, float least, bool all) {
-    if (all) {
-        tokens_.resize(static_cast<size_t>(count));
-        const float cut = std::log(least) - 0.01f;  // a little more than needed: the exact test follows
-        tokens_.resize(static_cast<size_t>(kernels_.collect_from(x, count, cut, tokens_.data())));
-    }
-    values_.resize(tokens_.size());
+    if (all) collect(x, count, std::log(least) - 0.01f);  // a little more than needed: the exact test follows
+    gather(x);
     exponentials_.resize(tokens_.size());
-    for (size_t i = 0; i < tokens_.size(); ++i) values_[i] = x[tokens_[i]];
     kernels_.exp_of(values_.data(), static_cast<int64_t>(tokens_.size()), exponentials_.data());
     size_t kept = 0;
     for (size_t i = 0; i < tokens_.size(); ++i)

@@ -40,7 +40,24 @@ public:
     Description describe(const float* logits, int64_t count, int64_t token, int64_t most);
 
 private:
+    struct Weighed {
+        float value;
+        int64_t mass;
+    };
+    // The least value of a nucleus, and how many tokens of that value it has, the lowest ids.
+    struct Edge {
+        float least;
+        int64_t equals;
+    };
+
+    float reached_by(const float* x, int64_t count, int64_t most);
+    void collect(const float* x, int64_t count, float cut);
+    void gather(const float* x);
+    void cut_to(const float* x, int64_t most);
     void keep_top_k(const float* x, int64_t count, int64_t most);
+    void keep_top_k_scaled(const float* logits, int64_t count, float peak, float temperature, int64_t most);
+    int64_t weigh(const float* x);
+    Edge edge_of(int64_t needed);
     void keep_top_p(const float* x, int64_t count, double share, bool all);
     void keep_min_p(const float* x, int64_t count, float least, bool all);
 
@@ -48,6 +65,7 @@ private:
     std::vector<float> scaled_, values_, exponentials_;
     std::vector<int32_t> tokens_;  // the candidates, ascending once a rule has kept some
     std::vector<int64_t> masses_;
+    std::vector<Weighed> weighed_[2];
 };
 
 }  // namespace ferrum
