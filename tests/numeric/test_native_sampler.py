@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_twin import TEAMS, chooser_of
+from native_twin import TEAMS, TIERS, chooser_of
 from sampling_twin import best_of, request, sample
 
 from ferrum.core.errors import NonFiniteLogits, StepError
@@ -41,19 +43,19 @@ rules = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize("tier", TIERS)
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES), params=rules, key=st.integers(-(2**63), 2**63 - 1))
-def test_draws_are_those_of_numpy(team, seed, size, params, key):
-    chooser, logits = chooser_of(*team), logits_of(seed, size)
+def test_draws_are_those_of_numpy(tier, seed, size, params, key):
+    chooser, logits = chooser_of(tier, 2), logits_of(seed, size)
     for position in range(1, 4):
         wish = request([0] * position, seed=key, choice=seed % 3, **params)
         assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
 
 
-@pytest.mark.parametrize("team", TEAMS)
-def test_draws_of_a_whole_vocabulary_are_those_of_numpy(team):
-    chooser = chooser_of(*team)
+@pytest.mark.parametrize("tier", TIERS)
+def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
+    chooser = chooser_of(tier, 2)
     for seed in range(3):
         logits = (np.random.default_rng(seed).standard_normal(151_936) * 3).astype(np.float32)
         for params in ({}, {"temperature": 0.7, "top_p": 0.95}, {"top_k": 20}, {"min_p": 0.05}, {"temperature": 0.0}):
@@ -61,9 +63,23 @@ def test_draws_of_a_whole_vocabulary_are_those_of_numpy(team):
             assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
 
 
-@pytest.mark.parametrize("team", TEAMS)
-def test_rules_over_the_vocabulary_come_first(team):
-    chooser, logits = chooser_of(*team), logits_of(3, 100)
+@pytest.mark.parametrize("tier", TIERS)
+def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
+    """Logits a few units in the last place apart: the first by their values are not the first once they are divided."""
+    chooser, rng = chooser_of(tier, 2), np.random.default_rng(4)
+    for size in (50, 300, 5000):
+        steps = rng.integers(0, 6, size)
+        logits = np.where(steps > 4, np.float32(9), (np.float32(-3) + steps * np.float32(2**-22)).astype(np.float32))
+        for temperature in (0.3, 0.9, 2.0):
+            for top_k in (size // 6, size // 4, size // 2):
+                wish = request([0], seed=size + top_k, temperature=temperature, top_k=top_k, min_p=1e-9)
+                drawn = {sample(logits, replace(wish, choice=choice), (), chooser).token for choice in range(8)}
+                assert drawn == {sample(logits, replace(wish, choice=choice)).token for choice in range(8)}
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_rules_over_the_vocabulary_come_first(tier):
+    chooser, logits = chooser_of(tier, 2), logits_of(3, 100)
     for params in (
         {"allowed_token_ids": [4, 77]},
         {"logit_bias": {5: 3.5}, "temperature": 0.0},
@@ -75,19 +91,19 @@ def test_rules_over_the_vocabulary_come_first(team):
         np.testing.assert_array_equal(logits, kept)
 
 
-@pytest.mark.parametrize("team", TEAMS)
+@pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("count", [0, 1, 5, ALL_TOKENS])
-def test_log_probabilities_are_those_of_numpy(team, count):
-    chooser = chooser_of(*team)
+def test_log_probabilities_are_those_of_numpy(tier, count):
+    chooser = chooser_of(tier, 2)
     for size in SIZES:
         logits = np.stack([logits_of(seed, size) for seed in range(4)])
         wish = Score(tuple(int(row.argmax()) for row in logits), count)
         assert score(logits, wish, chooser) == score(logits, wish, REFERENCE)
 
 
-@pytest.mark.parametrize("team", TEAMS)
-def test_rows_that_cannot_be_sampled_say_what_numpy_says(team):
-    chooser = chooser_of(*team)
+@pytest.mark.parametrize("tier", TIERS)
+def test_rows_that_cannot_be_sampled_say_what_numpy_says(tier):
+    chooser = chooser_of(tier, 2)
     for bad in (np.nan, np.inf):
         logits = logits_of(1, 70)
         logits[69] = bad
