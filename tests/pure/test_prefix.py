@@ -11,6 +11,7 @@ import pytest
 from ferrum.cache.names import Name
 from ferrum.cache.pages import PageCopy, PageGroup, PageTable
 from ferrum.cache.prefix import PrefixScope
+from ferrum.cache.tails import Tails
 from ferrum.core.snapshots import PrefixCounts
 
 SIZE = 4
@@ -207,3 +208,29 @@ def test_a_fork_keeps_named_pages_and_names_its_own(copies: int) -> None:
         assert pages.match(named(own)) == 2
         pages.check()
     assert pages.prefix_counts().cached_pages == 1 + copies
+
+
+def test_the_tail_that_holds_most_of_what_is_wanted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tails, there = Tails(), {(1, 2, 3), (1, 5), (7,)}
+
+    def called(tokens: Sequence[int]) -> Name:
+        return repr(tuple(tokens)).encode()
+
+    def found(wanted: Sequence[int], before: Name = b"page") -> tuple[Name, int] | None:
+        tail = tails.find(before, wanted, called, lambda name: name in set(map(called, there)))
+        return None if tail is None else (tail.name, tail.tokens)
+
+    for tokens in ((1, 2, 3), (7,), (1, 5)):
+        tails.add(b"page", called(tokens), tokens)
+    assert found([1, 2, 3, 4]) == (called((1, 2, 3)), 3), "one that they begin with"
+    assert found([1, 9]) == (called((1, 5)), 1), "as much as they have in common with the last one"
+    assert found([1, 5]) == (called((1, 5)), 2)
+    assert found([7, 7]) == (called((7,)), 1)
+    assert found([2]) is None and found([]) is None and found([1, 5], b"another page") is None
+    there.clear()
+    assert found([1, 2, 3, 4]) is None, "their pages have made room"
+    monkeypatch.setattr("ferrum.cache.tails.MOST", 2)
+    there.add((1,))
+    for page in (b"one", b"two", b"three"):
+        tails.add(page, called((1,)), (1,))
+    assert found([1], b"one") is None and found([1], b"three") == (called((1,)), 1)
