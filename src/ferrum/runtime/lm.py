@@ -166,6 +166,8 @@ class DecoderLM(StepwiseLLM):
 def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
     """The next piece of a span that fits, or None where not even one row does."""
     span, wanted = collected.span, collected.logit_rows()
+    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # nearly always
+        return Piece(span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows())
     end = min(len(span.tokens), done + room)
     if _between(wanted, done, end) > logit_room:
         end = max(done, wanted.start) + logit_room

@@ -27,6 +27,7 @@ class NativeChooser:
     def __init__(self, runtime: Any) -> None:
         self._team = load().SamplerTeam(runtime)
 
+    @np.errstate(over="ignore")
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser.choose`."""
         tokens: list[int | StepError] = [each.best for each in choices]

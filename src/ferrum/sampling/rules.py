@@ -225,9 +225,11 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 )
 
 
-@np.errstate(over="ignore")
 def edited(logits: F32, row: Row) -> F32:
-    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity."""
+    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity.
+
+    Numbers may overflow to infinity: callers say once, for all their rows, that numpy is not to warn of it.
+    """
     editable = Editable(logits)
     for rule in LOGIT_RULES:
         rule(editable, row)
@@ -239,6 +241,7 @@ def nothing_allowed(row: Row) -> StepError:
     return StepError(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
 
 
+@np.errstate(over="ignore")
 def permitted(logits: F32, row: Row) -> Candidates:
     """Every token that may follow, with its logit after the rules over the vocabulary: f32 [V] -> candidates.
 
