@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -17,35 +19,89 @@ FEW = settings(
 MANY = settings(FEW, max_examples=2000, derandomize=False)
 
 
+MOST_TOKENS = 16
+LIMITS = ("max_tokens", "max_completion_tokens")
+
+UNSAYABLE = {
+    "min_tokens": r"\d+ is more than max_tokens = \d+",
+    "best_of": r"\d+ is (less than n|more than n) = \d+",
+    "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit)",
+    "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)",
+    "logit_bias": r"token id \d+ is not below the vocabulary size",
+    "echo": "the last message is not the assistant's",
+    "continue_final_message": "the final message has no text to continue|leaves out or changes the final",
+    "chat_template": "",
+    "chat_template_kwargs": "may not replace",
+    "dimensions": "the model's vectors have",
+    "arguments": "must be JSON|must be a JSON object",
+}
+"""Why a body that fits the document may still be refused, by the field that the refusal names: relations of two
+numbers, lengths in tokens, keys of an object as numbers, the last item of a list, what the model is, and languages
+within a text (a template, JSON). JSON Schema has no words for these.
+"""
+
+
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """Else hardly a body would get past the name of the model, and those that do could generate for ever."""
-    if isinstance(body, dict) and isinstance(body.get("model"), str):
-        body = {**body, "model": "fake"}
+    if not isinstance(body, dict):
+        return body
+    body = dict(body)
+    if isinstance(body.get("model"), str):
+        body["model"] = "fake"
+    if context.operation.path.endswith("/completions"):
         if isinstance(body.get("n"), int):
             body["n"] = min(body["n"], 4)
-        if "max_tokens" not in body:
-            body["max_tokens"] = 4
+        for name in LIMITS if "max_completion_tokens" in body else LIMITS[:1]:
+            limit = body.get(name)
+            body[name] = MOST_TOKENS if limit is None or _large(limit) else limit
+    for message in body["messages"] if isinstance(body.get("messages"), list) else ():
+        _give_arguments(message)
     return body
+
+
+def _give_arguments(message: Any) -> None:
+    """Texts drawn at random are hardly ever JSON."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            function["arguments"] = '{"a": 1}'
+
+
+def _large(limit: Any) -> bool:
+    return isinstance(limit, int | float) and limit > MOST_TOKENS
 
 
 def check(document: Any, route: tuple[str, str], profile: settings, checks: Collection[str] | None = None) -> None:
     """Valid and invalid requests of a route; any answer that the document does not know is a failure.
 
     Args:
-        checks: by name; None: all but that valid bodies are served. Ranges, and rules between fields, are no business
-            of types: a body that fits its types may be refused.
+        checks: by name; None: all of them.
     """
     method, path = route
     operation = document[path][method]
     every = {each.__name__: each for each in CHECKS.get_all()}
-    names = set(every) - {"positive_data_acceptance"} if checks is None else set(checks)
-    assert names <= set(every)
-    strategy = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode))
+    names = set(every) if checks is None else set(checks)
+    assert names <= set(every) and "positive_data_acceptance" in every
+    served = []
 
     @profile
-    @given(strategy)
+    @given(st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
     def run(case: Any) -> None:
-        case.call_and_validate(checks=[every[name] for name in sorted(names)])
+        response = case.call()
+        left = names - ({"positive_data_acceptance"} if unsayable(response) else set())
+        case.validate_response(response, checks=[every[name] for name in sorted(left)])
+        served.append(response.status_code)
 
     run()
+    assert 200 in served or "{" in path, "nothing was served"
+
+
+def unsayable(response: Any) -> bool:
+    """Whether a refusal is one of those that no schema can foretell."""
+    if response.status_code != 400:
+        return False
+    error = json.loads(response.content)["error"]
+    field = (error["param"] or "").rpartition(".")[2].partition("[")[0]
+    return field in UNSAYABLE and re.search(UNSAYABLE[field], error["message"]) is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
+from ferrum.core.memory import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request, Sequence
@@ -27,6 +28,9 @@ from ferrum.text.generation import GenerationConfig
 VOCABULARY = 97
 CONTEXT = 4096
 EOS = 96
+UNKNOWN = ord("?") - 31
+"""What letters become that are not printable ASCII."""
+MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 POISON = 92
 """A prompt that begins with this token fails its spans."""
 CRASH = 93
@@ -47,7 +51,7 @@ class LetterTokenizer:
         return token_id in self.special_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(letter) - 31 for letter in text]
+        return [ord(letter) - 31 if " " <= letter <= "~" else UNKNOWN for letter in text]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(self.token_text(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
@@ -59,6 +63,16 @@ class LetterTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode()
+
+
+class MarkedTokenizer(LetterTokenizer):
+    """With a token that begins texts, and the marks for filling in the middle in place of three letters."""
+
+    bos_token_id = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        begin = [0] if add_special_tokens else []
+        return begin + ([90 + MARKS.index(text)] if text in MARKS else super().encode(text))
 
 
 class ServedFake(FakeExecutor):
@@ -141,8 +155,12 @@ class FakeRecipe:
             drafter=Guesses(self._propose) if self.drafts else None,
             prefixes=scope_of(pages) if self.prefixes else None,
         )
-        info = EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1")
+        info = EngineInfo("fake", VOCABULARY, self.context, pages.capacity_tokens, "fake-1", memory=self._memory())
         return Built(executor, scheduler, info, recorded=self.recorded)
+
+    def _memory(self) -> MemoryPlan:
+        part = PoolPart(name="full", num_pages=self.num_pages, page_size=self.page_size, bytes_per_token=8)
+        return MemoryPlan(weights=5000, activations=640, activation_row=10, tables=70, pool=(part,), libraries=3)
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         followed = FakeModel(VOCABULARY).follow(sequence.request, sequence.choice, self.context).tokens

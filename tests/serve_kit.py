@@ -31,7 +31,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[bot]{% endif %}"
 )
 USER = [{"role": "user", "content": "hi"}]
-SLOW = FakeRecipe(seconds_per_step=0.01)
+ENDLESS_TOKENS = 30_000
+SLOW = FakeRecipe(seconds_per_step=0.01, num_pages=32_768, context=32_000)
+"""So many tokens take it five minutes at least, and there is room for a dozen of such requests and others."""
 
 
 @dataclass

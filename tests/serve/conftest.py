@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import FakeRecipe, MarkedTokenizer
+from ferrum.core.config import EngineConfig, ModelConfig
 from serve_kit import Served, chat_parts, serving
 
 
@@ -18,8 +20,10 @@ def shared() -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def unfailing() -> Iterator[Served]:
-    """A server whose engine no prompt can command to fail."""
-    with serving(chat_parts(FakeRecipe(fails=False))) as served:
+    """A server that has all that a request can ask for, and whose engine no prompt can command to fail."""
+    config = EngineConfig(model=ModelConfig(model="fake"), policy="priority")
+    made = chat_parts(FakeRecipe(fails=False, policy="priority"))
+    with serving(replace(made, tokenizer=MarkedTokenizer(), config=config)) as served:
         yield served
 
 

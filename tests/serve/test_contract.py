@@ -248,6 +248,17 @@ def test_a_completion_that_breaks_a_rule_is_refused_by_name(server: Served, body
     assert error_of(server.complete(**body), 400)["param"] == param
 
 
+def test_an_integer_may_be_written_with_a_point(server: Served) -> None:
+    """So does JSON Schema, which the document is written in."""
+    assert seen(server, "/v1/completions", base("/v1/completions")) == seen(
+        server, "/v1/completions", {**base("/v1/completions"), "max_tokens": 12.0, "seed": 1.0}
+    )
+    ids = server.complete(prompt=[5.0, 6], max_tokens=1)
+    assert ids.status_code == 200 and server.requests[-1].prompt == (5, 6)
+    for value in (4.5, True, "4"):
+        assert error_of(server.complete(max_tokens=value), 400)["param"] == "max_tokens"
+
+
 def test_the_first_of_two_limits_wins_and_is_named(server: Served) -> None:
     reply = server.chat(max_completion_tokens=3, max_tokens=9, ignore_eos=True).json()
     assert reply["usage"]["completion_tokens"] == 3

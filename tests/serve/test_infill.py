@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine_fakes import FakeRecipe, LetterTokenizer, expected
+from engine_fakes import MARKS, FakeRecipe, LetterTokenizer, MarkedTokenizer, expected
 from ferrum.text.infill import CONVENTIONS, infill_prompt
 from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import Served, chat_parts, error_of, serving
 
-QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+QWEN = list(MARKS)
 DEEPSEEK = ["<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"]
 EXPECTED = {
     "Qwen": (QWEN, QWEN[0] + "ab" + QWEN[1] + "yz" + QWEN[2]),
@@ -41,19 +41,9 @@ def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: 
     assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
 
 
-class Marked(LetterTokenizer):
-    """Letters, and three marks in place of the last of them."""
-
-    bos_token_id = 0
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        begin = [0] if add_special_tokens else []
-        return begin + ([90 + QWEN.index(text)] if text in QWEN else super().encode(text))
-
-
 @pytest.fixture(scope="module")
 def filling() -> Iterable[Served]:
-    with serving(replace(chat_parts(FakeRecipe(fails=False)), tokenizer=Marked())) as server:
+    with serving(replace(chat_parts(FakeRecipe(fails=False)), tokenizer=MarkedTokenizer())) as server:
         yield server
 
 

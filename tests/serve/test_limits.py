@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import admission, greedy
 from ferrum.core.errors import ConfigError
+from ferrum.engine.outputs import Delta
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
 from ferrum.server.keys import read_keys
 from ferrum.server.limits import KeyLimits, Limits
-from serve_kit import SLOW, USER, Served, chat_parts, error_of, serving, wait_for
+from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, serving, wait_for
 
 
 class Clock:
@@ -49,7 +51,7 @@ def endless(server: Served, keys: list[str]) -> Iterator[None]:
     with ThreadPoolExecutor(len(keys)) as pool:
         names = [f"endless-{number}" for number in range(len(keys))]
         running = [
-            pool.submit(chat, server, key, max_tokens=4000, request_id=name)
+            pool.submit(chat, server, key, max_tokens=ENDLESS_TOKENS, request_id=name)
             for key, name in zip(keys, names, strict=True)
         ]
         wait_for(lambda: server.service.num_live == len(keys))
@@ -91,6 +93,25 @@ def test_other_keys_have_rates_of_their_own() -> None:
     refused(limits)
     for _ in range(100):
         limits.begin("without limits")
+
+
+def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
+    """A minute's worth is 60: of 150 tokens 90 are debt, and one token must be there again."""
+    clock = Clock()
+    limits = Limits({"a": KeyLimits(tokens_per_minute=60), "b": KeyLimits(tokens_per_minute=60)}, lambda: 1, clock)
+    request = admission().admit([1] * 100, greedy(50), tenant="a")
+    limits.begin("a")
+    limits.enter("a", [request])
+    limits.delta(request, Delta("r", token_ids=(1,) * 50))
+    limits.leave("a", 1)
+    assert refused(limits) == 91
+    limits.begin("b")
+    clock.now += 90.5
+    assert refused(limits) == 1, "asking meanwhile makes it no longer"
+    clock.now += 0.5
+    limits.begin("a")
+    limits.enter("a", [request])
+    assert refused(limits) == 100, "what was saved up before the debt is gone"
 
 
 def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> None:
@@ -149,6 +170,6 @@ def test_limits_of_keys_need_keys() -> None:
 def test_a_key_is_served_before_what_another_one_has_queued(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("greedy:one\npolite:two\n")
-    recipe = FakeRecipe(policy="fair", max_sequences=2, seconds_per_step=0.002)
+    recipe = replace(SLOW, policy="fair", max_sequences=2)
     with serving(chat_parts(recipe), api_key_file=str(path)) as server, endless(server, ["one"] * 12):
         assert [chat(server, "two").status_code for _ in range(3)] == [200] * 3

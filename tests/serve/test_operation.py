@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from ferrum.engine.host import Built
 from ferrum.server.keys import read_keys
 from ferrum.server.limits import KeyLimits
 from ferrum.server.service import DrainRate
-from serve_kit import SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for, wire
+from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for, wire
 
-ENDLESS = {"max_tokens": 4000, "ignore_eos": True}
+ENDLESS = {"max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
 
 
 def spied(recipe: FakeRecipe, built: list[Built]) -> Any:
@@ -62,7 +63,7 @@ def test_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
 
 
 def test_a_queued_request_leaves_too() -> None:
-    recipe = FakeRecipe(seconds_per_step=0.01, max_sequences=1)
+    recipe = replace(SLOW, max_sequences=1)
     with serving(chat_parts(recipe)) as server, ThreadPoolExecutor() as pool:
         first = pool.submit(server.chat, request_id="first", **ENDLESS)
         wait_for(lambda: server.service.num_live == 1)

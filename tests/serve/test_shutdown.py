@@ -16,7 +16,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from serve_kit import USER, error_of, wait_for
+from serve_kit import ENDLESS_TOKENS, USER, error_of, wait_for
 
 SCRIPT = """
 import sys
@@ -114,7 +114,7 @@ def test_one_signal_lets_streams_finish_and_takes_nothing_new(port: int, tmp_pat
 def test_two_signals_end_what_runs(port: int, tmp_path: Path, number: signal.Signals) -> None:
     with started(port, tmp_path) as server:
         lines: list[str] = []
-        running = Thread(target=stream, args=(server.client, 4000, lines))
+        running = Thread(target=stream, args=(server.client, ENDLESS_TOKENS, lines))
         running.start()
         wait_for(lambda: bool(lines))
         server.process.send_signal(number)
@@ -175,7 +175,7 @@ def test_a_server_that_was_killed_starts_again_on_its_port(port: int, tmp_path: 
 
 def _cut_off(client: httpx.Client, lines: list[str]) -> None:
     with pytest.raises(httpx.HTTPError):
-        stream(client, 4000, lines)
+        stream(client, ENDLESS_TOKENS, lines)
 
 
 def _children(pid: int) -> list[str]:

@@ -201,20 +201,33 @@ def _as_int(name: str, value: Any) -> int:
     _refuse(name, f"must be an integer, not {value!r}")
 
 
-def _integer(low: int, high: int | None = None, *, optional: bool = False) -> Callable[[str, Any], int | None]:
-    def normalise(name: str, value: Any) -> int | None:
-        if value is None and optional:
+@dataclass(frozen=True, slots=True)
+class _Integer:
+    """Whole numbers within bounds; None too, where it is optional."""
+
+    low: int
+    high: int | None = None
+    optional: bool = False
+
+    def __call__(self, name: str, value: Any) -> int | None:
+        if value is None and self.optional:
             return None
         number = _as_int(name, value)
-        if number < low or (high is not None and number > high):
-            _refuse(name, f"must be at least {low}{'' if high is None else f' and at most {high}'}, not {number}")
+        if number < self.low or (self.high is not None and number > self.high):
+            most = "" if self.high is None else f" and at most {self.high}"
+            _refuse(name, f"must be at least {self.low}{most}, not {number}")
         return number
 
-    return normalise
 
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """Finite numbers within bounds; `above`: without the lower one."""
 
-def _number(low: float, high: float | None = None, *, above: bool = False) -> Callable[[str, Any], float]:
-    def normalise(name: str, value: Any) -> float:
+    low: float
+    high: float
+    above: bool = False
+
+    def __call__(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
             _refuse(name, f"must be a number, not {value!r}")
         try:
@@ -223,12 +236,10 @@ def _number(low: float, high: float | None = None, *, above: bool = False) -> Ca
             number = math.inf
         if not math.isfinite(number):
             _refuse(name, f"must be finite, not {value!r}")
-        if number < low or (above and number == low) or (high is not None and number > high):
-            bound = f"{'above' if above else 'at least'} {low:g}"
-            _refuse(name, f"must be {bound}{'' if high is None else f' and at most {high:g}'}, not {number:g}")
+        if number < self.low or (self.above and number == self.low) or number > self.high:
+            bound = f"{'above' if self.above else 'at least'} {self.low:g}"
+            _refuse(name, f"must be {bound} and at most {self.high:g}, not {number:g}")
         return number
-
-    return normalise
 
 
 def _items(name: str, value: Any) -> list[Any]:
@@ -284,6 +295,9 @@ def _allowed(name: str, value: Any) -> tuple[int, ...] | None:
     return tokens
 
 
+_BIAS: Final = _Number(-100.0, 100.0)
+
+
 def _bias(name: str, value: Any) -> dict[int, float] | None:
     """Ids may be decimal strings, as JSON spells the keys of an object."""
     if value is None:
@@ -291,36 +305,58 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
     if not isinstance(value, Mapping):
         _refuse(name, f"must map token ids to numbers, not {value!r}")
     bias: dict[int, float] = {}
-    within = _number(-100.0, 100.0)
     for key, amount in value.items():
         decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
         token = int(key) if decimal else _token(name, key)
         if token in bias:
             _refuse(name, f"names token {token} twice")
-        bias[token] = within(name, amount)
+        bias[token] = _BIAS(name, amount)
     return bias
 
 
 _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "n": _integer(1, MAX_CHOICES),
-    "temperature": _number(0.0, 2.0),
-    "top_p": _number(0.0, 1.0, above=True),
-    "top_k": _integer(-1),
-    "min_p": _number(0.0, 1.0),
-    "seed": _integer(-(2**63), 2**63 - 1, optional=True),
+    "n": _Integer(1, MAX_CHOICES),
+    "temperature": _Number(0.0, 2.0),
+    "top_p": _Number(0.0, 1.0, above=True),
+    "top_k": _Integer(-1),
+    "min_p": _Number(0.0, 1.0),
+    "seed": _Integer(-(2**63), 2**63 - 1, optional=True),
     "stop": _stop_strings,
     "stop_token_ids": _tokens,
     "bad_words": _words,
     "include_stop_str_in_output": _flag,
     "ignore_eos": _flag,
-    "max_tokens": _integer(0, optional=True),
-    "min_tokens": _integer(0),
-    "logprobs": _integer(ALL_TOKENS, optional=True),
-    "prompt_logprobs": _integer(ALL_TOKENS, optional=True),
-    "presence_penalty": _number(-2.0, 2.0),
-    "frequency_penalty": _number(-2.0, 2.0),
-    "repetition_penalty": _number(0.01, 100.0),
+    "max_tokens": _Integer(0, optional=True),
+    "min_tokens": _Integer(0),
+    "logprobs": _Integer(ALL_TOKENS, optional=True),
+    "prompt_logprobs": _Integer(ALL_TOKENS, optional=True),
+    "presence_penalty": _Number(-2.0, 2.0),
+    "frequency_penalty": _Number(-2.0, 2.0),
+    "repetition_penalty": _Number(0.01, 100.0),
     "logit_bias": _bias,
     "allowed_token_ids": _allowed,
     "skip_special_tokens": _flag,
 }
+
+TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
+"""JSON Schema of a token id; that it is below the vocabulary's size depends on the model."""
+
+_SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
+    _stop_strings: {"minLength": 1, "maxItems": MAX_STOP_STRINGS, "items": {"type": "string", "minLength": 1}},
+    _words: {"items": {"type": "string", "pattern": r"\S"}},
+    _tokens: {"items": TOKEN_SCHEMA},
+    _allowed: {"minItems": 1, "items": TOKEN_SCHEMA},
+    _bias: {
+        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,18})$"},
+        "additionalProperties": {"type": "number", "minimum": _BIAS.low, "maximum": _BIAS.high},
+    },
+}
+
+
+def value_schema(name: str) -> dict[str, Any]:
+    """What JSON Schema can say of a parameter's values beyond their type."""
+    normalise = _NORMALISE[name]
+    if isinstance(normalise, _Integer | _Number):
+        low = "exclusiveMinimum" if isinstance(normalise, _Number) and normalise.above else "minimum"
+        return {low: normalise.low} | ({} if normalise.high is None else {"maximum": normalise.high})
+    return dict(_SCHEMAS.get(normalise, {}))

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
+from ferrum.server.document import document
 from ferrum.server.errors import error_response
 from ferrum.server.guard import Guard
 from ferrum.server.keys import ApiKeys, read_keys
@@ -69,7 +70,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[config.allow_origin], allow_methods=["*"], allow_headers=["*"]
         )
-    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    app.openapi = partial(document, app, service)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service, keys=keys)
     return app
 
@@ -82,16 +83,3 @@ def _keys(config: ServerConfig) -> ApiKeys | None:
     if limits != KeyLimits():
         raise ConfigError("is needed by the limits of keys", param="api_key_file")
     return None
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, without the status that the framework thinks it sends for faulty bodies: ours is 400."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -28,10 +28,8 @@ from ferrum.server.replies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.requests import ChatRequest
+from ferrum.server.requests import MAX_TOP_LOGPROBS, ChatRequest
 from ferrum.server.writers import Head, Namer, Tally
-
-MAX_TOP_LOGPROBS = 20
 
 
 def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head: Head, name: str) -> ChatJob:
@@ -81,8 +79,6 @@ def _check(body: ChatRequest) -> None:
             raise invalid("top_logprobs", "only with logprobs = true")
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {body.top_logprobs}")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
     if body.modalities is not None and body.modalities != ["text"]:
         raise unsupported("modalities", "text only")
     if body.include_reasoning is False:
@@ -111,15 +107,12 @@ class ChatJob:
     def __init__(self, head: Head, body: ChatRequest, request: Request, namer: Namer, prefix: str) -> None:
         self.id = head.id
         self.requests = (request,)
-        self.tally = Tally(self.requests)
+        self.tally = Tally(self.requests, body.stream_options)
         self._head = head
         self._namer = namer
         self._prefix = prefix
         self._params: SamplingParams = request.params
         self._ids = bool(body.return_token_ids)
-        options = body.stream_options
-        self._usage_each = bool(options and options.continuous_usage_stats)
-        self._usage_last = bool(options and options.include_usage)
         self._begun: set[int] = set()
 
     def push(self, place: int, delta: Delta) -> Iterator[ChatChunk]:
@@ -166,14 +159,11 @@ class ChatJob:
 
     def end(self) -> Iterator[ChatChunk]:
         """The usage, where asked for. See `Job`."""
-        if self._usage_last:
+        if self.tally.at_end:
             yield ChatChunk(**self._head.fields(), object="chat.completion.chunk", choices=[], usage=self.tally.usage())
 
     def _chunk(self, choice: ChatChunkChoice, **extra: Any) -> ChatChunk:
-        if self._usage_each:
-            extra["usage"] = self.tally.usage()
-        elif self._usage_last:
-            extra["usage"] = None
+        extra |= self.tally.of_chunk()
         return ChatChunk(**self._head.fields(), object="chat.completion.chunk", choices=[choice], **extra)
 
     def _token(self, position: Logprobs) -> TokenLogprob:

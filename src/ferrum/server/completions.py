@@ -14,14 +14,12 @@ from ferrum.server import writers
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.prepare import Caller, admit, check_common, one_or_several, renamed, sampling_params, wider
 from ferrum.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
-from ferrum.server.requests import CompletionRequest
+from ferrum.server.requests import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
 from ferrum.server.writers import Head, Namer, Tally
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.infill import infill_prompt
 
 DEFAULT_MAX_TOKENS: Final = 16
-MAX_LOGPROBS: Final = 5
-MAX_BEST_OF: Final = 20
 MAX_PROMPTS: Final = 256
 
 
@@ -36,8 +34,6 @@ def completion_job(
     check_common(body, front)
     prompts = one_or_several("prompt", body.prompt, min(MAX_PROMPTS, caller.together))
     n, generated = _choices(body)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise invalid("logprobs", f"must be 0 to {MAX_LOGPROBS}, not {body.logprobs}")
     echoed = body.logprobs if body.echo else None
@@ -92,8 +88,8 @@ def _choices(body: CompletionRequest) -> tuple[int, int]:
     n = 1 if body.n is None else body.n
     if body.best_of is None:
         return n, n
-    if not 0 <= body.best_of <= MAX_BEST_OF:
-        raise invalid("best_of", f"must be 0 to {MAX_BEST_OF}, not {body.best_of}")
+    if not 1 <= body.best_of <= MAX_BEST_OF:
+        raise invalid("best_of", f"must be 1 to {MAX_BEST_OF}, not {body.best_of}")
     if body.best_of < n:
         raise invalid("best_of", f"{body.best_of} is less than n = {n}")
     if body.best_of > n and body.stream:
@@ -149,7 +145,7 @@ class CompletionJob:
     ) -> None:
         self.id = head.id
         self.requests = tuple(requests)
-        self.tally = Tally(self.requests)
+        self.tally = Tally(self.requests, body.stream_options)
         self._head = head
         self._body = body
         self._n = n
@@ -157,9 +153,6 @@ class CompletionJob:
         self._namer = Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids))
         self._tokenizer = front.tokenizer
         self._texts = texts
-        options = body.stream_options
-        self._usage_each = bool(options and options.continuous_usage_stats)
-        self._usage_last = bool(options and options.include_usage)
         self._choices: dict[int, _Choice] = {}
 
     def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
@@ -239,16 +232,12 @@ class CompletionJob:
         to.top_logprobs.append(named)
 
     def _chunk(self, choice: CompletionChoice) -> CompletionReply:
-        extra: dict[str, Any] = {}
-        if self._usage_each:
-            extra["usage"] = self.tally.usage()
-        elif self._usage_last:
-            extra["usage"] = None
-        return CompletionReply(**self._head.fields(), object="text_completion", choices=[choice], **extra)
+        usage: dict[str, Any] = self.tally.of_chunk()
+        return CompletionReply(**self._head.fields(), object="text_completion", choices=[choice], **usage)
 
     def end(self) -> Iterator[CompletionReply]:
         """The usage, where asked for. See `Job`."""
-        if self._usage_last:
+        if self.tally.at_end:
             yield CompletionReply(**self._head.fields(), object="text_completion", choices=[], usage=self.tally.usage())
 
     def fold(self, chunks: Sequence[Reply]) -> CompletionReply:

@@ -107,6 +107,8 @@ def check_common(body: GenerationBody, front: Front) -> None:
         raise invalid("stream_options", "only with stream = true")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "not with stream = true")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
     if body.cache_salt == "":
         raise invalid("cache_salt", "must not be empty")
     if body.request_id == "":

@@ -1,6 +1,6 @@
 """What clients send: the bodies of all routes, their fields' types, and which fields have no effect or are refused.
 
-Ranges are checked where the values are used (`SamplingParams`, the engine's admission), so they are said once.
+Ranges are checked where the values are used (`SamplingParams`, the engine's admission); `schemas` tells of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,30 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ferrum.core.params import SamplingParams
+from ferrum.core.params import TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.server import schemas
+from ferrum.server.schemas import Whole
+
+MAX_TOP_LOGPROBS: Final = 20
+MAX_LOGPROBS: Final = 5
+MAX_BEST_OF: Final = 20
 
 _HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingParams)}
 
 
 def _sampling(name: str) -> Any:
     """A field that means what the sampling parameter of that name means; null is its default."""
-    return Field(default=None, description=_HELP[name])
+    return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
+
+
+def _optional(description: str, schema: schemas.Schema) -> Any:
+    """A field that may be left out or null, and what its schema says beyond its type."""
+    return Field(default=None, description=description, json_schema_extra=schema)
+
+
+def _rules(schema: schemas.Schema) -> ConfigDict:
+    """What the schema of a body says beyond those of its fields."""
+    return ConfigDict(json_schema_extra=schema)
 
 
 class Body(BaseModel):
@@ -50,6 +66,8 @@ class StreamOptions(Body):
 class ContentPart(Body):
     """A part of a message; `text` and, of an assistant, `refusal` are served."""
 
+    model_config = _rules(schemas.PART)
+
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -58,13 +76,14 @@ class ContentPart(Body):
 class Message(Body):
     """One message of a conversation. Fields beyond these go to the chat template as they are."""
 
+    model_config = _rules(schemas.MESSAGE)
     PASSES_ON = True
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart] | None = Field(default=None, json_schema_extra={"minItems": 1})
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": schemas.TOOL_CALL})
     refusal: str | None = None
 
 
@@ -72,13 +91,13 @@ class Prediction(Body):
     """What the reply may be like: it is verified instead of being generated as far as it agrees."""
 
     type: Literal["content"]
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] = Field(json_schema_extra={"minItems": 1})
 
 
 class ResponseFormat(Body):
     """The form of the reply; only `text` is served."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = Field(json_schema_extra={"enum": ["text"]})
 
 
 class GenerationBody(Body):
@@ -99,36 +118,37 @@ class GenerationBody(Body):
     )
 
     model: str = Field(description="A name from /v1/models.")
-    n: int | None = _sampling("n")
+    n: Whole | None = _sampling("n")
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
-    top_k: int | None = _sampling("top_k")
+    top_k: Whole | None = _sampling("top_k")
     min_p: float | None = _sampling("min_p")
-    seed: int | None = _sampling("seed")
+    seed: Whole | None = _sampling("seed")
     stop: str | list[str] | None = _sampling("stop")
-    stop_token_ids: list[int] | None = _sampling("stop_token_ids")
+    stop_token_ids: list[Whole] | None = _sampling("stop_token_ids")
     bad_words: list[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
     ignore_eos: bool | None = _sampling("ignore_eos")
-    max_tokens: int | None = _sampling("max_tokens")
-    min_tokens: int | None = _sampling("min_tokens")
-    prompt_logprobs: int | None = _sampling("prompt_logprobs")
+    max_tokens: Whole | None = _sampling("max_tokens")
+    min_tokens: Whole | None = _sampling("min_tokens")
+    prompt_logprobs: Whole | None = _sampling("prompt_logprobs")
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
     logit_bias: dict[str, float] | None = _sampling("logit_bias")
-    allowed_token_ids: list[int] | None = _sampling("allowed_token_ids")
+    allowed_token_ids: list[Whole] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
     stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     echo: bool | None = Field(
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
-    priority: int | None = Field(default=None, description="Smaller is served first, under the priority policy.")
-    request_id: str | None = Field(default=None, description="Names the request; not that of a live one.")
-    cache_salt: str | None = Field(default=None, description="Keeps cached prefixes apart; not empty.")
-    truncate_prompt_tokens: int | None = Field(
-        default=None, description="Keep so many tokens from the prompt's end; -1: as many as fit."
+    priority: Whole | None = Field(default=None, description="Smaller is served first, under the priority policy.")
+    request_id: str | None = _optional("Names the request; not that of a live one.", schemas.NOT_EMPTY)
+    cache_salt: str | None = _optional("Keeps cached prefixes apart; not empty.", schemas.NOT_EMPTY)
+    truncate_prompt_tokens: Whole | None = _optional(
+        "Keep so many tokens from the prompt's end; -1: as many as fit.", schemas.between(-1) | schemas.not_this(0)
     )
     add_special_tokens: bool | None = Field(default=None, description="Add the special tokens around a text.")
     return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and choices in the reply.")
@@ -156,6 +176,7 @@ class TemplateBody(Body):
 class ChatRequest(GenerationBody, TemplateBody):
     """The body of /v1/chat/completions."""
 
+    model_config = _rules(schemas.CHAT)
     NO_OPS = MappingProxyType(
         {
             **GenerationBody.NO_OPS,
@@ -184,14 +205,20 @@ class ChatRequest(GenerationBody, TemplateBody):
     )
 
     logprobs: bool | None = Field(default=None, description="Report the log-probabilities of the tokens.")
-    top_logprobs: int | None = Field(default=None, description="And of so many top tokens, 0 to 20; needs logprobs.")
-    max_completion_tokens: int | None = Field(default=None, description="As max_tokens, and goes before it.")
-    response_format: ResponseFormat | None = None
+    top_logprobs: Whole | None = _optional(
+        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.", schemas.between(0, MAX_TOP_LOGPROBS)
+    )
+    max_tokens: Whole | None = _optional("Most tokens to generate; None: as the context allows.", schemas.between(1))
+    max_completion_tokens: Whole | None = _optional("As max_tokens, and goes before it.", schemas.between(1))
     prediction: Prediction | None = Field(
         default=None, description="What the reply may be like. It is the same without, and sooner there with it."
     )
-    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description="Text only.")
-    include_reasoning: bool | None = Field(default=None, description="False is refused: reasoning is part of the text.")
+    modalities: list[Literal["text", "audio"]] | None = _optional(
+        "Text only.", {"minItems": 1, "maxItems": 1, "items": {"const": "text"}}
+    )
+    include_reasoning: bool | None = _optional(
+        "False is refused: reasoning is part of the text.", schemas.not_this(False)
+    )
     metadata: dict[str, str] | None = Field(default=None, description="No effect.", max_length=16)
     safety_identifier: str | None = Field(default=None, description="No effect.", max_length=64)
     prompt_cache_key: str | None = Field(default=None, description="No effect.")
@@ -204,34 +231,43 @@ class ChatRequest(GenerationBody, TemplateBody):
 class CompletionRequest(GenerationBody):
     """The body of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="A text or its token ids, or several.")
+    model_config = _rules(schemas.COMPLETION)
+
+    prompt: str | list[str] | list[Whole] | list[list[Whole]] = Field(
+        description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
+    )
     suffix: str | None = Field(
         default=None, description="What comes after the completion, for models that fill in the middle."
     )
-    best_of: int | None = Field(
-        default=None, description="Generate so many, return the n likeliest per token; 0 to 20."
+    best_of: Whole | None = _optional(
+        f"Generate so many, return the n likeliest per token; up to {MAX_BEST_OF}.", schemas.between(1, MAX_BEST_OF)
     )
-    logprobs: int | None = Field(default=None, description="Report each token's and so many top ones, 0 to 5.")
-    response_format: ResponseFormat | None = None
+    logprobs: Whole | None = _optional(
+        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", schemas.between(0, MAX_LOGPROBS)
+    )
 
 
 class EmbeddingRequest(Body):
     """The body of /v1/embeddings; unknown fields are refused."""
 
+    model_config = _rules({"additionalProperties": False})
     NO_OPS = MappingProxyType({"user": "nothing is counted per user"})
 
     model: str = Field(description="A name from /v1/models.")
-    input: str | list[str] | list[int] | list[list[int]] = Field(description="A text or its token ids, or several.")
+    input: str | list[str] | list[Whole] | list[list[Whole]] = Field(
+        description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
+    )
     encoding_format: Literal["float", "base64"] | None = Field(
         default=None, description="base64: little-endian floats."
     )
-    dimensions: int | None = Field(default=None, description="Those of the model, or refused.")
+    dimensions: Whole | None = _optional("Those of the model, or refused.", schemas.between(1))
     user: str | None = Field(default=None, description="No effect.")
 
 
 class RenderRequest(TemplateBody):
     """The body of /v1/chat/completions/render."""
 
+    model_config = _rules(schemas.RENDER)
     REFUSED = MappingProxyType({"tools": _TOOLS, "documents": "the template gets none"})
 
     model: str | None = None
@@ -240,13 +276,17 @@ class RenderRequest(TemplateBody):
 class TokenizeRequest(Body):
     """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
 
+    model_config = _rules(schemas.TOKENIZE)
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
     content: str | None = None
     add_special_tokens: bool | None = Field(default=None, description="Default: true for a prompt.")
     add_special: bool | None = Field(default=None, description="As add_special_tokens, for content; default false.")
-    parse_special: bool | None = Field(default=None, description="False is refused: the tokenizer always parses them.")
+    parse_special: bool | None = _optional(
+        "False is refused: the tokenizer always parses them.", schemas.not_this(False)
+    )
     return_token_strs: bool | None = Field(default=None, description="The text of each token, too.")
     with_pieces: bool | None = Field(default=None, description="For content: each token with its text.")
     add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
@@ -259,4 +299,4 @@ class DetokenizeRequest(Body):
     """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Whole] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

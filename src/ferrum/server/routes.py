@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 
 from ferrum.core.types import Pooling
-from ferrum.server import replies
+from ferrum.server import replies, schemas
 from ferrum.server.chat import chat_job
 from ferrum.server.completions import completion_job
 from ferrum.server.embeddings import Embeddings, embedding_requests
@@ -218,7 +218,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
 
 
 def _generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    events = {"text/event-stream": {"schema": schemas.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
 

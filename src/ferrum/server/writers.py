@@ -11,6 +11,7 @@ from ferrum.core.types import FinishReason, Request
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
 from ferrum.server.errors import CancelledError, DeadlineError
 from ferrum.server.replies import CompletionDetails, Finish, PromptDetails, PromptLogprobs, PromptToken, Reply, Usage
+from ferrum.server.requests import StreamOptions
 from ferrum.text.tokenizer import Tokenizer
 
 MINUS_INFINITY: Final = -9999.0
@@ -63,9 +64,19 @@ class Head:
 
 
 class Tally:
-    """Tokens of a job: those of its prompts once, and those of all its choices."""
+    """Tokens of a job: those of its prompts once, and those of all its choices.
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    Args:
+        requests: of the job.
+        options: what a client wants to know of them while they come, and at the end.
+
+    Attributes:
+        at_end: whether one more chunk tells them.
+    """
+
+    def __init__(self, requests: Sequence[Request], options: StreamOptions | None) -> None:
+        self._each = bool(options and options.continuous_usage_stats)
+        self.at_end = bool(options and options.include_usage)
         self.prompt = sum(len(request.prompt) for request in requests)
         self.completion = 0
         self.cached = self.accepted = self.rejected = 0
@@ -77,6 +88,12 @@ class Tally:
             self.cached += delta.usage.cached_tokens
             self.accepted += delta.usage.accepted_prediction_tokens
             self.rejected += delta.usage.rejected_prediction_tokens
+
+    def of_chunk(self) -> dict[str, Usage | None]:
+        """What a chunk tells of them: all so far, null where that is for the last one, or nothing."""
+        if self._each:
+            return {"usage": self.usage()}
+        return {"usage": None} if self.at_end else {}
 
     def usage(self) -> Usage:
         """As clients see it."""

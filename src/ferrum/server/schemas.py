@@ -1,0 +1,141 @@
+"""What JSON Schema can say of bodies beyond the types of their fields, for the OpenAPI document; and its integers.
+
+It is said here and checked elsewhere, where the values are used; `tests/serve/test_document.py` holds the two together,
+and lists the rules that no schema can say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from ferrum.core.params import TOKEN_SCHEMA
+
+Schema: TypeAlias = dict[str, Any]
+
+
+class _Whole:
+    """Tells pydantic of `Whole`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.float_schema(strict=True)
+        kinds = [core_schema.int_schema(strict=True), core_schema.no_info_after_validator_function(_whole, written)]
+        return core_schema.union_schema(list(kinds), mode="left_to_right", custom_error_type="int_type")
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        return {"type": "integer"}
+
+
+def _whole(number: float) -> int:
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+Whole: TypeAlias = Annotated[int, _Whole()]
+"""An integer as JSON Schema has them: 4.0 is one, for JSON knows no other numbers than those; true and "4" are none."""
+
+NOT_EMPTY: Final[Schema] = {"minLength": 1, "minItems": 1}
+"""Of a text or a list."""
+
+TEXTS: Final[Schema] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": TOKEN_SCHEMA},
+        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": TOKEN_SCHEMA}},
+    ]
+}
+"""A text or its token ids, or several."""
+
+EVENT: Final[Schema] = {
+    "type": "object",
+    "description": "An event of the stream: a chunk as JSON, and [DONE] as the last one.",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
+def between(low: int, high: int | None = None) -> Schema:
+    """A number within bounds."""
+    return {"minimum": low} | ({} if high is None else {"maximum": high})
+
+
+def not_this(value: Any) -> Schema:
+    """Anything but one value."""
+    return {"not": {"const": value}}
+
+
+def given(name: str, schema: Schema | None = None) -> Schema:
+    """An object whose field is there, and as it is to be: by default, not null."""
+    return {"properties": {name: {"not": {"type": "null"}} if schema is None else schema}, "required": [name]}
+
+
+def absent(name: str) -> Schema:
+    """An object whose field is not there, or null."""
+    return {"properties": {name: {"type": "null"}}}
+
+
+def without(name: str, value: Any) -> Schema:
+    """An object whose field is not there, or has another value."""
+    return {"properties": {name: not_this(value)}}
+
+
+def either(*schemas: Schema) -> Schema:
+    """At least one of several."""
+    return {"anyOf": list(schemas)}
+
+
+def rules(*schemas: Schema) -> Schema:
+    """All of several, beside what the types of the fields say."""
+    return {"allOf": list(schemas)}
+
+
+def exactly_one(*names: str) -> Schema:
+    """One of these fields is there, and the others are not."""
+    return either(*({"allOf": [given(name), *(absent(each) for each in names if each != name)]} for name in names))
+
+
+USAGE_OF_STREAMS: Final = either(absent("stream_options"), given("stream", {"const": True}))
+SCORES_OF_WHOLES: Final = either(absent("prompt_logprobs"), without("stream", True))
+ONE_TURN: Final = either(without("add_generation_prompt", True), without("continue_final_message", True))
+GENERATION: Final = (USAGE_OF_STREAMS, SCORES_OF_WHOLES)
+
+CHAT: Final = rules(*GENERATION, ONE_TURN, either(absent("top_logprobs"), given("logprobs", {"const": True})))
+COMPLETION: Final = rules(
+    *GENERATION, either(absent("suffix"), {"allOf": [without("echo", True), absent("truncate_prompt_tokens")]})
+)
+RENDER: Final = rules(ONE_TURN)
+TOKENIZE: Final = rules(ONE_TURN, exactly_one("prompt", "messages", "content"))
+
+PART: Final = either(
+    *({"allOf": [given("type", {"const": kind}), given(kind, {"type": "string"})]} for kind in ("text", "refusal"))
+)
+
+MESSAGE: Final = rules(
+    either(
+        given("content"),
+        given("refusal"),
+        {"allOf": [given("role", {"const": "assistant"}), given("tool_calls", {"type": "array", "minItems": 1})]},
+    ),
+    either(without("role", "tool"), given("tool_call_id")),
+    either(without("role", "function"), given("name")),
+)
+
+TOOL_CALL: Final[Schema] = {
+    "properties": {
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {
+                    "anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]
+                },
+            },
+            "required": ["name"],
+        }
+    },
+    "required": ["function"],
+}
