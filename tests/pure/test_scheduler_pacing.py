@@ -72,3 +72,30 @@ def test_whatever_the_bound_tokens_are_the_same_and_answers_come_in_time(bound: 
     else:
         least = seconds(4 + LEAST, 600)
         assert max(map(seconds, mixed)) <= 1.1 * max(bound, 2 * seconds(4, 600), least)
+
+
+def linear(rows: int) -> float:
+    """The weights take 20 ms, and so do the first ten rows; each further one 2 ms."""
+    return max(0.02, 0.002 * rows)
+
+
+def crowded(bound: float | None) -> tuple[int, list[tuple[int, ...]]]:
+    """The most sequences that ever ran, and everybody's tokens."""
+    costs = StepCosts()
+    for step in range(400):
+        rows = (1, 5, 10, 20, 40, 80)[step % 6]
+        costs.observe(rows, 10 * rows, linear(rows))
+    bench = Bench(num_pages=800, budget=64, max_sequences=40, costs=costs, decode_seconds=bound)
+    requests = [bench.add(str(index), 2, seed=index, max_tokens=6) for index in range(60)]
+    most = max(len(spans) for spans in bench.run())
+    bench.agrees(*requests)
+    return most, [bench.tokens(request.request_id) for request in requests]
+
+
+def test_newcomers_wait_where_they_would_only_make_the_others_slower() -> None:
+    free, tokens = crowded(None)
+    assert free == 40
+    for bound, places in ((1.0, 40), (0.05, 25), (0.03, 16), (0.001, 16)):
+        most, same = crowded(bound)
+        assert same == tokens
+        assert most == pytest.approx(places, abs=2), "as fit into the time, but as many as bring more tokens a second"

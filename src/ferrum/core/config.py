@@ -132,7 +132,8 @@ class EngineConfig(JsonRecord):
         default=0.5,
         metadata=about(
             "Longest step in seconds, as steps are measured, while answers are being written: prompts join in pieces "
-            "that keep to it, and get half of a step at least; 0: as long as max_tokens_per_step makes it.",
+            "that keep to it, and get half of a step at least, and sequences wait that would make it longer and bring "
+            "nothing; 0: as long as max_tokens_per_step and max_batch_size make it.",
             least=0.0,
         ),
     )

@@ -1,17 +1,23 @@
-"""How much of the prompts joins a step in which others decode: as much as keeps their next tokens in time.
+"""How much of the prompts joins a step in which others decode, and how many decode: as keeps their tokens in time.
 
 Tokens of a prompt ride along with decoded ones, and everybody waits for the whole step. On a slow machine, or with a
 large model, a long piece of a prompt would hold up every answer that is being written. What a step takes is measured
-(`StepCosts`), so the piece is as long as fits, whatever machine and model these are. It changes no bit of any answer.
+(`StepCosts`), so the piece is as long as fits, whatever machine and model these are. Where reading the weights is no
+longer what takes the time, more sequences in a step make it longer and bring nothing: then newcomers wait. It changes
+no bit of any answer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Final
 
+from ferrum.core.tuning import fastest_batch_size
+from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.plan import OpenStep
 
 PROMPTS_SHARE: Final = 0.5
 """Prompts get at least this share of a step: they go on where decoding alone takes as long as a step may."""
@@ -31,6 +37,35 @@ class Pacing:
     def __init__(self, costs: StepCosts, seconds: float | None) -> None:
         self._costs = costs
         self._seconds = seconds
+
+    def bound(self, step: OpenStep, running: Iterable[Sequence], behind: Iterable[Sequence], most: int) -> None:
+        """Say how many prompt tokens and how many sequences a step takes that has the tokens of those who decode.
+
+        Args:
+            step: is told.
+            running: the sequences that run; none of them has to leave.
+            behind: those of them whose prompts go on.
+            most: sequences there may be at most.
+        """
+        step.hold(self.prompt_tokens(step.room, max((each.computed for each in behind), default=0)))
+        lengths = [each.computed for each in running]
+        stored = sum(lengths) / max(1, len(lengths))
+        step.places = min(most, max(len(lengths), self.sequences(most, stored)))
+
+    def sequences(self, most: int, stored: float) -> int:
+        """How many sequences may decode side by side: as keep to the time, or as bring more tokens per second.
+
+        Args:
+            most: at most.
+            stored: tokens that each of them has stored.
+        """
+        if self._seconds is None or not self._costs.predict(1, 0):
+            return most
+
+        def seconds(size: int) -> float:
+            return self._costs.predict(size, round(size * stored))
+
+        return max(bisect_right(range(1, most + 1), self._seconds, key=seconds), fastest_batch_size(seconds, most))
 
     def prompt_tokens(self, room: Room, stored: int) -> int:
         """How many tokens of prompts a step may take, at most its budget.

@@ -105,11 +105,18 @@ class Plan:
 
 
 class OpenStep:
-    """A step while it is planned: the spans so far, the tokens left to give away, and whether newcomers still join."""
+    """A step while it is planned.
+
+    Attributes:
+        budget: tokens left to give away.
+        places: most sequences that run after it.
+        admits: whether newcomers still join.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._held = 0
+        self.places = 0
         self.admits = True
         self._spans: dict[str, tuple[Sequence, Span]] = {}
 

@@ -192,7 +192,7 @@ class Scheduler:
         if not behind and not self._waiting:
             return
         step.admits = True
-        step.hold(self._pacing.prompt_tokens(step.room, max((each.computed for each in behind), default=0)))
+        self._pacing.bound(step, self._running, behind, self._max_sequences)
         for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
             if not step.budget:
                 return
@@ -273,7 +273,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, source: Sequence | Found, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
-        if not self._make_place(sequence, step, lambda: len(self._running) < self._max_sequences):
+        if not self._make_place(sequence, step, lambda: len(self._running) < step.places):
             return False
         if isinstance(source, Sequence):
             self._siblings.share(source, sequence)
