@@ -109,9 +109,10 @@ class Router:
             watched = self.observer is not None or self.recorder is not None
             observe = self._observe if watched else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
-            self._streams[stream.request.request_id] = stream
             recorder = self.recorder
-            self._host.send(stream.request if recorder is None else recorder.begin(stream.request, stream.request_id))
+            sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
+            self._streams[sent.request_id] = stream
+            self._host.send(sent)
         return stream
 
     def _unique(self, request: Request) -> Request:
@@ -151,7 +152,8 @@ class Router:
         elif isinstance(report, Ended):
             touched = {id(stream): stream for stream in self._end(report.error)}
         if touched:
-            self._wake_all([stream.wake for stream in touched.values()])
+            # Whoever gets its first news goes first: the last of many streams waits for all the others to be written.
+            self._wake_all([stream.wake for stream in sorted(touched.values(), key=lambda stream: stream.begun)])
 
     def _observe(self, request: Request, delta: Delta) -> None:
         for each in (self.recorder, self.observer):

@@ -25,6 +25,9 @@ class RequestStream:
         tokenizer: None serves token ids alone.
         wake: called, from any thread, when there is something to `take`.
         observe: told of every delta when it is made, whenever it is taken.
+
+    Attributes:
+        begun: whether any delta was taken.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class RequestStream:
         self.request = request
         self.request_id = request_id
         self.wake = wake
+        self.begun = False
         self._observe = observe
         self._choices = [Choice(request, index, tokenizer, request_id) for index in range(request.params.n)]
         self._running = set(range(request.params.n))
@@ -79,6 +83,7 @@ class RequestStream:
         with self._lock:
             if not self._waiting:
                 return None
+            self.begun = True
             return self._waiting.pop(next(iter(self._waiting)))
 
     def _keep(self, delta: Delta | None) -> None:
