@@ -52,7 +52,9 @@ def test_options_reach_the_server_and_the_engine(served: list[Any]) -> None:
 def test_the_built_in_model_on_this_machine_alone_is_the_default(served: list[Any]) -> None:
     assert execute(["serve"]) == 0
     config, engine = served
-    assert config.host == "127.0.0.1" and engine == ("ferrum-tiny", {"host": "process"})
+    model, options = engine
+    assert options.pop("child").process.returncode is not None, "a process that nobody needed is gone"
+    assert config.host == "127.0.0.1" and (model, options) == ("ferrum-tiny", {"host": "process"})
 
 
 @pytest.mark.parametrize("option", ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--api-key-file=/nowhere"])

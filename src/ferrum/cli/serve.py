@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated, Any, Final
 
 import typer
@@ -30,14 +31,20 @@ def serve(
     **options: Any,
 ) -> None:
     """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
-    try:
-        from ferrum.server.run import serve as run
-    except ImportError as error:
-        raise Unsupported("serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
-    from ferrum.engine.client import AsyncEngine
-    from ferrum.runtime.hub import BUILT_IN
     from ferrum.server.config import ServerConfig
 
     config = ServerConfig(**chosen(server_fields(), options))
     of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
-    run(lambda: AsyncEngine(model or BUILT_IN, **of_engine), config)
+    with ExitStack() as stack:
+        if engine_host == "process":  # it starts while this one imports the server
+            from ferrum.engine.process import Child
+
+            of_engine["child"] = stack.enter_context(Child())
+        try:
+            from ferrum.server.run import serve as run
+        except ImportError as error:
+            raise Unsupported("serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
+        from ferrum.engine.client import AsyncEngine
+        from ferrum.runtime.hub import BUILT_IN
+
+        run(lambda: AsyncEngine(model or BUILT_IN, **of_engine), config)

@@ -15,7 +15,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.process import ProcessHost
+from ferrum.engine.process import Child, ProcessHost
 from ferrum.engine.progress import loading_bar
 from ferrum.engine.record_files import RecordFiles
 from ferrum.engine.recorder import Recorder, Source
@@ -91,6 +91,7 @@ def with_scheduler(
         weights=_weights(executor, config),
         kv_format=str(executor.traits.kv_dtype),
         memory=executor.memory_plan,
+        draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
     return Built(executor, scheduler, info, recorded=config.record_dir is not None)
 
@@ -139,11 +140,12 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
 
 
-def build(model: str, **options: Any) -> Parts:
+def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
     """The parts of a client for a model.
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
+        child: the process for an engine that is to have one; None: a new one.
         options: see `engine_config`.
 
     Raises:
@@ -160,7 +162,7 @@ def build(model: str, **options: Any) -> Parts:
     found = replace(config, model=replace(config.model, model=str(directory)))
     recipe = EngineRecipe(replace(found, speculative=draft_directory(config, tokenizer) or config.speculative), model)
     return Parts(
-        host=ProcessHost(recipe) if config.host == "process" else ThreadHost(recipe),
+        host=ProcessHost(recipe, child) if config.host == "process" else ThreadHost(recipe),
         tokenizer=tokenizer,
         generation=_generation(
             load_generation_config(directory),

@@ -17,7 +17,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Self
 
 from ferrum.core.errors import EngineDead
 from ferrum.engine.engine import as_step_error
@@ -27,42 +27,67 @@ from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown,
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"
 
 
+class Child:
+    """A process that waits for a recipe. It imports what engines need meanwhile, beside whatever its parent does.
+
+    A context manager: at the end of the block it is gone. It is in a session of its own: Ctrl-C is its parent's
+    business. Without its parent it ends by itself.
+    """
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        program = _PROGRAM.format(path=sys.path, descriptor=there.fileno())
+        with there:  # ours must be closed, else the end of the process would not end the connection
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+        self.connection = Connection(here.detach())
+
+    def stop(self) -> None:
+        """End it at once, if it has not ended. Idempotent."""
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
 class ProcessHost:
     """An engine in a process: it shares no interpreter lock with its clients, and may die without them.
 
-    A process whose parent is gone ends by itself. It is in a session of its own: Ctrl-C is its parent's business.
+    Args:
+        recipe: of the engine.
+        child: where it is to live; None: a new process.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, child: Child | None = None) -> None:
         self._recipe = recipe
+        self._child = child
         self._process: subprocess.Popen[bytes] | None = None
         self._outgoing: SimpleQueue[Message | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def start(self, deliver: Deliver) -> EngineInfo:
         """See `Host`."""
-        here, there = socket.socketpair()
-        program = _PROGRAM.format(path=sys.path, descriptor=there.fileno())
-        with there:  # ours must be closed, else the end of the process would not end the connection
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-            )
-        connection = Connection(here.detach())
+        child = self._child or Child()
+        self._process, connection = child.process, child.connection
         try:
             connection.send(self._recipe)
-            report = _receive(connection, process)
+            report = _receive(connection, child.process)
         except BaseException:
-            process.kill()
-            process.wait()
+            child.stop()
             raise
         if not isinstance(report, Started):
-            process.wait()
+            child.process.wait()
             assert isinstance(report, Ended)
             raise report.error or EngineDead("the engine ended before it began")
-        reports = threading.Thread(target=self._pump_reports, args=(connection, process, deliver), daemon=True)
+        reports = threading.Thread(target=self._pump_reports, args=(connection, child.process, deliver), daemon=True)
         messages = threading.Thread(target=self._pump_messages, args=(connection,), daemon=True)
         self._threads = [reports, messages]
         for thread in self._threads:
@@ -119,7 +144,11 @@ def child(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     try:
+        import ferrum.runtime.load  # noqa: F401 - it takes its time, and the recipe need not have come yet
+
         built = connection.recv()()
+    except EOFError:
+        return
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent
         connection.send(Ended(as_step_error(error)))
         return
