@@ -73,9 +73,9 @@ def test_a_decoding_sample_is_its_passes_at_the_stated_context_on_pages_of_their
     with subject_of() as subject:
         seen = spied(subject, monkeypatch)
         subject.run(DECODE)
-    whole, bare = seen[: DECODE.tokens], seen[DECODE.tokens :]
-    assert len(bare) == DECODE.tokens + 1, "one pass before the clock starts"
-    assert [set(tables.positions) for tables in whole] == [{100}, {101}]
+    whole, bare = seen[: DECODE.tokens + 1], seen[DECODE.tokens + 1 :]
+    assert len(bare) == DECODE.tokens + 1, "one pass before the clock starts, of either kind"
+    assert [set(tables.positions) for tables in whole] == [{100}, {101}, {102}]
     assert all(set(tables.positions) == {100} for tables in bare)
     assert all(len(tables.token_ids) == len(tables.logit_rows) == 3 for tables in seen)
     pages = bare[0].pages[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Final
 
@@ -19,6 +20,8 @@ from ferrum.runtime.graphs import Replay
 from ferrum.runtime.lm import DecoderLM
 
 Clock: Final = time.perf_counter
+
+GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 class StopWatch:
@@ -64,7 +67,13 @@ def watched(lm: DecoderLM) -> Iterator[Callable[[], float]]:
         lm.replay = replay
 
 
-def time_engine_steps(built: Built, lm: DecoderLM, prompts: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:
+def time_engine_steps(
+    built: Built,
+    lm: DecoderLM,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    sampling: SamplingParams = GREEDY,
+) -> tuple[float, float]:
     """Seconds of the passes within, and of whole turns of the loop, over `steps` turns in which every prompt decodes.
 
     The first equals the second where nothing is replayed.
@@ -74,12 +83,13 @@ def time_engine_steps(built: Built, lm: DecoderLM, prompts: Sequence[Sequence[in
         lm: the executor's model.
         prompts: token ids.
         steps: at least as many as the prompts need passes, so that the first is not done before the last begins.
+        sampling: how tokens are chosen; its limits are not looked at.
     """
     events: list[TokenEvent] = []
     inbox: SimpleQueue[Message] = SimpleQueue()
     engine = Engine(built.executor, built.scheduler, inbox=inbox, post=events.extend)
     ids = [f"bench-{index}" for index in range(len(prompts))]
-    params = SamplingParams(temperature=0.0, max_tokens=2 * steps, ignore_eos=True)
+    params = replace(sampling, max_tokens=2 * steps, ignore_eos=True)
     for request_id, prompt in zip(ids, prompts, strict=True):
         inbox.put(Request(request_id, tuple(prompt), params, seed=0))
     try:

@@ -61,8 +61,11 @@ class Workload(JsonRecord):
 
     @property
     def length(self) -> int:
-        """Most tokens that a sequence ever holds; in an engine's loop the first goes on while the last begins."""
-        return self.context + self.tokens * (2 if self.kind is Kind.ENGINE else 1)
+        """Most tokens that a sequence ever holds.
+
+        A decode is preceded by one that does not count; in an engine's loop the first goes on while the last begins.
+        """
+        return self.context + self.tokens * (2 if self.kind is Kind.ENGINE else 1) + (self.kind is Kind.DECODE)
 
     def passes(self, max_rows: int) -> Iterator[Pass]:
         """The forward passes of a sample, none larger than `max_rows` tokens; for SERVE those of an ideal schedule."""
