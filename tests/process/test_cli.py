@@ -15,10 +15,10 @@ import pytest
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
 from ferrum.cli.main import NEXT_STEPS, execute, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
-from ferrum.cli.plan import lengths
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, FerrumError, RequestError
+from ferrum.core.memory import MemoryPlan
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.front import Parts
@@ -271,6 +271,6 @@ def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: 
 
 
 def test_plan_asks_about_powers_of_two_up_to_the_context() -> None:
-    assert lengths(1024) == [256, 512, 1024]
-    assert lengths(1000) == [256, 512, 1000]
-    assert lengths(100) == [100]
+    plan = MemoryPlan(weights=0, activations=0, activation_row=0, tables=0, pool=())
+    for context, lengths in ((1024, [256, 512, 1024]), (1000, [256, 512, 1000]), (100, [100])):
+        assert [length for length, _ in plan.fitting(context)] == lengths

@@ -36,4 +36,4 @@ def test_the_lists_of_fields_are_those_of_the_code() -> None:
 def test_every_route_is_listed(server: Served) -> None:
     paths = server.http.get("/openapi.json").json()["paths"]
     listed = set(re.findall(r"(/[\w/{}]+)`", TEXT.split("## Fields")[0]))
-    assert {path.replace("{model_id}", "{id}").replace("{request_id}", "{id}") for path in paths} <= listed
+    assert {re.sub(r"\{\w+_id\}", "{id}", path) for path in paths} <= listed

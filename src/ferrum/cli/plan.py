@@ -27,8 +27,7 @@ def plan(
     config = engine_config(model, chosen(PLAN_FIELDS, options))
     with loading_bar(model) as progress, build_executor(config.model, progress=progress) as executor:
         draft = load_draft_model(config, executor)
-        # The libraries are there once for both models.
-        drafting = 0 if draft is None else draft.memory_plan.total - draft.memory_plan.libraries
+        drafting = 0 if draft is None else draft.memory_plan.own
         info, memory, context = executor.info, executor.memory_plan, executor.capabilities().max_sequence_length
         per_token = sum(part.bytes_per_token for part in memory.pool)
         print_table(
@@ -46,11 +45,5 @@ def plan(
             ]
         )
         typer.echo()
-        fitting = [(f"{length:,}", f"{memory.max_sequences(length):,}") for length in lengths(context)]
+        fitting = [(f"{length:,}", f"{count:,}") for length, count in memory.fitting(context)]
         print_table([("LENGTH", "SEQUENCES THAT FIT"), *fitting])
-
-
-def lengths(context: int) -> list[int]:
-    """Powers of two from 256 up to the context, and the context."""
-    powers = [1 << exponent for exponent in range(8, context.bit_length()) if 1 << exponent < context]
-    return [*powers, context]

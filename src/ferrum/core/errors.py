@@ -155,5 +155,8 @@ class RecordDamaged(FerrumError):
     """The record of a request is not as it was written."""
 
 
-class RecordMismatch(FerrumError):
+class RecordMismatch(RequestError):
     """A record cannot be run again here: what its bits depend on is not what it was recorded with."""
+
+    status = 409
+    code = "record_mismatch"

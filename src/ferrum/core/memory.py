@@ -68,13 +68,23 @@ class MemoryPlan(JsonRecord):
         return sum(part.nbytes for part in self.pool)
 
     @property
+    def own(self) -> int:
+        """Bytes of everything but the libraries, which are there once for several models."""
+        return self.weights + self.kv_pool + self.activations + self.tables
+
+    @property
     def total(self) -> int:
         """Bytes of everything."""
-        return self.weights + self.kv_pool + self.activations + self.tables + self.libraries
+        return self.own + self.libraries
 
     def max_sequences(self, length: int) -> int:
         """How many sequences of `length` tokens (at least 1) fit in the pool together."""
         return min((part.num_pages // part.pages(length) for part in self.pool), default=0)
+
+    def fitting(self, context: int) -> list[tuple[int, int]]:
+        """How many sequences fit of each power of two of tokens from 256 up to the context, and of the context."""
+        powers = [1 << exponent for exponent in range(8, context.bit_length()) if 1 << exponent < context]
+        return [(length, self.max_sequences(length)) for length in (*powers, context)]
 
     def fits(self, sequences: int, length: int) -> bool:
         """Whether that many sequences of `length` tokens each fit in the pool together."""

@@ -55,6 +55,7 @@ class EngineInfo:
         weights: the format of the weights, quantisation included.
         kv_format: that of keys and values.
         memory: what the engine holds; None where that is nobody's business.
+        draft_memory: bytes that a draft model holds besides.
     """
 
     model: str
@@ -69,6 +70,7 @@ class EngineInfo:
     weights: str = ""
     kv_format: str = ""
     memory: MemoryPlan | None = None
+    draft_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class CompletionOutput:
         cumulative_logprob: sum over the tokens; None where log-probabilities were not asked for.
         finish_reason: `stop`, `length`, `abort`, `deadline` or `error`.
         error: what went wrong, with `error`.
+        request_id: of the request that it belongs to.
     """
 
     index: int
@@ -123,6 +124,7 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: int | str | None
     error: FerrumError | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,4 +219,5 @@ def _completion(index: int, choice: _Gathered) -> CompletionOutput:
         finish_reason=None if last.finish_reason is None else last.finish_reason.value,
         stop_reason=last.stop_reason,
         error=last.error,
+        request_id=last.request_id,
     )

@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 def file_name(tenant: str, id: str) -> str:
     """What the record of a tenant's request is called: nobody's request is in the way of another tenant's."""
-    name = f"{quote(tenant, safe='')}@{quote(id, safe='')}" if tenant else quote(id, safe="")
+    name = "@".join(quote(part, safe="", errors="backslashreplace") for part in (tenant, id) if part)
     if len(name) > _LONGEST:
         name = hashlib.sha256(name.encode()).hexdigest()
     return name + SUFFIX

@@ -39,11 +39,15 @@ class Recorder:
     Args:
         files: where records go.
         origin: where the requests run; asked once, on the writing thread, for it may have to read the model.
+
+    Attributes:
+        files: as given.
+        origin: the same, remembered.
     """
 
     def __init__(self, files: RecordFiles, origin: Callable[[], Origin]) -> None:
         self.files = files
-        self._origin = cache(origin)
+        self.origin = cache(origin)
         self._live: dict[str, _Recorded] = {}
 
     def begin(self, request: Request, id: str) -> Request:
@@ -56,7 +60,7 @@ class Recorder:
         record = OpenRecord(file_name(request.tenant, id))
         self._live[request.request_id] = _Recorded(record)
         now = time.time()
-        self.files.put(record, lambda: head_line(id, now, self._origin(), request))
+        self.files.put(record, lambda: head_line(id, now, self.origin(), request))
         if request.params.logprobs is not None:
             return request
         return replace(request, params=replace(request.params, logprobs=0))

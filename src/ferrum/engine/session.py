@@ -8,6 +8,7 @@ last page and computes what is new; or more, where pages had to make room. The b
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Self
 
 from ferrum.core.errors import RequestError
@@ -20,17 +21,15 @@ Complete = Callable[[tuple[int, ...], SamplingParams | None], RequestOutput]
 """Completes a prompt of token ids."""
 
 
-class Session:
-    """A growing text. Not safe to use from several threads; forks of it are, each from its own.
+class GrowingText:
+    """The tokens of a session, whoever completes them.
 
     Args:
-        complete: runs a request through the engine's queue.
         tokenizer: None takes token ids alone.
         tokens: what it begins with.
     """
 
-    def __init__(self, complete: Complete, tokenizer: Tokenizer | None, tokens: tuple[int, ...] = ()) -> None:
-        self._complete = complete
+    def __init__(self, tokenizer: Tokenizer | None, tokens: tuple[int, ...] = ()) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
 
@@ -64,6 +63,30 @@ class Session:
             self._tokens += tuple(self._tokenizer.encode(more, add_special_tokens=not self._tokens))
         return self
 
+    def fork(self) -> Self:
+        """Another one that goes on from here by itself."""
+        return copy(self)
+
+    def truncate(self, length: int) -> Self:
+        """Go back to the first `length` tokens. Raises RequestError where there are not so many."""
+        if not 0 <= length <= len(self._tokens):
+            raise RequestError(f"{length} is not in [0, {len(self._tokens)}]", param="length")
+        self._tokens = self._tokens[:length]
+        return self
+
+
+class Session(GrowingText):
+    """A growing text that an engine continues. Not safe to use from several threads; forks are, each from its own.
+
+    Args:
+        complete: runs a request through the engine's queue.
+        tokenizer, tokens: see `GrowingText`.
+    """
+
+    def __init__(self, complete: Complete, tokenizer: Tokenizer | None, tokens: tuple[int, ...] = ()) -> None:
+        super().__init__(tokenizer, tokens)
+        self._complete = complete
+
     def generate(self, sampling_params: SamplingParams | None = None) -> CompletionOutput:
         """Continue the text, and add what was generated to it: the tokens of a request with the whole as its prompt.
 
@@ -80,14 +103,3 @@ class Session:
             raise choice.error
         self._tokens += tuple(choice.token_ids)
         return choice
-
-    def fork(self) -> Session:
-        """Another session that goes on from here by itself."""
-        return Session(self._complete, self._tokenizer, self._tokens)
-
-    def truncate(self, length: int) -> Self:
-        """Go back to the first `length` tokens. Raises RequestError where there are not so many."""
-        if not 0 <= length <= len(self._tokens):
-            raise RequestError(f"{length} is not in [0, {len(self._tokens)}]", param="length")
-        self._tokens = self._tokens[:length]
-        return self

@@ -23,8 +23,11 @@ from ferrum.server.guard import Guard
 from ferrum.server.keys import ApiKeys, read_keys
 from ferrum.server.limits import KeyLimits
 from ferrum.server.page import add_page
+from ferrum.server.plan import add_plan
+from ferrum.server.requests_by_id import add_requests
 from ferrum.server.routes import make_router
 from ferrum.server.service import Service
+from ferrum.server.session_routes import add_sessions
 from ferrum.server.traces import otlp_provider
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ def create_app(
     )
     app.state.service = service
     router = make_router(service)
+    for add in (add_requests, add_sessions, add_plan):
+        add(router, service)
     add_page(router, keys=config.api_key_file is not None)
     app.include_router(router)
     for kind in (FerrumError, HTTPException, RequestValidationError):

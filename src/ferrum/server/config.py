@@ -35,6 +35,12 @@ class ServerConfig(JsonRecord):
     key_tokens_per_minute: int | None = field(
         default=None, metadata=about("Most prompt and generated tokens of one API key in a minute; none: any.", least=1)
     )
+    max_sessions: int = field(
+        default=64, metadata=about("Most sessions of one API key, or of all clients where there are no keys.", least=1)
+    )
+    session_seconds: float = field(
+        default=3600.0, metadata=about("A session that nobody used for so long is dropped.", least=0.001)
+    )
     strict: bool = field(default=False, metadata=about("Refuse unknown request fields instead of naming them."))
     max_body_bytes: int = field(default=16 << 20, metadata=about("Largest request body.", least=1))
     max_held_bytes: int = field(

@@ -133,7 +133,8 @@ class Embeddings(Response):
             for index, vector in enumerate(vectors)
         ]
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        return EmbeddingReply(object="list", data=data, model=self._service.model, usage=usage).json_bytes()
+        made = EmbeddingReply(id=self._name, object="list", data=data, model=self._service.model, usage=usage)
+        return made.json_bytes()
 
 
 def _unit(vector: Sequence[float]) -> list[float]:

@@ -196,6 +196,7 @@ class Embedding(Reply):
 class EmbeddingReply(Reply):
     """The reply of /v1/embeddings."""
 
+    id: str
     object: Literal["list"]
     data: list[Embedding]
     model: str

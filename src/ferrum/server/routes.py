@@ -88,24 +88,25 @@ def reply(body: replies.Reply) -> Response:
     return Response(body.json_bytes(), media_type="application/json")
 
 
-def _error(text: str) -> dict[str, Any]:
+def error_reply(text: str) -> dict[str, Any]:
+    """An error's reply, for the document."""
     return {"model": replies.ErrorReply, "description": text}
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: _error("The request cannot be served; `param` names the field."),
-    401: _error("No valid API key."),
-    404: _error("There is no such thing."),
-    503: _error("Loading, draining or dead."),
+    400: error_reply("The request cannot be served; `param` names the field."),
+    401: error_reply("No valid API key."),
+    404: error_reply("There is no such thing."),
+    503: error_reply("Loading, draining or dead."),
 }
 BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     **ERRORS,
-    408: _error("The body, or the request, took too long."),
-    413: _error("The body is too large."),
-    415: _error("The body is not JSON."),
-    429: _error("Too many requests are live; see Retry-After."),
-    499: _error("The request was cancelled."),
-    500: _error("An internal error."),
+    408: error_reply("The body, or the request, took too long."),
+    413: error_reply("The body is too large."),
+    415: error_reply("The body is not JSON."),
+    429: error_reply("Too many requests are live; see Retry-After."),
+    499: error_reply("The request was cancelled."),
+    500: error_reply("An internal error."),
 }
 
 
@@ -190,45 +191,45 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    @router.post("/v1/chat/completions", responses=_generated(replies.ChatReply))
+    @router.post("/v1/chat/completions", responses=generated(replies.ChatReply))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The assistant's next message in a conversation."""
-        return await _generate(service, request, body, "chatcmpl", chat_job)
+        return await generate(service, request, body, "chatcmpl", chat_job)
 
-    @router.post("/v1/completions", responses=_generated(replies.CompletionReply))
+    @router.post("/v1/completions", responses=generated(replies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows one prompt or several; with `echo` and no new tokens, how likely they are."""
-        return await _generate(service, request, body, "cmpl", completion_job)
+        return await generate(service, request, body, "cmpl", completion_job)
 
     @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """The vectors of one text or several."""
-        caller = _caller(service, request)
+        caller = caller_of(service, request)
         service.check_model(body.model)
         survey(body, strict=True)
         name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
         requests = await asyncio.to_thread(embedding_requests, service.engine.front, body, caller, name, pooling)
         return Embeddings(service, body, requests, name, caller)
 
-    @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
-    async def cancel(request_id: str, request: Request) -> Response:
-        """End a live request of the same key, by the id of its reply or its own `request_id`."""
-        name = service.cancel(request_id, request.state.tenant)
-        return reply(replies.Cancelled(id=name, object="request", cancelled=True))
 
-
-def _generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
+def generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
+    """The replies of a generating route, for the document."""
     events = {"text/event-stream": {"schema": schemas.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
 
-async def _generate(
-    service: Service, request: Request, body: GenerationBody, kind: str, make: Callable[..., Job]
+async def generate(
+    service: Service,
+    request: Request,
+    body: GenerationBody,
+    kind: str,
+    make: Callable[..., Job],
+    respond: Callable[..., Response] = Generation,
 ) -> Response:
     """Check a body completely, and answer with what it becomes."""
-    caller = _caller(service, request)
+    caller = caller_of(service, request)
     service.check_model(body.model)
-    headers = _ignored(service, body)
+    headers = ignored(service, body)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
     arguments = (service.engine.front, service.context, body, caller, head, head.id)
@@ -236,10 +237,10 @@ async def _generate(
         job = make(*arguments)
     else:  # rendering and encoding may take a while, which is no reason to hold up the streams of others
         job = await asyncio.to_thread(make, *arguments)
-    return Generation(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
+    return respond(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
 
 
-def _caller(service: Service, request: Request) -> Caller:
+def caller_of(service: Service, request: Request) -> Caller:
     """Who asks, if it may now."""
     service.check_ready()
     tenant = request.state.tenant
@@ -250,7 +251,7 @@ def _caller(service: Service, request: Request) -> Caller:
     return Caller(tenant, trace_id, service.config.request_seconds, together)
 
 
-def _ignored(service: Service, body: Body) -> dict[str, str]:
+def ignored(service: Service, body: Body) -> dict[str, str]:
     """The header that names fields without an effect."""
     names = survey(body, strict=service.config.strict)
     shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
@@ -260,7 +261,7 @@ def _ignored(service: Service, body: Body) -> dict[str, str]:
 def _add_tokens(router: APIRouter, service: Service) -> None:
     async def run(work: Callable[..., replies.Reply], body: Any, *arguments: Any) -> Response:
         service.check_model(body.model)
-        headers = _ignored(service, body)
+        headers = ignored(service, body)
         made = reply(await asyncio.to_thread(work, service.engine.front, *arguments, body))
         made.headers.update(headers)
         return made

@@ -37,6 +37,9 @@ RATE_WINDOW: Final = 32
 """Finished requests that the drain rate looks back on."""
 MAX_RETRY_SECONDS: Final = 60
 
+REPLY_KINDS: Final = ("chatcmpl", "cmpl", "embd")
+"""What the ids of replies begin with."""
+
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -233,12 +236,19 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        for name in (request_id, f"chatcmpl-{request_id}", f"cmpl-{request_id}"):
+        name = self.live_name(request_id, tenant)
+        if name is None:
+            raise ApiError(404, f"no live request {request_id!r}", code="request_not_found", param="id")
+        self._live[name].running.abort()
+        return name
+
+    def live_name(self, request_id: str, tenant: str) -> str | None:
+        """The id of the reply to a live request of the tenant, from that or from the id that it was given."""
+        for name in (request_id, *(f"{kind}-{request_id}" for kind in REPLY_KINDS)):
             live = self._live.get(name)
             if live is not None and live.tenant == tenant:
-                live.running.abort()
                 return name
-        raise ApiError(404, f"no live request {request_id!r}", code="request_not_found", param="id")
+        return None
 
     def drain(self) -> None:
         """Take nothing new; what runs may finish."""

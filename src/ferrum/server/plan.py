@@ -1,0 +1,75 @@
+"""The route of the memory plan: every byte that the engine holds, by purpose, and how many sequences fit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ferrum.server.errors import ApiError
+from ferrum.server.replies import Reply
+from ferrum.server.routes import ERRORS, reply
+from ferrum.server.service import Service
+
+
+class PlannedPool(Reply):
+    """A layer group of the KV pool; `resident_tokens` of a sequence are held at most, null: all of them."""
+
+    name: str
+    num_pages: int
+    page_size: int
+    bytes_per_token: int
+    resident_tokens: int | None
+
+
+class Fitting(Reply):
+    """How many sequences of a length fit in the pool together."""
+
+    length: int
+    sequences: int
+
+
+class Plan(Reply):
+    """The reply of GET /v1/plan; sizes are bytes, `activation_row` that of one token of a step."""
+
+    object: Literal["plan"]
+    model: str
+    weights: int
+    kv_pool: int
+    activations: int
+    activation_row: int
+    tables: int
+    libraries: int
+    draft_model: int
+    total: int
+    kv_capacity: int
+    max_model_len: int
+    pool: list[PlannedPool]
+    fitting: list[Fitting]
+
+
+def add_plan(router: APIRouter, service: Service) -> None:
+    """Add the route."""
+
+    @router.get("/v1/plan", responses={200: {"model": Plan}, 401: ERRORS[401], 404: ERRORS[404], 503: ERRORS[503]})
+    async def plan() -> Response:
+        """What the engine holds in memory, and what fits."""
+        info = service.engine.info
+        memory = info.memory
+        if memory is None:
+            raise ApiError(404, "the engine has no memory plan", code="plan_not_found")
+        parts = memory.to_dict()
+        return reply(
+            Plan(
+                **parts,
+                object="plan",
+                model=service.model,
+                kv_pool=memory.kv_pool,
+                draft_model=info.draft_memory,
+                total=memory.total + info.draft_memory,
+                kv_capacity=info.kv_capacity,
+                max_model_len=service.context,
+                fitting=[Fitting(length=length, sequences=count) for length, count in memory.fitting(service.context)],
+            )
+        )

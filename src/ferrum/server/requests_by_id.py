@@ -1,0 +1,89 @@
+"""The routes of single requests: what is recorded of them, running them again, ending them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from ferrum.engine.record import Record
+from ferrum.engine.replay import Replay, check_origin
+from ferrum.server import replies
+from ferrum.server.errors import invalid
+from ferrum.server.recorded import (
+    RecordedRequests,
+    ReplayedRequest,
+    ReplayedRequests,
+    find_records,
+    recorded_request,
+    replayed_request,
+)
+from ferrum.server.requests import Body
+from ferrum.server.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
+from ferrum.server.service import Service
+
+MAX_TOP: Final = 20
+
+CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("It was recorded by another model or numerics.")}
+
+
+class ReplayRequest(Body):
+    """The body of /v1/requests/{id}/replay."""
+
+    top_logprobs: int | None = Field(default=None, description=f"So many top tokens of each position, 0 to {MAX_TOP}.")
+
+
+def add_requests(router: APIRouter, service: Service) -> None:
+    """Add the routes."""
+
+    @router.get("/v1/requests/{request_id}", responses={200: {"model": RecordedRequests}, **ERRORS})
+    async def recorded(request_id: str, request: Request) -> Response:
+        """What was recorded of a request of the same key, and its schedule explained."""
+        records = await _records(service, request_id, request)
+        tokenizer = service.engine.front.tokenizer
+        explained = await asyncio.to_thread(lambda: [recorded_request(each, tokenizer) for each in records])
+        live = service.live_name(request_id, request.state.tenant) is not None
+        return reply(RecordedRequests(id=request_id, object="request", live=live, records=explained))
+
+    @router.post(
+        "/v1/requests/{request_id}/replay",
+        responses={200: {"model": ReplayedRequests}, **BODY_ERRORS, **CONFLICT},
+    )
+    async def replay(request_id: str, body: ReplayRequest, request: Request) -> Response:
+        """Run a recorded request again, among all others, and compare every token and log-probability."""
+        top = body.top_logprobs or 0
+        if not 0 <= top <= MAX_TOP:
+            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP}, not {top}")
+        headers = ignored(service, body)
+        tenant = caller_of(service, request).tenant
+        records = await _records(service, request_id, request)
+        done = [await _run_again(service, each, top, tenant) for each in records]
+        same = all(each.same for each in done)
+        response = reply(ReplayedRequests(id=request_id, object="request.replay", same=same, replays=done))
+        response.headers.update(headers)
+        return response
+
+    @router.delete("/v1/requests/{request_id}", responses={200: {"model": replies.Cancelled}, **ERRORS})
+    async def cancel(request_id: str, request: Request) -> Response:
+        """End a live request of the same key, by the id of its reply or its own `request_id`."""
+        name = service.cancel(request_id, request.state.tenant)
+        return reply(replies.Cancelled(id=name, object="request", cancelled=True))
+
+
+async def _records(service: Service, request_id: str, request: Request) -> list[Record]:
+    recorder = service.engine.front.router.recorder
+    return await asyncio.to_thread(find_records, recorder, request.state.tenant, request_id)
+
+
+async def _run_again(service: Service, record: Record, top: int, tenant: str) -> ReplayedRequest:
+    recorder = service.engine.front.router.recorder
+    assert recorder is not None  # it has found the record
+    check_origin(record.origin, await asyncio.to_thread(recorder.origin))
+    again = Replay(record, top)
+    with service.run(again.request.request_id, [again.request], tenant) as running:
+        async for _, delta in running:
+            again.push(delta)
+    return await asyncio.to_thread(replayed_request, again, top)

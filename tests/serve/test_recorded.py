@@ -1,0 +1,134 @@
+"""Recorded requests over HTTP: found by the ids that clients have, explained, run again, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_fakes import FakeRecipe
+from ferrum.engine.record import Record
+from record_kit import recorded
+from serve_kit import Served, chat_parts, error_of, events, serving
+
+LOUD = {"max_tokens": 8, "ignore_eos": True}
+RECIPE = FakeRecipe(recorded=True, prefixes=True, drafts=2, max_tokens_per_step=32)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(recorded(chat_parts(RECIPE), tmp_path_factory.mktemp("records"))) as served:
+        yield served
+
+
+def records(server: Served, id: str, **options: Any) -> Any:
+    response = server.http.get(f"/v1/requests/{id}", **options)
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert (body["id"], body["object"]) == (id, "request")
+    return body["records"]
+
+
+def test_the_id_of_any_reply_finds_what_was_done_for_it(recording: Served) -> None:
+    reply = recording.complete(prompt=[5] * 70, n=2, return_token_ids=True, **LOUD).json()
+    (record,) = records(recording, reply["id"])
+    assert record["finished"] and record["request"]["prompt"] == [5] * 70 and record["prompt"] == "$" * 70
+    for told, choice in zip(record["choices"], reply["choices"], strict=True):
+        assert told["token_ids"] == choice["token_ids"] and told["finish_reason"] == choice["finish_reason"]
+        assert told["text"] == choice["text"] and len(told["logprobs"]) == 8
+    pieces = [(each["start"], each["tokens"]) for each in record["schedule"] if each["work"] == "prompt"]
+    assert pieces == [(0, 32), (32, 32), (64, 6), (69, 1)]
+    assert any(each["drafted"] for each in record["schedule"])
+    stream = events(recording.chat(stream=True, **LOUD))
+    assert records(recording, stream[0]["id"])[0]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_name_of_ones_own_finds_all_prompts_of_a_body(recording: Served) -> None:
+    recording.complete(prompt=["ab", "cd", "ef"], request_id="three", **LOUD)
+    recording.chat(request_id="one", **LOUD)
+    assert [each["prompt"] for each in records(recording, "three")] == ["ab", "cd", "ef"]
+    assert [each["id"] for each in records(recording, "one")] == ["chatcmpl-one"]
+    embedded = recording.post("/v1/embeddings", model="fake", input=["a", "b"]).json()
+    assert [each["request"]["pooling"] for each in records(recording, embedded["id"])] == ["mean", "mean"]
+
+
+def test_a_request_runs_again_with_the_same_bits(recording: Served) -> None:
+    reply = recording.complete(prompt=["ab", "cd"], n=2, logprobs=1, **LOUD).json()
+    again = recording.post(f"/v1/requests/{reply['id']}/replay", top_logprobs=2).json()
+    assert again["same"] and [each["differences"] for each in again["replays"]] == [[], []]
+    for index, choice in enumerate(reply["choices"]):
+        tokens = again["replays"][index // 2]["choices"][index % 2]["tokens"]
+        assert [each["logprob"] for each in tokens] == choice["logprobs"]["token_logprobs"]
+        assert [each["token"] for each in tokens] == choice["logprobs"]["tokens"]
+    path = f"/v1/requests/{reply['id']}/replay"
+    assert error_of(recording.post(path, top_logprobs=21), 400)["param"] == "top_logprobs"
+    assert recording.post(path, odd=1).headers["x-ferrum-ignored"] == "odd"
+
+
+def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = recording.complete(**LOUD).json()["id"]
+    monkeypatch.setattr(Record, "sampled", lambda record, choice: [(95, -1.0)])
+    again = recording.post(f"/v1/requests/{id}/replay").json()
+    (difference,) = again["replays"][0]["differences"]
+    assert not again["same"]
+    assert (difference["what"], difference["position"], difference["recorded"]) == ("token", 0, 95)
+
+
+def test_what_other_numerics_have_recorded_is_refused_by_name(
+    recording: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = recording.complete(**LOUD).json()["id"]
+    recorder = recording.service.engine.front.router.recorder
+    assert recorder is not None
+    here = recorder.origin()
+    recorder.files.flush()
+    monkeypatch.setattr(recorder, "origin", lambda: type(here).from_dict({**here.to_dict(), "numerics_id": "other"}))
+    error = error_of(recording.post(f"/v1/requests/{id}/replay"), 409)
+    assert error["code"] == "record_mismatch" and "numerics_id" in error["message"]
+
+
+def test_what_is_not_recorded_is_not_found(recording: Served, server: Served) -> None:
+    id = server.complete(**LOUD).json()["id"]
+    for each, name in ((server, id), (recording, "unheard-of"), (recording, "..")):
+        assert error_of(each.http.get(f"/v1/requests/{name}"), 404)
+        assert error_of(each.post(f"/v1/requests/{name}/replay"), 404)
+
+
+def test_keys_see_their_own_requests(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("ann:a\nbob:b\n")
+    ann, bob = ({"x-api-key": key} for key in "ab")
+    parts = recorded(chat_parts(RECIPE), tmp_path / "records")
+    with serving(parts, api_key_file=str(tmp_path / "keys")) as server:
+        for headers, prompt in ((ann, "from ann"), (bob, "from bob")):
+            body = {"model": "fake", "prompt": prompt, "request_id": "same"}
+            assert server.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+            assert [each["prompt"] for each in records(server, "same", headers=headers)] == [prompt]
+        server.http.post("/v1/completions", json={"model": "fake", "prompt": "x", "request_id": "hers"}, headers=ann)
+        assert error_of(server.http.get("/v1/requests/hers", headers=bob), 404)["code"] == "record_not_found"
+        assert error_of(server.http.post("/v1/requests/hers/replay", json={}, headers=bob), 404)
+
+
+def test_a_live_request_is_told_as_far_as_it_has_come(tmp_path: Path) -> None:
+    parts = recorded(chat_parts(FakeRecipe(recorded=True, seconds_per_step=0.01)), tmp_path)
+    with serving(parts) as server:
+        body = {"model": "fake", "prompt": "ab", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json={**body, "request_id": "it"}) as response:
+            chunks = response.iter_raw()  # to lose it would close the connection
+            next(chunks)
+            told = server.http.get("/v1/requests/it").json()
+            assert told["live"] and not told["records"][0]["finished"] and told["records"][0]["choices"][0]["token_ids"]
+        server.wait_idle()
+        told = server.http.get("/v1/requests/it").json()
+        assert not told["live"] and told["records"][0]["choices"][0]["finish_reason"] == "abort"
+
+
+def test_a_recorder_that_breaks_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
+        recorder = server.service.engine.front.router.recorder
+        assert recorder is not None
+        monkeypatch.setattr(recorder, "origin", lambda: 1 / 0)
+        reply = server.complete(**LOUD).json()
+        assert reply["usage"]["completion_tokens"] == 8
+        assert error_of(server.http.get(f"/v1/requests/{reply['id']}"), 404)
