@@ -1,5 +1,8 @@
 #include "team.hpp"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -16,6 +19,28 @@ void pause() {
     _mm_pause();
 #elif defined(__aarch64__)
     asm volatile("yield");
+#endif
+}
+
+// The processor that this thread runs on; -1 where nobody knows.
+int processor() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+// Moves this thread to another processor, if it may run on any: for a moment it may not run on this one.
+void leave(int current) {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+    cpu_set_t others = allowed;
+    CPU_CLR(current, &others);
+    if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+    (void)current;
 #endif
 }
 
@@ -53,6 +78,7 @@ Team::~Team() {
 void Team::run(Work work, void* context) {
     work_ = work;
     context_ = context;
+    processor_ = processor();
     started_.raise();
     work(context, 0);
     barrier();
@@ -73,6 +99,9 @@ void Team::serve(int thread) {
     for (uint64_t seen = 0;; ++seen) {
         started_.wait(seen, kIdlePauses);
         if (stopping_) return;
+        // Threads that sleep and wake in turns may share a processor for long, others being idle: no scheduler sees
+        // two that want to run. Each barrier then costs a whole spin, and a step many times its work.
+        if (processor_ >= 0 && processor() == processor_) leave(processor_);
         work_(context_, thread);
         barrier();
     }

@@ -51,6 +51,7 @@ private:
     Work work_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
+    int processor_ = -1;  // the caller's
     Signal started_, passed_;
     std::atomic<int> arrived_{0};
     std::vector<std::thread> workers_;
