@@ -12,11 +12,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import FakeRecipe, MarkedTokenizer
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.offline import LLM
 from ferrum.runtime.hub import BUILT_IN, resolve_model
@@ -55,7 +56,8 @@ def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with ExitStack() as stack:
         real = stack.enter_context(serving(engine, served_model_name="tiny"))
         keyed = stack.enter_context(serving(engine, served_model_name="tiny", api_key_file=str(place / "keys")))
-        busy = stack.enter_context(serving(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1)))
+        slow = replace(chat_parts(FakeRecipe(seconds_per_step=0.02), max_requests=1), tokenizer=MarkedTokenizer())
+        busy = stack.enter_context(serving(slow))
         yield {
             **os.environ,
             "REAL_URL": real.url,

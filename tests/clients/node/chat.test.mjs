@@ -103,6 +103,20 @@ test("the SDK's stream helper folds a stream into the reply", async () => {
   assert.equal(folded.choices[0].finish_reason, "length");
 });
 
+test("a prediction changes nothing but the usage", async () => {
+  const whole = await text();
+  const details = [];
+  for (const content of [whole, "never this at all"]) {
+    const reply = await chat({ prediction: { type: "content", content } });
+    assert.equal(textOf(reply), whole);
+    details.push(reply.usage.completion_tokens_details);
+  }
+  assert.ok(details[0].accepted_prediction_tokens > 0);
+  assert.equal(details[1].accepted_prediction_tokens, 0);
+  assert.ok(details[1].rejected_prediction_tokens > 0);
+  await assert.rejects(chat({ prediction: { type: "content" } }), (error) => error.param === "prediction.content");
+});
+
 test("fields without an effect are served, and named in a header", async () => {
   const body = {
     user: "u", metadata: { a: "b" }, store: false, service_tier: "auto", safety_identifier: "s",

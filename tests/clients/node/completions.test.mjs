@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
-import { MODEL, all, complete, openai, textOf } from "./kit.mjs";
+import { MODEL, all, busy, complete, openai, textOf } from "./kit.mjs";
 
 test("a reply has the shape that the SDK declares", async () => {
   const reply = await complete();
@@ -48,6 +48,14 @@ test("best_of returns the likeliest", async () => {
   assert.ok(choices.some(({ text }) => text === textOf(best)));
 });
 
+test("a suffix is written up to, by a model that has marks for it", async () => {
+  const asked = { model: "fake", prompt: "ab", max_tokens: 4, temperature: 0 };
+  const plain = await busy().completions.create(asked);
+  const filled = await busy().completions.create({ ...asked, suffix: "yz" });
+  assert.equal(filled.usage.prompt_tokens, plain.usage.prompt_tokens + 5, "three marks and two letters");
+  assert.notEqual(textOf(filled), textOf(plain));
+});
+
 test("sampling fields and stop mean what they mean in chats", async () => {
   const drawn = { temperature: 1.5, max_tokens: 24 };
   assert.equal(textOf(await complete({ ...drawn, seed: 7 })), textOf(await complete({ ...drawn, seed: 7 })));
@@ -72,7 +80,7 @@ test("a stream is its reply in pieces", async () => {
   assert.equal(events.at(-1).usage.completion_tokens, 12);
 });
 
-const REFUSED = { prompt: [], logprobs: 6, best_of: 21, n: 129, temperature: -1, max_tokens: -1, logit_bias: { 99999999: 1 } };
+const REFUSED = { prompt: [], logprobs: 6, best_of: 21, n: 129, temperature: -1, max_tokens: -1, logit_bias: { 99999999: 1 }, suffix: "x" };
 for (const [param, value] of Object.entries(REFUSED)) {
   test(`a ${param} that cannot be served is refused by name`, async () => {
     await assert.rejects(complete({ [param]: value }), (error) => {
