@@ -1,0 +1,125 @@
+"""What forks of a long context cost: their time, their pages, and the tokens that they compute.
+
+    python bench/forks.py --out bench/results/forks.json
+
+A model of the shape of Qwen3-0.6B with random weights, packed to int8, has a context of 2,000 tokens. 64 sessions fork
+from it, and all go on at once, each with a token of its own. Timed are the forks themselves, which share all; and, of
+the first step that they take together, letting them in and copying the page that each goes on in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+from ferrum import SamplingParams
+from ferrum.bench.shapes import shape_config
+from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.core.types import Request, TokenEvent
+from ferrum.engine.build import with_scheduler
+from ferrum.engine.engine import Engine
+from ferrum.engine.messages import Message
+from ferrum.engine.session import Session
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+SHAPE: Final = "qwen3-0.6b"
+VOCABULARY: Final = 100_000
+CONTEXT: Final = 2000
+FORKS: Final = 64
+NOBODY: Any = None
+"""Who completes the sessions: here they are only forked."""
+
+
+def measure(model: str) -> dict[str, Any]:
+    """The forks of one context, and the steps that they take."""
+    executor = load_executor(model, kv_capacity=CONTEXT + (FORKS + 4) * 64, max_batch_size=FORKS)
+    config = EngineConfig(model=ModelConfig(model=model, max_batch_size=FORKS))
+    built = with_scheduler(executor, config, SHAPE)
+    pages = executor.lm.pages
+    inbox: SimpleQueue[Message] = SimpleQueue()
+    events: list[TokenEvent] = []
+    engine = Engine(executor, built.scheduler, inbox=inbox, post=events.extend)
+    draw = Random(0)
+    context = tuple(draw.randrange(VOCABULARY) for _ in range(CONTEXT))
+    inbox.put(Request("context", context, SamplingParams(max_tokens=2, ignore_eos=True), seed=0))
+    while engine.step():
+        pass
+    session = Session(NOBODY, None, (*context, *(token for event in events for token in event.token_ids)))
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    for first in (0, FORKS):  # the second time: memory that was never used takes its time, once
+        fork_seconds, forks = [], []
+        for index in range(FORKS):
+            begun = time.perf_counter()
+            fork = session.fork()
+            fork_seconds.append(time.perf_counter() - begun)
+            forks.append(fork.append([first + index]))
+        for index, fork in enumerate(forks):
+            inbox.put(Request(f"fork{index}", fork.token_ids, params, seed=index))
+        before = built.scheduler.prefix_counts.hit_tokens
+        with timed(built.scheduler, "plan") as planning, timed(executor.lm.kernels, "copy_pages") as copying:
+            engine.step()
+        found = built.scheduler.prefix_counts.hit_tokens - before
+        used = pages.used
+        while engine.step():
+            pass
+    executor.shutdown()
+    return {
+        "fork_milliseconds": round(1e3 * median(fork_seconds), 4),
+        "fork_milliseconds_most": round(1e3 * max(fork_seconds), 4),
+        "admit_milliseconds_a_fork": round(1e3 * sum(planning) / FORKS, 4),
+        "copy_milliseconds_a_fork": round(1e3 * sum(copying) / FORKS, 4),
+        "pages_a_fork": (used - CONTEXT // 64) / FORKS,
+        "computed_tokens_a_fork": len(forks[0]) - found / FORKS,
+    }
+
+
+@contextmanager
+def timed(owner: object, name: str) -> Iterator[list[float]]:
+    """Within the block a method is timed; the seconds of its calls."""
+    seconds: list[float] = []
+    method = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        begun = time.perf_counter()
+        result = method(*arguments)
+        seconds.append(time.perf_counter() - begun)
+        return result
+
+    setattr(owner, name, call)
+    try:
+        yield seconds
+    finally:
+        delattr(owner, name)
+
+
+def main() -> None:
+    """Measure, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        model = options.model or Path(scratch) / "packed"
+        if not model.exists():
+            pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), model, "int8")
+        report = measure(str(model))
+    print(report)
+    if options.out is not None:
+        origin = {"shape": SHAPE, "quantize": "int8", "context": CONTEXT, "forks": FORKS}
+        options.out.write_text(json.dumps({**origin, "machine": platform.machine(), **report}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
