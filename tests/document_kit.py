@@ -24,7 +24,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
     "min_tokens": r"\d+ is more than max_tokens = \d+",
-    "best_of": r"\d+ is (less than n|more than n) = \d+",
+    "best_of": r"\d+ is less than n = \d+|not more than n with stream",
     "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit)",
     "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)",
     "logit_bias": r"token id \d+ is not below the vocabulary size",
