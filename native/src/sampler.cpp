@@ -166,11 +166,13 @@ float Sampler::log_total(const float* logits, int64_t count) {
 }
 
 Description Sampler::describe(const float* logits, int64_t count, int64_t token, int64_t most) {
+    const float peak = kernels_.largest(logits, count);
+    if (!std::isfinite(peak)) return {peak, peak, 0, {}};  // refused: with a NaN in it a row has neither order nor total
     const float value = logits[token];
     int64_t before = 0;
     for (int64_t i = 0; i < count; ++i) before += logits[i] > value;
     for (int64_t i = 0; i < token; ++i) before += logits[i] == value;
-    return {kernels_.largest(logits, count), log_total(logits, count), 1 + before, top(logits, count, most)};
+    return {peak, log_total(logits, count), 1 + before, top(logits, count, most)};
 }
 
 }  // namespace ferrum
