@@ -1,0 +1,85 @@
+"""The native tests and a long search over shapes, as the library is and under sanitizers; `make soak` only.
+
+Each runs in a process of its own, since what a sanitizer finds ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from native_twin import require_native
+
+from source_tree import REPOSITORY
+
+FOLDER = "tests/numeric"
+SEARCHES = [f"{FOLDER}/test_native_{name}.py" for name in ("fuzz", "sampler_fuzz")]
+OTHERS = [f"{FOLDER}/test_native_{name}.py" for name in ("attention", "library", "products", "rows", "sampler")]
+TESTS = [*SEARCHES, *OTHERS, f"{FOLDER}/test_quant_panels.py"]
+
+RUNTIMES = {"address": "asan", "undefined": "ubsan", "thread": "tsan"}
+"""What of the compiler a sanitizer needs in the process, and the prefix of its symbols."""
+
+pytestmark = pytest.mark.soak
+
+
+def run(tests: list[str], *options: str, **environment: str) -> None:
+    """Run tests; where they fail, what was printed last is told."""
+    fixed = ("-x", "-s", "-p", "no:cacheprovider", "--timeout", "7000")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *fixed, *options, *tests],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": "tests", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert "skipped" not in done.stdout.splitlines()[-1], "what is skipped was not searched"
+
+
+def library(folder: Path, sanitizers: str) -> Path:
+    """The library with these sanitizers in it, built as pip builds it."""
+    define = f"cmake.define.FERRUM_SANITIZE={sanitizers}"
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, "-C", define, REPOSITORY]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if "/_native." in each)
+        found = Path(archive.extract(name, folder))
+    for each in sanitizers.split(","):
+        assert f"__{RUNTIMES[each]}_".encode() in found.read_bytes(), f"there is no {each} sanitizer in the library"
+    return found
+
+
+def of_the_compiler(name: str) -> str:
+    """The path of one of its libraries."""
+    command = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_long_search_finds_no_shape_that_is_wrong() -> None:
+    require_native()
+    run(SEARCHES, FERRUM_FUZZ="20")
+
+
+@pytest.mark.parametrize(("sanitizers", "times"), [("address,undefined", 4), ("thread", 1)])
+def test_no_sanitizer_finds_anything_in_the_native_tests_and_a_search(sanitizers, times, tmp_path) -> None:
+    """A sanitizer's runtime must be the first library of a process, with the one whose exceptions it sees."""
+    require_native()
+    first = RUNTIMES[sanitizers.split(",")[0]]
+    run(
+        TESTS,
+        *("-p", "numeric.library_aside"),
+        FERRUM_LIBRARY_ASIDE=str(library(tmp_path, sanitizers)),
+        FERRUM_FUZZ=str(times),
+        LD_PRELOAD=" ".join(map(of_the_compiler, (f"lib{first}.so", "libstdc++.so"))),
+        ASAN_OPTIONS="detect_leaks=0",  # of the interpreter, at its end
+        UBSAN_OPTIONS="print_stacktrace=1",
+        OPENBLAS_NUM_THREADS="1",  # numpy's own threads wait in ways that the thread sanitizer cannot see
+    )
