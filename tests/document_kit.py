@@ -25,7 +25,8 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 UNSAYABLE = {
     "min_tokens": r"\d+ is more than max_tokens = \d+",
     "best_of": r"\d+ is less than n = \d+|not more than n with stream",
-    "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit)",
+    "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit|are more than the context)|must not be empty",
+    "length": r"\d+ is not in \[0, \d+\]",
     "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)",
     "logit_bias": r"token id \d+ is not below the vocabulary size",
     "echo": "the last message is not the assistant's",
@@ -41,6 +42,16 @@ within a text (a template, JSON). JSON Schema has no words for these.
 """
 
 
+KNOWN: dict[str, str] = {}
+"""Values of path parameters with which there is something behind a route."""
+
+
+@schemathesis.hook
+def map_path_parameters(context: Any, path_parameters: Any) -> Any:
+    """Else every one of them would be unknown."""
+    return path_parameters and {name: KNOWN.get(name, value) for name, value in path_parameters.items()}
+
+
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """Else hardly a body would get past the name of the model, and those that do could generate for ever."""
@@ -49,7 +60,7 @@ def map_body(context: Any, body: Any) -> Any:
     body = dict(body)
     if isinstance(body.get("model"), str):
         body["model"] = "fake"
-    if context.operation.path.endswith("/completions"):
+    if context.operation.path.endswith(("/completions", "/generate")):
         if isinstance(body.get("n"), int):
             body["n"] = min(body["n"], 4)
         for name in LIMITS if "max_completion_tokens" in body else LIMITS[:1]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import schemathesis
 
+import document_kit
 from document_kit import FEW, MANY, check
 from serve_kit import Served
 
@@ -38,6 +39,12 @@ ROUTES = [
     ("post", "/tokenize"),
     ("post", "/detokenize"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def a_session(unfailing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = unfailing.post("/v1/sessions", prompt="hello").json()["id"]
+    monkeypatch.setitem(document_kit.KNOWN, "session_id", id)
 
 
 @pytest.fixture(scope="session")

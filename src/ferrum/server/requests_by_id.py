@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ferrum.engine.record import Record
 from ferrum.engine.replay import Replay, check_origin
-from ferrum.server import replies
+from ferrum.server import replies, schemas
 from ferrum.server.errors import invalid
 from ferrum.server.recorded import (
     RecordedRequests,
@@ -21,11 +21,10 @@ from ferrum.server.recorded import (
     recorded_request,
     replayed_request,
 )
-from ferrum.server.requests import Body
+from ferrum.server.requests import MAX_TOP_LOGPROBS, Body
 from ferrum.server.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
+from ferrum.server.schemas import Whole
 from ferrum.server.service import Service
-
-MAX_TOP: Final = 20
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("It was recorded by another model or numerics.")}
 
@@ -33,7 +32,11 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("It was rec
 class ReplayRequest(Body):
     """The body of /v1/requests/{id}/replay."""
 
-    top_logprobs: int | None = Field(default=None, description=f"So many top tokens of each position, 0 to {MAX_TOP}.")
+    top_logprobs: Whole | None = Field(
+        default=None,
+        description=f"So many top tokens of each position, 0 to {MAX_TOP_LOGPROBS}.",
+        json_schema_extra=schemas.between(0, MAX_TOP_LOGPROBS),
+    )
 
 
 def add_requests(router: APIRouter, service: Service) -> None:
@@ -55,8 +58,8 @@ def add_requests(router: APIRouter, service: Service) -> None:
     async def replay(request_id: str, body: ReplayRequest, request: Request) -> Response:
         """Run a recorded request again, among all others, and compare every token and log-probability."""
         top = body.top_logprobs or 0
-        if not 0 <= top <= MAX_TOP:
-            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP}, not {top}")
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {top}")
         headers = ignored(service, body)
         tenant = caller_of(service, request).tenant
         records = await _records(service, request_id, request)

@@ -50,6 +50,9 @@ TEXTS: Final[Schema] = {
 }
 """A text or its token ids, or several."""
 
+TEXT: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "array", "items": TOKEN_SCHEMA}]}
+"""A text or its token ids, which may be empty."""
+
 EVENT: Final[Schema] = {
     "type": "object",
     "description": "An event of the stream: a chunk as JSON, and [DONE] as the last one.",
@@ -109,6 +112,8 @@ COMPLETION: Final = rules(
 )
 RENDER: Final = rules(ONE_TURN)
 TOKENIZE: Final = rules(ONE_TURN, exactly_one("prompt", "messages", "content"))
+
+SESSION: Final = rules(*GENERATION)
 
 PART: Final = either(
     *({"allOf": [given("type", {"const": kind}), given(kind, {"type": "string"})]} for kind in ("text", "refusal"))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,13 +17,15 @@ from ferrum.core.errors import ContextOverflow
 from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta
 from ferrum.engine.session import GrowingText
+from ferrum.server import schemas
 from ferrum.server.completions import CompletionJob, completion_job
 from ferrum.server.errors import invalid
 from ferrum.server.generation import Generation
 from ferrum.server.prepare import Caller
 from ferrum.server.replies import CompletionReply, Reply
-from ferrum.server.requests import Body, CompletionRequest, GenerationBody
+from ferrum.server.requests import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
 from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
+from ferrum.server.schemas import Whole
 from ferrum.server.service import Service
 from ferrum.server.sessions import HeldSession, Sessions
 from ferrum.server.writers import Head, Job
@@ -31,17 +33,24 @@ from ferrum.server.writers import Head, Job
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 
 
+_NULL: Final[dict[str, Any]] = {"type": "null"}
+
+
 class SessionBody(Body):
     """A text, or its token ids."""
 
-    prompt: str | list[int] = Field(description="A text or its token ids.")
+    prompt: str | list[Whole] = Field(description="A text or its token ids.", json_schema_extra=schemas.TEXT)
 
 
 class NewSession(Body):
     """The body of POST /v1/sessions."""
 
     model: str | None = Field(default=None, description="A name from /v1/models.")
-    prompt: str | list[int] | None = Field(default=None, description="What it begins with: a text or its token ids.")
+    prompt: str | list[Whole] | None = Field(
+        default=None,
+        description="What it begins with: a text or its token ids.",
+        json_schema_extra=schemas.either({"type": "null"}, schemas.TEXT),
+    )
 
 
 class ForkRequest(Body):
@@ -51,12 +60,13 @@ class ForkRequest(Body):
 class TruncateRequest(Body):
     """The body of /v1/sessions/{id}/truncate."""
 
-    length: int = Field(ge=0, description="How many tokens are left.")
+    length: Whole = Field(description="How many tokens are left.", json_schema_extra=schemas.between(0))
 
 
 class SessionGenerateRequest(GenerationBody):
     """The body of /v1/sessions/{id}/generate: that of a completion whose prompt is the session."""
 
+    model_config = ConfigDict(json_schema_extra=schemas.SESSION)
     NO_OPS = MappingProxyType(
         {**GenerationBody.NO_OPS, "add_special_tokens": "the tokens of a session are taken as they are"}
     )
@@ -64,7 +74,15 @@ class SessionGenerateRequest(GenerationBody):
         {**GenerationBody.REFUSED, "truncate_prompt_tokens": "a session is truncated by a route of its own"}
     )
 
-    logprobs: int | None = Field(default=None, description="Report each token's and so many top ones, 0 to 5.")
+    n: Whole | None = Field(default=None, description="One.", json_schema_extra=schemas.between(1, 1))
+    truncate_prompt_tokens: Whole | None = Field(
+        default=None, description="Refused: a session is truncated by a route of its own.", json_schema_extra=_NULL
+    )
+    logprobs: Whole | None = Field(
+        default=None,
+        description=f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.",
+        json_schema_extra=schemas.between(0, MAX_LOGPROBS),
+    )
 
 
 class SessionReply(Reply):
