@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRuns = 3;
 constexpr int64_t kRounds = 300000;  // one to two milliseconds
-constexpr int64_t kAhead = 8192;     // bytes of prefetch: what the products use
+constexpr int64_t kAhead = 8192;     // bytes of prefetch
 
 double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
 

@@ -91,6 +91,9 @@ struct Item {
             scratch.floor[r] = a.window > 0 ? static_cast<int32_t>(most(0, position - a.window + 1)) : 0;
         }
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
+            for (int64_t r = 0; r < rows; ++r)  // pieces far apart, which the hardware does not foresee
+                prefetch_floats(a.q + at(head, r) * a.head_dim, a.head_dim);
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t t = 0; t < tiles; ++t) {
                 const auto [first, count] = tile(t);
                 for (int64_t r = 0; r < count; ++r)

@@ -33,7 +33,7 @@ struct FloatAttention {
         constexpr int kVectors = kAttentionVectors;
         for (int part = 0; part < kStepVectors; part += kVectors) {
             vf total[MR][kVectors] = {};
-            accumulate<P, MR, kVectors, MR, 1, 0>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s), nullptr);
+            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s));
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
         }
@@ -68,7 +68,7 @@ struct FloatAttention {
         vf total[MR][NV];
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
-        accumulate<P, MR, NV, 1, kWeights, 0>(total, values, stride, weights[0], whole, nullptr);
+        accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole);
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
                 const auto weight = P::first_only(P::weight(values + whole * stride, v));

@@ -1,20 +1,20 @@
-// Tiles of the integer formats: int8 and int4 weights in groups of 32 inputs, inputs rounded to int8 per row and group.
+// Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and group.
 //
 // Within a group sums are exact in int32. Groups are then added in ascending order as sum * (weight scale * row scale) with
-// three roundings and nothing fused, so that every tier and the numpy reference give the same bits.
+// three roundings and nothing fused, so that every tier and the numpy reference give the same bits (quant/activations.py).
 //
-// A panel's group: int8, 8 quads [32 outputs][4 k] of w + 128; int4, 4 rows [32 outputs][4 bytes] whose low nibbles are quad
-// 2j and high ones quad 2j + 1 of w + 8; then 32 scales in f16. Weights are the unsigned operand, inputs the signed one: the
-// sum starts at minus the offset times the sum of the inputs.
+// A panel's group is laid out as src/grouping.hpp says. Weights are the unsigned operand, inputs the signed one: the sum starts
+// at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
 #pragma once
 
+#include "bytes.hpp"
+#include "grouping.hpp"
 #include "tiles.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
 struct Int4 {
     static constexpr bool kNibbles = true;
-    static constexpr int kRowsOfWords = 4;  // rows of 32 words before the scales
     static constexpr int32_t kOffset = 8;
 
     // total + the products of 4 unsigned by 4 signed bytes in each word.
@@ -37,7 +37,6 @@ struct Int4 {
 
 struct Int8 {
     static constexpr bool kNibbles = false;
-    static constexpr int kRowsOfWords = 8;
 
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
     // Pairs of 8-bit unsigned weights would pass 16 bits; signed ones do not: |w| by x with the sign of w.
@@ -55,38 +54,23 @@ struct Int8 {
 #endif
 };
 
-// How a group of inputs is rounded, from the bits of its largest magnitude.
-struct InputScale {
-    explicit InputScale(int32_t bits) {
-        float largest;
-        std::memcpy(&largest, &bits, sizeof largest);
-        // Below 2^-64 a group counts as zeros: all further numbers are then normal. Infinity and NaN spoil the whole row.
-        used = largest >= 0x1p-64f && bits < 0x7f800000;
-        inverse = used ? 127.0f / largest : 0.0f;
-        scale = used ? largest / 127.0f : bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
-    }
-    bool used;
-    float inverse, scale;
-};
-
 // GROUP inputs as words: bytes round(x * (127 / max|x|)), minus `offset` times their sum, and the scale max|x| / 127
 // (quant/activations.py).
 template <int64_t GROUP>
 inline void round_group(const float* x, int64_t count, int32_t offset, uint32_t* words) {
     constexpr int kParts = static_cast<int>(GROUP) / kLanes;
     vf value[kParts];
-    vi top{};  // as integers magnitudes order alike, and NaN above all: it reaches the scale
+    vi top{};
     for (int part = 0; part < kParts; ++part) {
         const int64_t left = count - part * kLanes;
         value[part] = left > 0 ? load_part(x + part * kLanes, left) : vf{};
-        const vi magnitude = (vi)value[part] & 0x7fffffff;
-        top = magnitude > top ? magnitude : top;
+        top = larger(top, magnitude(value[part]));
     }
-    const InputScale scale(max_lanes(top));
+    const WholeScale scale(max_lanes(top), 127.0f);
     vi sum{};
     auto* bytes = reinterpret_cast<std::byte*>(words);
     for (int part = 0; part < kParts; ++part) {
-        const vi whole = scale.used ? __builtin_convertvector(nearest(value[part] * spread(scale.inverse)), vi) : vi{};
+        const vi whole = scale.round(value[part]);
         sum += whole;
         using Bytes = int8_t __attribute__((vector_size(kLanes)));
         store(bytes + part * kLanes, __builtin_convertvector(whole, Bytes));
@@ -95,25 +79,27 @@ inline void round_group(const float* x, int64_t count, int32_t offset, uint32_t*
     std::memcpy(&words[GROUP / 4 + 1], &scale.scale, sizeof scale.scale);
 }
 
-template <class P>
+// Of P, Int8 or Int4, in groups of GROUP inputs, with or without zero points.
+template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
+    static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = kLanes == 16 ? 6 : 2, kVectors = 2;
-    static constexpr int64_t kRowWords = kGroup / 4 + 2;  // of a group: the inputs, where the sum starts, the scale
+    static constexpr int64_t kWords = GROUP / 4, kRowWords = kWords + 2;  // the inputs, the start of the sum, the scale
     static constexpr int64_t kRowBytes = kPanel * 4;
-    static constexpr int64_t kGroupBytes = P::kRowsOfWords * kRowBytes + kPanel * 2;
+    static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
-    static constexpr int64_t kStretchBytes = kGroupBytes;
+    static constexpr int64_t kStretchBytes = kGrouping.bytes;
 
-    static int64_t groups(int64_t depth) { return ceil_divide(depth, kGroup); }
+    static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
     static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
-    static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGroupBytes; }
+    static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
     static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
-        for (int64_t k = 0; k < depth; k += kGroup) {
+        for (int64_t k = 0; k < depth; k += GROUP) {
             X words[kRowWords];
-            round_group<kGroup>(row + k, depth - k, P::kOffset, words);
-            X* to = out + k / kGroup * kRowWords * height;
+            round_group<GROUP>(row + k, depth - k, ZERO ? 1 : P::kOffset, words);
+            X* to = out + k / GROUP * kRowWords * height;
             for (int64_t i = 0; i < kRowWords; ++i) to[i * height] = words[i];
         }
     }
@@ -125,7 +111,7 @@ struct GroupTiles {
         for (int64_t left = groups(depth); left > 0; --left) {
             fetch.go(left);
             add_group<MR>(total, panel, vector, x);
-            panel += kGroupBytes;
+            panel += kGrouping.bytes;
             x += kRowWords * MR;
         }
     }
@@ -133,18 +119,19 @@ struct GroupTiles {
     template <int MR>
     static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
         const std::byte* words = group + vector * kLanes * 4;
-        const X* starts = x + kGroup / 4 * MR;
+        const X* starts = x + kWords * MR;
         vi sum[MR][kVectors];
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(starts[r]));
+            for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
 #pragma GCC unroll 8
-        for (int row = 0; row < P::kRowsOfWords; ++row) {
+        for (int row = 0; row < kRowsOfWords; ++row) {
             vi weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
             add_words<MR>(sum, weights, x, row);
         }
-        const std::byte* scales = group + P::kRowsOfWords * kRowBytes + vector * kLanes * 2;
+        const std::byte* scales = group + kGrouping.code_bytes + vector * kLanes * 2;
         for (int v = 0; v < kVectors; ++v) {
+            if (ZERO) take_zero_points<MR>(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
             const vf scale = widen_halves(scales + v * kLanes * 2);
             for (int r = 0; r < MR; ++r) {
                 float row_scale;
@@ -168,6 +155,22 @@ struct GroupTiles {
                 const vi input = spread(static_cast<int32_t>(x[(row * kQuads + half) * MR + r]));
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = P::dot(sum[r][v], bytes[v], input);
             }
+        }
+    }
+
+    // Both factors fit 16 bits, of a word whose upper half is 0 on one side: an instruction made for pairs multiplies them.
+    template <int MR>
+    static inline void take_zero_points(vi (&sum)[MR][kVectors], int v, const std::byte* zero_points, const X* starts) {
+        const vi zero = __builtin_convertvector(load<vh>(zero_points), vi);
+        for (int r = 0; r < MR; ++r) {
+            const vi minus = spread(static_cast<int32_t>(starts[r]));
+#if defined(__AVX512BF16__)
+            sum[r][v] = (vi)_mm512_dpwssd_epi32((__m512i)sum[r][v], (__m512i)zero, (__m512i)minus);
+#elif defined(__AVX2__)
+            sum[r][v] += (vi)_mm256_madd_epi16((__m256i)zero, (__m256i)minus);
+#else
+            sum[r][v] += zero * minus;
+#endif
         }
     }
 };

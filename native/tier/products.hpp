@@ -89,18 +89,13 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
-// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR]. With PREFETCH
-// lines per step, the memory at `ahead` is fetched at the same pace.
-template <class P, int MR, int NV, int XS, int XR, int PREFETCH>
-inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
-                       const std::byte* ahead) {
+// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR].
+template <class P, int MR, int NV, int XS, int XR>
+inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps) {
     for (int64_t s = 0; s < steps; ++s) {
-#pragma GCC unroll 4
-        for (int line = 0; line < PREFETCH; ++line) prefetch(ahead + line * 64);
         add_step<P, MR, NV, XR>(total, w, x);
         w += stride;
         x += XS;
-        ahead += PREFETCH * 64;
     }
 }
 

@@ -44,25 +44,74 @@ void turn(const RopeArgs& a, const float* from, const float* norm, int64_t posit
     if (a.cosines != nullptr) rotate(to, a.cosines + position * a.pairs, a.sines + position * a.pairs, a.pairs);
 }
 
-// Heads are counted in turns of a KV head and the query heads that share it, so that threads get as much of both.
-void rope_store_item(const RopeArgs& a, int64_t row, int64_t head) {
-    const int64_t position = a.tables.positions[row], share = a.num_heads / a.num_kv_heads;
-    const int64_t kv_head = head / (share + 1), query = head % (share + 1) - 1;
-    if (query >= 0) {
-        const int64_t at = (row * a.num_heads + kv_head * share + query) * a.head_dim;
-        return turn(a, a.q + at, a.q_norm, position, a.q_out + at);
-    }
-    const int64_t at = row * a.num_kv_heads + kv_head;
-    float key[kMaxHead];
-    turn(a, a.k + at * a.head_dim, a.k_norm, position, key);
+// Rows whose tokens lie side by side in one block of the store.
+struct Run {
+    Slot slot;
+    int64_t count;
+};
+
+Run run_from(const RopeArgs& a, int64_t row, int64_t end, int64_t kv_head) {
     const GroupStore& s = *a.store;
-    const int64_t page = a.tables.pages[a.tables.row_span[row] * a.tables.pages_stride + position / s.page_size];
-    const Slot slot = slot_of(s, a.layer, page, kv_head, position % s.page_size);
-    const float* value = a.v + at * s.value_dim;
+    const int64_t span = a.tables.row_span[row], position = a.tables.positions[row], offset = position % s.page_size;
+    const int64_t page = a.tables.pages[span * a.tables.pages_stride + position / s.page_size];
+    const Slot slot = slot_of(s, a.layer, page, kv_head, offset);
+    const int64_t room = least(s.page_size - offset, s.block - slot.token);
+    return {slot, least(least(end, a.tables.span_rows[span + 1]) - row, room)};
+}
+
+void store_run(const RopeArgs& a, const Run& run, int64_t row, int64_t kv_head) {
+    const GroupStore& s = *a.store;
+    float keys[kRowBlock * kMaxHead];
+    for (int64_t t = 0; t < run.count; ++t) {
+        const float* key = a.k + ((row + t) * a.num_kv_heads + kv_head) * a.head_dim;
+        turn(a, key, a.k_norm, a.tables.positions[row + t], keys + t * a.head_dim);
+    }
+    const int64_t stride = a.num_kv_heads * s.value_dim;
+    const float* values = a.v + row * stride + kv_head * s.value_dim;
     switch (s.format) {
-        case KvFormat::f32: return write_token<FloatStore<F32>>(s, slot, key, value);
-        case KvFormat::int8: return write_token<ByteStore>(s, slot, key, value);
-        default: return write_token<FloatStore<Bf16>>(s, slot, key, value);
+        case KvFormat::f32: return write_tokens<FloatStore<F32>>(s, run.slot, run.count, keys, values, stride);
+        case KvFormat::int8: return write_tokens<ByteStore>(s, run.slot, run.count, keys, values, stride);
+        default: return write_tokens<FloatStore<Bf16>>(s, run.slot, run.count, keys, values, stride);
+    }
+}
+
+// A head of a block of rows. Heads are counted in turns of a KV head and the query heads that share it, so that threads get
+// as much of both.
+struct RopeItem {
+    int64_t begin, end;      // rows
+    int64_t kv_head, query;  // the query head, or -1: the KV head itself
+
+    RopeItem(const RopeArgs& a, int64_t item) {
+        const int64_t heads = a.num_heads + a.num_kv_heads, share = a.num_heads / a.num_kv_heads;
+        begin = item / heads * kRowBlock;
+        end = least(begin + kRowBlock, a.rows);
+        kv_head = item % heads / (share + 1);
+        query = item % (share + 1) == 0 ? -1 : kv_head * share + item % (share + 1) - 1;
+    }
+};
+
+void store_tokens(const RopeArgs& a, const RopeItem& item) {
+    for (int64_t row = item.begin; row < item.end;) {
+        const Run run = run_from(a, row, item.end, item.kv_head);
+        store_run(a, run, row, item.kv_head);
+        row += run.count;
+    }
+}
+
+void turn_queries(const RopeArgs& a, const RopeItem& item) {
+    for (int64_t row = item.begin; row < item.end; ++row) {
+        const int64_t at = (row * a.num_heads + item.query) * a.head_dim;
+        turn(a, a.q + at, a.q_norm, a.tables.positions[row], a.q_out + at);
+    }
+}
+
+// The inputs of an item lie in short pieces far apart, which the hardware does not foresee.
+void fetch(const RopeArgs& a, const RopeItem& item) {
+    const int64_t heads = item.query >= 0 ? a.num_heads : a.num_kv_heads, head = item.query >= 0 ? item.query : item.kv_head;
+    for (int64_t row = item.begin; row < item.end; ++row) {
+        const int64_t at = row * heads + head;
+        prefetch_floats((item.query >= 0 ? a.q : a.k) + at * a.head_dim, a.head_dim);
+        if (item.query < 0) prefetch_floats(a.v + at * a.store->value_dim, a.store->value_dim);
     }
 }
 
@@ -85,10 +134,10 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
 }
 
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end) {
-    const int64_t heads = a.num_heads + a.num_kv_heads;
     for (int64_t item = item_begin; item < item_end; ++item) {
-        const int64_t first = item / heads * kRowBlock;
-        for (int64_t row = first; row < least(first + kRowBlock, a.rows); ++row) rope_store_item(a, row, item % heads);
+        if (item + 1 < item_end) fetch(a, RopeItem(a, item + 1));
+        const RopeItem at(a, item);
+        at.query >= 0 ? turn_queries(a, at) : store_tokens(a, at);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "bytes.hpp"
 #include "products.hpp"
+#include "transpose.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -26,6 +27,12 @@ struct FloatStore {
         }
         return 1;
     }
+
+    // kLanes elements, their bits alone.
+    static vu widen(const Element* from) {
+        if constexpr (P::kItem == 2) return __builtin_convertvector(load<vh>(from), vu);
+        return load<vu>(from);
+    }
 };
 
 // Bytes with a scale for all elements of a head; keys are offset by 128, as weights are: see groups.hpp.
@@ -36,6 +43,10 @@ struct ByteStore {
     static constexpr uint32_t kKeyFlip = 0x80808080u;
 
     static float round(const float* x, int64_t count, Element* out) { return round_bytes(x, count, out); }
+    static vu widen(const Element* from) {
+        using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+        return __builtin_convertvector(load<Bytes>(from), vu);
+    }
 };
 
 // One token's place: its block's keys and values, and its number within the block.
@@ -71,27 +82,84 @@ inline float* scales_of(std::byte* keys, int64_t bytes, int64_t tokens) {
     return reinterpret_cast<float*>(keys + bytes) - tokens;
 }
 
-// Keys go out as whole words, one per step of the product; values as the token's part of words that neighbours share.
+// Some tokens that follow each other within a block, rounded to the store's elements: kRowBlock at most.
 template <class S>
-inline void write_token(const GroupStore& s, const Slot& slot, const float* key, const float* value) {
-    typename S::Element row[kMaxHead + kLanes];
-    const float key_scale = S::round(key, s.key_dim, row);
-    uint32_t* keys = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
-    for (int64_t step = 0; step < s.key_padded / S::kDepth; ++step) {
-        uint32_t word;
-        std::memcpy(&word, row + step * S::kDepth, sizeof word);
-        keys[step * s.block] = word ^ S::kKeyFlip;
+struct RoundedTokens {
+    typename S::Element rows[kRowBlock][kMaxHead + kLanes];
+    float scales[kRowBlock];
+
+    RoundedTokens(const float* x, int64_t stride, int64_t dim, int64_t count) {
+        for (int64_t t = 0; t < count; ++t) scales[t] = S::round(x + t * stride, dim, rows[t]);
     }
-    const float value_scale = S::round(value, s.value_dim, row);
+};
+
+// Keys go out as whole words, one per step of the product. Of several tokens a step's words lie side by side.
+template <class S>
+inline void write_keys(const GroupStore& s, const Slot& slot, int64_t count, const RoundedTokens<S>& keys) {
+    const int64_t words = s.key_padded / S::kDepth;
+    uint32_t* to = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
+    for (int64_t first = 0; first < count; first += kLanes)
+        for (int64_t word = 0; word < words; word += kLanes) {
+            vf columns[kLanes];
+            turn_rows(count - first, columns,
+                      [&](int64_t row) { return load<vf>(keys.rows[first + row] + word * S::kDepth); });
+            for (int64_t i = 0; i < least(kLanes, words - word); ++i)
+                store_part(reinterpret_cast<float*>(to + (word + i) * s.block + first),
+                           (vf)((vu)columns[i] ^ S::kKeyFlip), count - first);
+        }
+}
+
+// The same for one token, whose words are nowhere side by side.
+template <class S>
+inline void write_key(const GroupStore& s, const Slot& slot, const RoundedTokens<S>& keys) {
+    uint32_t* to = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
+    for (int64_t word = 0; word < s.key_padded / S::kDepth; ++word) {
+        uint32_t elements;
+        std::memcpy(&elements, keys.rows[0] + word * S::kDepth, sizeof elements);
+        to[word * s.block] = elements ^ S::kKeyFlip;
+    }
+}
+
+// The values of token `t` of some. Those that share its words may be another thread's: it writes no more than its own part.
+template <class S>
+inline void write_value(const GroupStore& s, const Slot& slot, int64_t t, const RoundedTokens<S>& values) {
     for (int64_t first = 0; first < s.value_dim; first += kSide) {
-        auto* values = reinterpret_cast<typename S::Element*>(slot.values) +
-                       value_index<S>(s.block, s.value_padded, slot.token, first);
-        const int64_t width = least(kSide, s.value_dim - first);
-        for (int64_t d = 0; d < width; ++d) values[d * S::kDepth] = row[first + d];
+        auto* to = reinterpret_cast<typename S::Element*>(slot.values) +
+                   value_index<S>(s.block, s.value_padded, slot.token + t, first);
+        for (int64_t d = 0; d < least(kSide, s.value_dim - first); ++d) to[d * S::kDepth] = values.rows[t][first + d];
+    }
+}
+
+// The values of the tokens that fill whole words, from token `t` of some on.
+template <class S>
+inline void write_value_words(const GroupStore& s, const Slot& slot, int64_t t, const RoundedTokens<S>& values) {
+    for (int64_t first = 0; first < s.value_dim; first += kSide) {
+        auto* to = reinterpret_cast<typename S::Element*>(slot.values) +
+                   value_index<S>(s.block, s.value_padded, slot.token + t, first);
+        for (int64_t d = 0; d < least(kSide, s.value_dim - first); d += kLanes) {
+            vu words{};
+            for (int i = 0; i < S::kDepth; ++i)
+                words |= S::widen(values.rows[t + i] + first + d) << (32 / S::kDepth * i);
+            store(to + d * S::kDepth, words);
+        }
+    }
+}
+
+// `count` tokens from `slot` on, all of its block.
+template <class S>
+inline void write_tokens(const GroupStore& s, const Slot& slot, int64_t count, const float* keys, const float* values,
+                         int64_t value_stride) {
+    const RoundedTokens<S> rounded_keys(keys, s.key_dim, s.key_dim, count);
+    count == 1 ? write_key<S>(s, slot, rounded_keys) : write_keys<S>(s, slot, count, rounded_keys);
+    const RoundedTokens<S> rounded_values(values, value_stride, s.value_dim, count);
+    for (int64_t t = 0; t < count;) {
+        const bool whole = (slot.token + t) % S::kDepth == 0 && t + S::kDepth <= count;
+        whole ? write_value_words<S>(s, slot, t, rounded_values) : write_value<S>(s, slot, t, rounded_values);
+        t += whole ? S::kDepth : 1;
     }
     if constexpr (S::kScaled) {
-        scales_of(slot.keys, s.key_bytes, s.block)[slot.token] = key_scale;
-        scales_of(slot.values, s.value_bytes, s.block)[slot.token] = value_scale;
+        std::memcpy(scales_of(slot.keys, s.key_bytes, s.block) + slot.token, rounded_keys.scales, count * sizeof(float));
+        std::memcpy(scales_of(slot.values, s.value_bytes, s.block) + slot.token, rounded_values.scales, count * sizeof(float));
     }
 }
 

@@ -133,7 +133,11 @@ inline int32_t max_lanes(vi v) {
 #endif
 }
 
-inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 3); }      // into the first-level cache
-inline void prefetch_far(const std::byte* line) { __builtin_prefetch(line, 0, 2); }  // into the second-level cache
+// Into the second-level cache: it waits for more lines at once than the first-level one, which the hardware fills from it.
+inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
+
+inline void prefetch_floats(const float* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) prefetch(reinterpret_cast<const std::byte*>(from + i));
+}
 
 }  // namespace ferrum::FERRUM_TIER

@@ -15,14 +15,13 @@ namespace ferrum::FERRUM_TIER {
 struct Fetch {
     const std::byte* line;
     int64_t lines;            // at each stretch
-    bool near;                // into the first-level cache
     int64_t turn;             // so many stretches before the panel's end the stream goes on ...
     const std::byte* onward;  // ... here, or ends where this is null
 
     // At the beginning of a stretch, `left` being those that are left.
     void go(int64_t left) {
         if (left == turn) line = onward, lines = onward != nullptr ? lines : 0;
-        for (int64_t i = 0; i < lines; ++i) near ? prefetch(line + i * 64) : prefetch_far(line + i * 64);
+        for (int64_t i = 0; i < lines; ++i) prefetch(line + i * 64);
         line += lines * 64;
     }
 };
