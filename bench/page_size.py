@@ -31,7 +31,7 @@ from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
 SHAPE: Final = "qwen3-0.6b"
 SIZES: Final = (16, 32, 64, 128, 256)
-MEASURED: Final = ("decode@1024", "decode@4096", "batch16@256", "prefill512")
+MEASURED: Final = ("decode@1024", "decode@4096", "prefill512")
 COPIES: Final = 8
 
 
