@@ -1,0 +1,91 @@
+"""What the engine adds to the bare replayed step, alone and in company.
+
+    python bench/engine_step.py --steps 1000 --out bench/results/engine_step.json
+
+Turns of the engine's loop over a model of the shape of Qwen3-0.6B with random weights; in each all sequences decode. A
+watch on the replayed passes within. Everything else a turn does counts: planning, tables, sampling, books and events.
+Sizes take turns, a hundred steps at a time, as shared machines change from minute to minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+from ferrum.bench.loop import time_engine_steps
+from ferrum.bench.shapes import shape_config
+from ferrum.core.params import SamplingParams
+from ferrum.engine.build import engine_config, with_scheduler
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+SHAPE: Final = "qwen3-0.6b"
+CONTEXT: Final = 128
+BLOCK: Final = 100
+"""Steps of a size at a time."""
+
+RULES: Final = {
+    "greedy": SamplingParams(temperature=0.0),
+    "drawn": SamplingParams(temperature=0.7, top_p=0.95, top_k=20),
+}
+
+
+def measure(sizes: list[int], steps: int, quantize: str) -> list[dict[str, Any]]:
+    """Median milliseconds of a bare step and of what comes on top, for each size and kind of sampling."""
+    config = engine_config(
+        SHAPE,
+        {
+            "quantize": quantize,
+            "max_batch_size": max(sizes),
+            "kv_capacity": max(sizes) * (CONTEXT + 2 * BLOCK + 64),
+            "prefix_cache": False,
+        },
+    )
+    executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
+    seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in RULES}
+    for block in range(max(1, steps // BLOCK)):
+        for (size, rules), times in seen.items():
+            prompts = [[(block + 7 * index) % 1000] * CONTEXT for index in range(size)]
+            built = with_scheduler(executor, config, SHAPE)
+            times.append(time_engine_steps(built, executor.lm, prompts, BLOCK, RULES[rules]))
+    executor.shutdown()
+    return [_row(size, rules, times) for (size, rules), times in seen.items()]
+
+
+def _row(size: int, rules: str, times: list[tuple[float, float]]) -> dict[str, Any]:
+    bare = statistics.median(1e3 * bare / BLOCK for bare, _ in times)
+    added = statistics.median(1e3 * (whole - bare) / BLOCK for bare, whole in times)
+    share = statistics.median((whole - bare) / bare for bare, whole in times)
+    return {
+        "sequences": size,
+        "sampling": rules,
+        "steps": BLOCK * len(times),
+        "bare_ms": round(bare, 3),
+        "added_ms": round(added, 3),
+        "added_share": round(share, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1000, help="of each size and kind of sampling")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--quantize", default="int4")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = measure(options.sizes, options.steps, options.quantize)
+    for row in rows:
+        share = f"{100 * row['added_share']:.2f}%"
+        print(f"{row['sequences']:3} {row['sampling']:7} {row['bare_ms']:8.3f} ms + {row['added_ms']:.3f} ms: {share}")
+    if options.out:
+        host = {"machine": platform.machine(), "python": platform.python_version()}
+        report = {"shape": SHAPE, "quantize": options.quantize, "context": CONTEXT, **host, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
