@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 
+import pytest
+
 from engine_fakes import FakeRecipe, ServedFake, admission, greedy
+from fakes import Hasty
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.messages import EngineStats, Message
+from ferrum.scheduler.outputs import OutputLengths
 
 
 class Watched:
@@ -57,7 +61,8 @@ def test_every_step_is_reported_with_its_tokens_even_without_events() -> None:
     assert [stats.kv_usage for stats in watched.stats] == [0.1, 0.1, 0.2, 0.0]
 
 
-def test_preemptions_are_counted_and_the_queue_is_left_again() -> None:
+def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
     watched = Watched(FakeRecipe(num_pages=4, page_size=4, max_tokens_per_step=4))
     ids = [watched.add(6, 6), watched.add(6, 6)]
     watched.run()
