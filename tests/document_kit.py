@@ -27,7 +27,7 @@ UNSAYABLE = {
     "best_of": r"\d+ is less than n = \d+|not more than n with stream",
     "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit|are more than the context)|must not be empty",
     "length": r"\d+ is not in \[0, \d+\]",
-    "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)",
+    "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)|must not be empty",  # as a template has them
     "logit_bias": r"token id \d+ is not below the vocabulary size",
     "echo": "the last message is not the assistant's",
     "continue_final_message": "the final message has no text to continue|leaves out or changes the final",

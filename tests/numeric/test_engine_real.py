@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 from native_twin import require_native
+from outcomes import essence
 from safetensors.numpy import load_file, save_file
 from spoken import EOS_IDS, spoken
 from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
 
+from fakes import Hasty
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
+from ferrum.scheduler.outputs import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
 
 NAME = "qwen3-windows"
@@ -43,10 +46,6 @@ def llm() -> Iterator[LLM]:
 
 def run(llm: LLM, prompts: Any, **params: Any) -> list[RequestOutput]:
     return llm.generate(prompts, SamplingParams.from_dict(params), use_tqdm=False)
-
-
-def essence(outputs: list[RequestOutput]) -> list[object]:
-    return [(o.prompt_token_ids, o.prompt_logprobs, o.outputs, o.metrics.usage) for o in outputs]
 
 
 def log_softmax(tokens: list[int]) -> np.ndarray:
@@ -218,6 +217,8 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
         preempt(scheduler, victim, step)
 
     monkeypatch.setattr(Scheduler, "_preempt", counted)
+    if "kv_capacity" in options:
+        monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
     with open_llm(**options) as model:
         assert essence(run(model, PROMPTS, **params)) == alone
     assert ("kv_capacity" in options) == bool(preempted)

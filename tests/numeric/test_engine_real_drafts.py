@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from outcomes import essence
 from spoken import spoken
 
 from fakes import Guesses
@@ -119,10 +120,6 @@ def drafting() -> Iterator[Drafting]:
     parts, spy = parts_of(drafter)
     with LLM.from_parts(parts) as llm:
         yield Drafting(llm, drafter, spy)
-
-
-def essence(outputs: list[RequestOutput]) -> list[object]:
-    return [(o.prompt_token_ids, o.prompt_logprobs, o.outputs, o.metrics.usage) for o in outputs]
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_tokens": LENGTH, "logprobs": 3, "ignore_eos": True}

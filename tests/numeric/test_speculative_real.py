@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outcomes import essence
 from spoken import spoken
-from test_engine_real_drafts import RULES, SAMPLED, essence
+from test_engine_real_drafts import RULES, SAMPLED
 from tiny import directory_of, find
 from typer.testing import CliRunner
 
+from fakes import Hasty
 from ferrum import LLM, SamplingParams
 from ferrum.cli.main import app
 from ferrum.core.errors import ConfigError
@@ -26,6 +28,7 @@ from ferrum.engine.batch import Batch
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta, RequestOutput
 from ferrum.engine.progress import NoBar
+from ferrum.scheduler.outputs import OutputLengths
 
 MODEL = "qwen3-windows"
 PROMPTS = ["the rain in Spain, the rain in Spain, the", "ababababab", "mainly in the plain, said no one at all"]
@@ -91,7 +94,8 @@ def test_stop_strings_end_guessed_text_where_they_end_any(plain: LLM, guessing: 
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_nor_does_a_pool_that_is_too_small_for_all(plain: LLM, proposer: str) -> None:
+def test_nor_does_a_pool_that_is_too_small_for_all(plain: LLM, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60, "n": 2})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
     with model(PROPOSERS[proposer], kv_capacity=TIGHT) as llm:

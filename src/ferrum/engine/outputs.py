@@ -113,7 +113,7 @@ class CompletionOutput:
         cumulative_logprob: sum over the tokens; None where log-probabilities were not asked for.
         finish_reason: `stop`, `length`, `abort`, `deadline` or `error`.
         error: what went wrong, with `error`.
-        request_id: of the request that it belongs to.
+        request_id: of the request that it belongs to; two requests with the same outcome are equal.
     """
 
     index: int
@@ -124,7 +124,7 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: int | str | None
     error: FerrumError | None = None
-    request_id: str = ""
+    request_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

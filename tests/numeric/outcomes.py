@@ -1,0 +1,15 @@
+"""What of an answer must not depend on how it was served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ferrum.engine.outputs import RequestOutput
+
+
+def essence(outputs: Sequence[RequestOutput]) -> list[object]:
+    """Everything but names, moments, and how much of the prompt was there already."""
+    return [
+        (o.prompt_token_ids, o.prompt_logprobs, o.outputs, replace(o.metrics.usage, cached_tokens=0)) for o in outputs
+    ]
