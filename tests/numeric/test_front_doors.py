@@ -153,6 +153,15 @@ def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture
     assert f"{plan.max_sequences(256)}\n" in shown
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Children heed SIGINT, though a shell that runs the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_a_run_cleanly() -> None:
     command = [sys.executable, "-m", "ferrum", "run", BUILT_IN, "x", "--max-tokens", "1000", "--ignore-eos"]
     command += ["--kernels", "reference"]  # the native ones may be done before the signal comes
