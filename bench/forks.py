@@ -9,21 +9,17 @@ the first step that they take together, letting them in and copying the page tha
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from statistics import median
 from typing import Any, Final
 
+from packed import SHAPE, options_of, packed_model, write
+
 from ferrum import SamplingParams
-from ferrum.bench.shapes import shape_config
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.build import with_scheduler
@@ -31,10 +27,7 @@ from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Message
 from ferrum.engine.session import Session
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
-SHAPE: Final = "qwen3-0.6b"
 VOCABULARY: Final = 100_000
 CONTEXT: Final = 2000
 FORKS: Final = 64
@@ -45,7 +38,7 @@ NOBODY: Any = None
 def measure(model: str) -> dict[str, Any]:
     """The forks of one context, and the steps that they take."""
     executor = load_executor(model, kv_capacity=CONTEXT + (FORKS + 4) * 64, max_batch_size=FORKS)
-    config = EngineConfig(model=ModelConfig(model=model, max_batch_size=FORKS))
+    config = EngineConfig(model=ModelConfig(model=model, max_batch_size=FORKS), decode_seconds=0)  # all at once
     built = with_scheduler(executor, config, SHAPE)
     pages = executor.lm.pages
     inbox: SimpleQueue[Message] = SimpleQueue()
@@ -106,19 +99,11 @@ def timed(owner: object, name: str) -> Iterator[list[float]]:
 
 def main() -> None:
     """Measure, and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        model = options.model or Path(scratch) / "packed"
-        if not model.exists():
-            pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), model, "int8")
-        report = measure(str(model))
+    options = options_of(__doc__).parse_args()
+    with packed_model(options.model) as model:
+        report = measure(model)
     print(report)
-    if options.out is not None:
-        origin = {"shape": SHAPE, "quantize": "int8", "context": CONTEXT, "forks": FORKS}
-        options.out.write_text(json.dumps({**origin, "machine": platform.machine(), **report}, indent=1) + "\n")
+    write(options.out, {"context": CONTEXT, "forks": FORKS, **report})
 
 
 if __name__ == "__main__":

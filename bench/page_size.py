@@ -9,27 +9,20 @@ copies, and what lies behind the last full page of a sequence on average: tokens
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from ferrum.bench.shapes import shape_config
+from packed import SHAPE, options_of, packed_model, write
+
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import WORKLOADS, Workload
 from ferrum.cache.pages import PageCopy
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
-SHAPE: Final = "qwen3-0.6b"
 SIZES: Final = (16, 32, 64, 128, 256)
 MEASURED: Final = ("decode@1024", "decode@4096", "prefill512")
 COPIES: Final = 8
@@ -85,22 +78,15 @@ def told(
 
 def main() -> None:
     """Measure, and print a line for each size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--kv-dtype", default="auto")
-    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        model = options.model or Path(scratch) / "packed"
-        if not model.exists():
-            pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), model, "int8")
-        report = measure(str(model), options.kv_dtype, options.turns)
+    with packed_model(options.model) as model:
+        report = measure(model, options.kv_dtype, options.turns)
     for size, case in report.items():
         print(size, case)
-    if options.out is not None:
-        origin = {"shape": SHAPE, "quantize": "int8", "kv_dtype": options.kv_dtype, "machine": platform.machine()}
-        options.out.write_text(json.dumps({**origin, "sizes": report}, indent=1) + "\n")
+    write(options.out, {"kv_dtype": options.kv_dtype, "sizes": report})
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ the start of the engine.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import signal
 import tempfile
 import time
@@ -24,12 +21,10 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-from ferrum import LLM, SamplingParams
-from ferrum.bench.shapes import shape_config
-from ferrum.runtime.packing import pack_directory
-from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from packed import options_of, packed_model, write
 
-SHAPE: Final = "qwen3-0.6b"
+from ferrum import LLM, SamplingParams
+
 VOCABULARY: Final = 100_000
 PROMPT: Final = 4000
 REQUESTS: Final = 32
@@ -120,21 +115,14 @@ def told(cases: Sequence[tuple[float, int]], usual: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and print a line for each case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--count", type=int, default=3, help="times each")
-    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        model = options.model or Path(scratch) / "packed"
-        if not model.exists():
-            pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), model, "int8")
-        report = measure(str(model), options.count)
+    with packed_model(options.model) as model:
+        report = measure(model, options.count)
     for name, case in report.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in case.items()))
-    if options.out is not None:
-        origin = {"shape": SHAPE, "quantize": "int8", "machine": platform.processor() or platform.machine()}
-        options.out.write_text(json.dumps({**origin, "prompt": PROMPT, "cases": report}, indent=1) + "\n")
+    write(options.out, {"prompt": PROMPT, "cases": report})
 
 
 if __name__ == "__main__":

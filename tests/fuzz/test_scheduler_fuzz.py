@@ -7,7 +7,7 @@ that its request alone determines (or a prefix of them where it was cut short), 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -45,45 +45,32 @@ class House:
     hasty: bool = False
 
 
+PREFIXES = House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True)
+WINDOWS = House(
+    (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
+)
+SHARED_WINDOWS = replace(
+    WINDOWS, groups=(PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)), prefixes=True, hasty=True
+)
+
 HOUSES = {
-    "crowded": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, hasty=True),
-    "windows": House(
-        (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
-    ),
-    "prefixes": House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True),
-    "swapped": House(
-        (PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, swap=True
-    ),
-    "swapped slowly": House(
-        (PageGroup("full", 40, 2), PageGroup("window", 40, 2, 7)),
-        "fair",
-        budget=12,
-        max_sequences=8,
+    "crowded": replace(PREFIXES, prefixes=False, hasty=True),
+    "windows": WINDOWS,
+    "prefixes": PREFIXES,
+    "swapped": replace(PREFIXES, swap=True),
+    "swapped slowly": replace(
+        PREFIXES,
+        groups=(PageGroup("full", 40, 2), PageGroup("window", 40, 2, 7)),
+        policy="fair",
         depth=1,
-        prefixes=True,
         swap=True,
         slow=True,
         hasty=True,
     ),
-    "swapped in windows": House(
-        (PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)),
-        "priority",
-        budget=16,
-        max_sequences=6,
-        depth=0,
-        prefixes=True,
-        hasty=True,
-        swap=True,
+    "swapped in windows": replace(
+        SHARED_WINDOWS, groups=(PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)), swap=True
     ),
-    "prefixes in windows": House(
-        (PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)),
-        "priority",
-        budget=16,
-        max_sequences=6,
-        depth=0,
-        prefixes=True,
-        hasty=True,
-    ),
+    "prefixes in windows": SHARED_WINDOWS,
     "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
     "pages of one token": House(
         (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True, hasty=True

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tiny import directory_of, find, tokens_of
 
+from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
-from ferrum.cli.main import execute
 from ferrum.core.types import Pooling
 from ferrum.engine.batch import Batch
 from ferrum.engine.progress import progress_bar
@@ -23,17 +23,11 @@ from ferrum.engine.record_files import file_name
 
 CASE = "qwen3"
 WARM = {"temperature": 0.9, "max_tokens": 12, "ignore_eos": True}
-Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
 def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    def run(*arguments: str) -> Outcome:
-        code = execute(arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return command_line(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from command_kit import Outcome, command_line
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
-from ferrum.cli.main import NEXT_STEPS, execute, explain
+from ferrum.cli.main import NEXT_STEPS, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
@@ -28,19 +29,10 @@ from ferrum.runtime import hub
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
 
-Outcome = tuple[int, str, str]
-
 
 @pytest.fixture
 def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Runs the command line in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: str) -> Outcome:
-        code = execute(arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return command_line(capsys)
 
 
 @pytest.fixture
