@@ -130,7 +130,7 @@ def test_what_cannot_be_written_is_told_once_and_harms_no_other(
 
 
 def test_lines_that_find_no_place_cost_their_record_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_DUE", 4)
     stuck, go = threading.Event(), threading.Event()
@@ -141,14 +141,17 @@ def test_lines_that_find_no_place_cost_their_record_and_no_other(
         return {}
 
     with record_files(tmp_path) as files:
+        crowd = OpenRecord("crowd.jsonl")
+        files.put(crowd, END.to_dict)
+        files.flush()
         files.put(OpenRecord("slow.jsonl"), wait)
         assert stuck.wait(60)
-        crowd = OpenRecord("crowd.jsonl")
         for _ in range(6):
             files.put(crowd, END.to_dict)
         go.set()
         files.flush()
         assert sorted(each.name for each in tmp_path.iterdir()) == ["slow.jsonl"]
+        assert ["4 lines wait" in each.message for each in caplog.records] == [True]
         assert read_record(write(files)).end == END
 
 

@@ -98,6 +98,7 @@ class RecordFiles:
         self.directory = directory
         self._capacity = capacity
         self._due: list[tuple[OpenRecord, Line, bool]] = []
+        self._crowded_out: list[OpenRecord] = []
         self._put = self._written = self._wanted = 0
         self._closing = self._failing = False
         self._news = threading.Condition()
@@ -112,8 +113,11 @@ class RecordFiles:
     def put(self, record: OpenRecord, line: Line, *, last: bool = False) -> None:
         """Append a line to a record; the first one begins it, over what may be there, and the last one seals it."""
         with self._news:
+            if record.lost:
+                return
             if len(self._due) >= MAX_DUE:
                 record.lost = True
+                self._crowded_out.append(record)
                 return
             self._due.append((record, line, last))
             self._put += 1
@@ -140,8 +144,11 @@ class RecordFiles:
                 self._news.wait_for(lambda: self._due or self._closing)
                 self._news.wait_for(lambda: self._closing or self._wanted > self._written, PAUSE_SECONDS)
                 due, self._due = self._due, []
+                crowded_out, self._crowded_out = self._crowded_out, []
             if not due:
                 return
+            for record in crowded_out:
+                self._give_up(record, f"{MAX_DUE} lines wait to be written already")
             self._write(due)
             with self._news:
                 self._written += len(due)
@@ -154,15 +161,11 @@ class RecordFiles:
             lines.setdefault(record, []).append((line, last))
         for record, its in lines.items():
             if record.lost:
-                self._remove(record)
                 continue
             try:
                 self._append(record, b"".join(_text(record, line, last=last) for line, last in its))
             except Exception as error:  # noqa: BLE001 - whatever keeps one record from being written, others go on
-                if not self._failing:
-                    _LOG.warning("requests cannot be recorded: %s", error)
-                self._failing = record.lost = True
-                self._remove(record)
+                self._give_up(record, error)
             else:
                 self._failing = False
         if self._bytes > self._capacity:
@@ -177,8 +180,11 @@ class RecordFiles:
         record.begun = True
         self._bytes += len(text)
 
-    def _remove(self, record: OpenRecord) -> None:
-        """A record with a gap is none."""
+    def _give_up(self, record: OpenRecord, reason: object) -> None:
+        """A record with a gap is none; it is told once that some are lost, until others are written again."""
+        if not self._failing:
+            _LOG.warning("requests cannot be recorded: %s", reason)
+        self._failing = record.lost = True
         if record.begun:
             with suppress(OSError):
                 (self.directory / record.name).unlink(missing_ok=True)
