@@ -74,6 +74,7 @@ REFUSED: Final[dict[str, Any]] = {
     "parallel_tool_calls": True,
     "functions": [],
     "function_call": "none",
+    "documents": [],
     "reasoning_effort": "low",
     "audio": {},
     "web_search_options": {},

@@ -16,7 +16,8 @@ from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.outputs import Delta, Usage
-from ferrum.server.metrics import Metrics, token_buckets
+from ferrum.server.metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
+from ferrum.server.own_metrics import OwnMetrics
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -46,6 +47,10 @@ class Timeline:
     def seen(self, name: str) -> tuple[float | None, float | None]:
         """How many observations, and their sum."""
         return self.value(f"{name}_count"), self.value(f"{name}_sum")
+
+    def sources(self) -> dict[str, float | None]:
+        """Prompt tokens by where they came from."""
+        return {source: self.value("prompt_tokens_by_source_total", source=source) for source in SOURCES}
 
 
 def test_guesses_are_counted_by_their_place() -> None:
@@ -90,6 +95,7 @@ def test_the_life_of_a_sequence() -> None:
     assert line.seen("request_prompt_tokens") == (1, 10) and line.seen("request_generation_tokens") == (1, 7)
     assert line.seen("request_num_preemptions") == (1, 2)
     assert line.seen("request_prefill_kv_computed_tokens") == (1, 6) and line.value("prompt_tokens_cached_total") == 4
+    assert line.sources() == {"local_compute": 6, "local_cache_hit": 4, "external_kv_transfer": 0}
     assert line.seen("request_params_max_tokens") == (1, 20) and line.seen("request_params_n") == (1, 1)
     assert line.value("request_success_total", finished_reason="stop") == 1
 
@@ -114,6 +120,7 @@ def test_a_request_that_never_left_the_queue_has_no_times_but_the_whole() -> Non
     for name in ("queue", "prefill", "decode", "inference"):
         assert line.seen(f"request_{name}_time_seconds") == (0, 0)
     assert line.seen("time_to_first_token_seconds") == (0, 0) and line.value("prompt_tokens_total") == 0
+    assert not any(line.sources().values())
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,9 @@ def test_steps_set_the_gauges_and_count_their_tokens() -> None:
             step_tokens=(7, 9),
         )
     )
+    waiting = [line.value("num_requests_waiting_by_reason", reason=reason) for reason in ("capacity", "deferred")]
+    assert waiting == [2, 0]
+    assert [line.value("engine_sleep_state", sleep_state=state) for state in SLEEP_STATES] == [1, 0, 0]
     line.metrics.step(
         EngineStats(
             running=1,
@@ -174,6 +184,24 @@ def test_steps_set_the_gauges_and_count_their_tokens() -> None:
     assert line.value("cache_config_info", **labels) == 1
 
 
+def test_what_vllm_has_no_names_for_is_counted_under_our_own() -> None:
+    registry = CollectorRegistry()
+    own = OwnMetrics(registry, "name", lambda: 3)
+    own.step(EngineStats(prefixes=PrefixCounts(cached_pages=9, evicted_pages=2, restored_pages=1)))
+    own.step(EngineStats(prefixes=PrefixCounts(cached_pages=7, evicted_pages=5, restored_pages=1)))
+    labels = {"model_name": "name", "engine": "0"}
+    shown = {
+        name: registry.get_sample_value(f"ferrum:{name}", labels)
+        for name in (
+            "live_requests",
+            "prefix_cache_pages",
+            "prefix_cache_evicted_pages_total",
+            "prefix_cache_restored_pages_total",
+        )
+    }
+    assert list(shown.values()) == [3, 7, 5, 1]
+
+
 def test_buckets_of_tokens_are_one_two_five_up_to_the_context() -> None:
     assert token_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
     assert token_buckets(4096)[-3:] == (500, 1000, 2000)
@@ -192,11 +220,11 @@ def samples(server: Served) -> dict[str, float]:
 def test_all_series_are_zero_from_the_start_and_documented() -> None:
     with serving() as server:
         text = server.http.get("/metrics").text
-        names = set(re.findall(r"^# TYPE (vllm:\S+|http_\S+) ", text, re.MULTILINE))
-        documented = set(re.findall(r"`(vllm:\w+|http_\w+)`", DOCUMENT.read_text()))
+        names = set(re.findall(r"^# TYPE ((?:vllm|ferrum):\S+|http_\S+) ", text, re.MULTILINE))
+        documented = set(re.findall(r"`((?:vllm|ferrum):\w+|http_\w+)`", DOCUMENT.read_text()))
         assert {name for name in names if not name.endswith("_created")} == documented
         start = samples(server)
-        zero = {n: v for n, v in start.items() if n.startswith("vllm:") and not n.endswith("_created")}
+        zero = {n: v for n, v in start.items() if n.startswith(("vllm:", "ferrum:")) and not n.endswith("_created")}
         assert len(zero) >= 40 and not any(zero.values())
 
 

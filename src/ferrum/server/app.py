@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -32,6 +32,15 @@ from ferrum.server.traces import otlp_provider
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+EXPOSED_HEADERS: Final = (
+    "retry-after",
+    "x-ferrum-ignored",
+    "x-request-id",
+    "x-should-retry",
+    *(f"x-ratelimit-{what}-{rate}" for what in ("limit", "remaining", "reset") for rate in ("requests", "tokens")),
+)
+"""What a page of another origin may read of a reply beside its body."""
 
 
 def create_app(
@@ -71,12 +80,16 @@ def create_app(
     app.include_router(router)
     for kind in (FerrumError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_response)
-    if config.allow_origin is not None:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=[config.allow_origin], allow_methods=["*"], allow_headers=["*"]
-        )
     app.openapi = partial(document, app, service)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service, keys=keys)
+    if config.allow_origin is not None:  # around the guard: a browser shows its refusals only to whom they allow it
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[config.allow_origin],
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     return app
 
 

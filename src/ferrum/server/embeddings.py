@@ -6,7 +6,7 @@ import asyncio
 import base64
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.responses import Response
@@ -68,14 +68,21 @@ class Embeddings(Response):
         requests: one per input, with pooling.
         name: of the whole, for the books.
         caller: whose it is.
+        headers: of the response.
     """
 
     media_type = "application/json"
 
     def __init__(
-        self, service: Service, body: EmbeddingRequest, requests: Sequence[Request], name: str, caller: Caller
+        self,
+        service: Service,
+        body: EmbeddingRequest,
+        requests: Sequence[Request],
+        name: str,
+        caller: Caller,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__()
+        super().__init__(headers=headers)
         self._service = service
         self._wanted = body
         self._requests = requests

@@ -98,7 +98,7 @@ class Guard:
         Raises:
             ApiError: 401 or 413.
         """
-        if self._keys is not None and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._keys is not None and scope["path"] not in OPEN_PATHS:
             scope["state"]["tenant"] = self._authenticate(self._keys, headers)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._service.config.max_body_bytes:

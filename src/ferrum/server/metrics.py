@@ -6,10 +6,10 @@ The observer looks on at the engine's border, so that a client who reads slowly 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -23,6 +23,10 @@ from ferrum.engine.outputs import Delta
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
 """There is one."""
+
+SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
+SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+"""Where the keys and values of a prompt's tokens came from."""
 
 FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -47,6 +51,10 @@ FINISHES: Final = {
     FinishReason.ERROR: "error",
 }
 """How they are counted; vLLM knows no deadlines."""
+
+
+Labelled = TypeVar("Labelled", Counter, Gauge)
+"""A metric with labels of its own."""
 
 
 def token_buckets(context: int) -> tuple[int, ...]:
@@ -123,6 +131,13 @@ class Metrics:
     def _counter(self, name: str, help: str) -> Counter:
         return Counter(f"vllm:{name}", help, LABELS, registry=self._registry).labels(*self._names)
 
+    def _each(
+        self, kind: Callable[..., Labelled], name: str, help: str, label: str, values: Iterable[str]
+    ) -> dict[str, Labelled]:
+        """One metric for each value of a label."""
+        metric = kind(f"vllm:{name}", help, (*LABELS, label), registry=self._registry)
+        return {value: metric.labels(*self._names, value) for value in values}
+
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry)
         return histogram.labels(*self._names)
@@ -130,7 +145,14 @@ class Metrics:
     def _add_gauges(self, info: EngineInfo) -> None:
         self._gauge("num_requests_running", "Sequences that hold pages.", lambda: self._stats.running)
         self._gauge("num_requests_waiting", "Sequences that wait for pages.", lambda: self._stats.waiting)
+        reasons = ("capacity", "deferred")
+        waiting = self._each(
+            Gauge, "num_requests_waiting_by_reason", "Sequences that wait, and why.", "reason", reasons
+        )
+        waiting["capacity"].set_function(lambda: self._stats.waiting)
         self._gauge("kv_cache_usage_perc", "Part of the KV pages in use, 0 to 1.", lambda: self._stats.kv_usage)
+        states = self._each(Gauge, "engine_sleep_state", "1: the engine's state.", "sleep_state", SLEEP_STATES)
+        states["awake"].set(1)
         labels = (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
         size = info.page_size or 1
         cache = Gauge("vllm:cache_config_info", "The KV pool.", labels, registry=self._registry)
@@ -139,8 +161,13 @@ class Metrics:
     def _add_counters(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were begun.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from a cache.")
+        self._by_source = self._each(
+            Counter, "prompt_tokens_by_source", "Prompt tokens by where they came from.", "source", SOURCES
+        )
         self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        for name in ("queries", "hits"):
+            self._counter(f"mm_cache_{name}", "No images are served.")
         self._queried_outside = self._counter(
             "external_prefix_cache_queries", "Prompt tokens looked up in host buffers and on disk."
         )
@@ -148,22 +175,18 @@ class Metrics:
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts that were verified.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.")
-        self._accepted_at = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
+        self._accepted_at = self._each(
+            Counter,
+            "spec_decode_num_accepted_tokens_per_pos",
             "Right tokens by their place in the draft.",
-            (*LABELS, "position"),
-            registry=self._registry,
+            "position",
+            map(str, range(MAX_DRAFT)),
         )
-        for place in range(MAX_DRAFT):
-            self._accepted_at.labels(*self._names, str(place))
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
         self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
-        success = Counter(
-            "vllm:request_success", "Choices that ended.", (*LABELS, "finished_reason"), registry=self._registry
-        )
         reasons = ("stop", "length", "abort", "error", "repetition")
-        self._success = {reason: success.labels(*self._names, reason) for reason in reasons}
+        self._success = self._each(Counter, "request_success", "Choices that ended.", "finished_reason", reasons)
 
     def _add_sizes(self, tokens: tuple[int, ...]) -> None:
         self._size_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a choice.", tokens)
@@ -223,7 +246,7 @@ class Metrics:
         if after.accepted_tokens > before.accepted_tokens:
             places = zip_longest(after.accepted_per_position, before.accepted_per_position, fillvalue=0)
             for place, (count, earlier) in enumerate(places):
-                self._accepted_at.labels(*self._names, str(place)).inc(count - earlier)
+                self._accepted_at[str(place)].inc(count - earlier)
 
     def delta(self, request: Request, delta: Delta) -> None:
         """See `Observer`."""
@@ -276,8 +299,12 @@ class Metrics:
                 self._per_token.observe((times.last - times.first) / (times.tokens - 1))
 
     def _count_request(self, request: Request, seen: _Seen, cached: int) -> None:
-        if not seen.begun and request.params.max_tokens == 0:
-            self._prompt_tokens.inc(len(request.prompt))  # it was to be scored only
+        scored = not seen.begun and request.params.max_tokens == 0
+        if scored:
+            self._prompt_tokens.inc(len(request.prompt))
+        if seen.begun or scored:
+            self._by_source["local_cache_hit"].inc(cached)
+            self._by_source["local_compute"].inc(len(request.prompt) - cached)
         self._cached_tokens.inc(cached)
         self._size_computed.observe(len(request.prompt) - cached)
         self._size_longest.observe(seen.longest)

@@ -160,6 +160,7 @@ class GenerationBody(Body):
 
 
 _TOOLS: Final = "tools are not served yet"
+_DOCUMENTS: Final = "the template gets none"
 
 
 class TemplateBody(Body):
@@ -197,6 +198,7 @@ class ChatRequest(GenerationBody, TemplateBody):
             "parallel_tool_calls": _TOOLS,
             "functions": _TOOLS,
             "function_call": _TOOLS,
+            "documents": _DOCUMENTS,
             "reasoning_effort": "reasoning is steered by chat_template_kwargs, where the model's template knows of it",
             "audio": "text only",
             "web_search_options": "there is no web search",
@@ -268,7 +270,7 @@ class RenderRequest(TemplateBody):
     """The body of /v1/chat/completions/render."""
 
     model_config = _rules(schemas.RENDER)
-    REFUSED = MappingProxyType({"tools": _TOOLS, "documents": "the template gets none"})
+    REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
     model: str | None = None
 
@@ -277,6 +279,7 @@ class TokenizeRequest(Body):
     """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
 
     model_config = _rules(schemas.TOKENIZE)
+    REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
     model: str | None = None
     prompt: str | None = None

@@ -60,7 +60,7 @@ def add_requests(router: APIRouter, service: Service) -> None:
         top = body.top_logprobs or 0
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {top}")
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         tenant = caller_of(service, request).tenant
         records = await _records(service, request_id, request)
         done = [await _run_again(service, each, top, tenant) for each in records]

@@ -206,10 +206,10 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         """The vectors of one text or several."""
         caller = caller_of(service, request)
         service.check_model(body.model)
-        survey(body, strict=True)
+        headers = ignored(body, strict=True)
         name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
         requests = await asyncio.to_thread(embedding_requests, service.engine.front, body, caller, name, pooling)
-        return Embeddings(service, body, requests, name, caller)
+        return Embeddings(service, body, requests, name, caller, headers)
 
 
 def generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
@@ -229,7 +229,7 @@ async def generate(
     """Check a body completely, and answer with what it becomes."""
     caller = caller_of(service, request)
     service.check_model(body.model)
-    headers = ignored(service, body)
+    headers = ignored(body, strict=service.config.strict)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
     arguments = (service.engine.front, service.context, body, caller, head, head.id)
@@ -251,9 +251,9 @@ def caller_of(service: Service, request: Request) -> Caller:
     return Caller(tenant, trace_id, service.config.request_seconds, together)
 
 
-def ignored(service: Service, body: Body) -> dict[str, str]:
-    """The header that names fields without an effect."""
-    names = survey(body, strict=service.config.strict)
+def ignored(body: Body, *, strict: bool) -> dict[str, str]:
+    """The header that names fields without an effect. Raises what `survey` does."""
+    names = survey(body, strict=strict)
     shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}
 
@@ -261,7 +261,7 @@ def ignored(service: Service, body: Body) -> dict[str, str]:
 def _add_tokens(router: APIRouter, service: Service) -> None:
     async def run(work: Callable[..., replies.Reply], body: Any, *arguments: Any) -> Response:
         service.check_model(body.model)
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         made = reply(await asyncio.to_thread(work, service.engine.front, *arguments, body))
         made.headers.update(headers)
         return made

@@ -111,7 +111,22 @@ COMPLETION: Final = rules(
     *GENERATION, either(absent("suffix"), {"allOf": [without("echo", True), absent("truncate_prompt_tokens")]})
 )
 RENDER: Final = rules(ONE_TURN)
-TOKENIZE: Final = rules(ONE_TURN, exactly_one("prompt", "messages", "content"))
+
+FORM_OF: Final = {
+    "add_special_tokens": ("prompt", "messages"),
+    "add_special": ("content",),
+    "add_generation_prompt": ("messages",),
+    "continue_final_message": ("messages",),
+    "chat_template": ("messages",),
+    "chat_template_kwargs": ("messages",),
+}
+"""Fields of /tokenize that mean something beside one of these only."""
+
+TOKENIZE: Final = rules(
+    ONE_TURN,
+    exactly_one("prompt", "messages", "content"),
+    *(either(absent(name), *map(given, forms)) for name, forms in FORM_OF.items()),
+)
 
 SESSION: Final = rules(*GENERATION)
 

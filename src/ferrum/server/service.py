@@ -28,6 +28,7 @@ from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
 from ferrum.server.limits import KeyLimits, Limits
 from ferrum.server.metrics import Metrics
+from ferrum.server.own_metrics import OwnMetrics
 from ferrum.server.traces import Traces
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class Service:
         engine = self._engine
         metrics = Metrics(self.registry, self.model, engine.info, self.context)
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
-        observers = (metrics, self.limits, self._traces)
+        own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
+        observers = (metrics, own, self.limits, self._traces)
         engine.front.router.observer = Observers([each for each in observers if each is not None])
         if self.state is State.LOADING:
             self.state = State.READY

@@ -129,7 +129,7 @@ def _add_holding(router: APIRouter, service: Service, sessions: Sessions) -> Non
         """Begin a session."""
         service.check_ready()
         service.check_model(body.model)
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         text = await _appended(service, GrowingText(service.engine.front.tokenizer), body.prompt or ())
         return told(sessions.add(request.state.tenant, text), headers=headers)
 
@@ -159,7 +159,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/append", responses=changed)
     async def append(session_id: str, body: SessionBody, request: Request) -> Response:
         """Add a text, or token ids. Only a text that begins a session gets special tokens of its own."""
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         begun = held.text.token_ids
@@ -171,7 +171,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/truncate", responses=changed)
     async def truncate(session_id: str, body: TruncateRequest, request: Request) -> Response:
         """Go back to the first tokens of the session."""
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         held.text.truncate(body.length)
@@ -180,7 +180,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.post("/v1/sessions/{session_id}/fork", responses={200: {"model": SessionReply}, **BODY_ERRORS})
     async def fork(session_id: str, body: ForkRequest, request: Request) -> Response:
         """Another session that goes on from here by itself; from one that is generating, as it was before."""
-        headers = ignored(service, body)
+        headers = ignored(body, strict=service.config.strict)
         tenant = request.state.tenant
         return told(sessions.add(tenant, sessions.get(tenant, session_id).text.fork()), headers=headers)
 

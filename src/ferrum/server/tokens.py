@@ -7,6 +7,7 @@ from ferrum.server.conversation import render
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.replies import Rendered, Text, TokenPiece, Tokens
 from ferrum.server.requests import DetokenizeRequest, RenderRequest, TokenizeRequest
+from ferrum.server.schemas import FORM_OF
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -27,6 +28,9 @@ def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
     given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid("prompt", "give exactly one of prompt, messages and content")
+    for name, forms in FORM_OF.items():
+        if getattr(body, name) is not None and given[0] not in forms:
+            raise invalid(name, f"only with {' or '.join(forms)}")
     if body.parse_special is False:
         raise unsupported("parse_special", "the tokenizer always parses special tokens")
     if body.content is not None:

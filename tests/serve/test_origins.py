@@ -1,0 +1,34 @@
+"""Browsers: pages of other sites may use the server only where it names them, and then as well as any client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serve_kit import serving
+
+
+def test_no_browser_of_another_site_may_use_it_unless_told() -> None:
+    origin = {"origin": "http://elsewhere.example"}
+    with serving() as server:
+        assert "access-control-allow-origin" not in server.http.get("/health", headers=origin).headers
+    with serving(allow_origin="http://elsewhere.example") as server:
+        response = server.http.get("/health", headers=origin)
+        assert response.headers["access-control-allow-origin"] == "http://elsewhere.example"
+
+
+def test_a_page_of_the_named_origin_may_ask_and_learns_why_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one requests_per_minute=60\n")
+    origin = {"origin": "http://elsewhere.example"}
+    asks = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    with serving(allow_origin="http://elsewhere.example", api_key_file=str(path), max_body_bytes=1000) as server:
+        assert server.http.options("/v1/completions", headers=asks).status_code == 200
+        large = server.http.post("/v1/completions", content=b"x" * 2000, headers={**origin, "x-api-key": "one"})
+        refused = [server.http.get("/v1/models", headers=origin), large]
+        assert [response.status_code for response in refused] == [401, 413]
+        for response in refused:
+            assert response.headers["access-control-allow-origin"] == "http://elsewhere.example"
+            exposed = response.headers["access-control-expose-headers"].split(", ")
+            assert {"retry-after", "x-request-id", "x-ratelimit-remaining-tokens"} <= set(exposed)
+        another = server.http.options("/v1/completions", headers={**asks, "origin": "http://third.example"})
+        assert "access-control-allow-origin" not in another.headers

@@ -1,0 +1,94 @@
+"""The fields of the routes for tokens and of embeddings: each changes the reply, or is named, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from ferrum.server.requests import DetokenizeRequest, EmbeddingRequest, RenderRequest, TokenizeRequest
+from serve_kit import USER, Served, error_of
+
+ANSWERED: Final = [*USER, {"role": "assistant", "content": "so"}]
+PROMPT: Final[dict[str, Any]] = {"prompt": "hello"}
+MESSAGES: Final[dict[str, Any]] = {"messages": ANSWERED}
+CONTENT: Final[dict[str, Any]] = {"content": "hello"}
+TEMPLATE: Final[dict[str, Any]] = {
+    "messages": USER,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template": "x",
+    "chat_template_kwargs": {"mood": "!"},
+    "add_special_tokens": True,
+}
+RENDER: Final = "/v1/chat/completions/render"
+
+CHANGES: Final = [
+    *(("/tokenize", PROMPT, field, value) for field, value in {"prompt": "other", "add_special_tokens": False}.items()),
+    *(("/tokenize", MESSAGES, field, value) for field, value in TEMPLATE.items()),
+    *(("/tokenize", CONTENT, field, value) for field, value in {"content": "other", "add_special": True}.items()),
+    *(("/tokenize", form, "return_token_strs", True) for form in (PROMPT, MESSAGES, CONTENT)),
+    *(("/tokenize", form, "with_pieces", True) for form in (PROMPT, MESSAGES, CONTENT)),
+    *((RENDER, MESSAGES, field, value) for field, value in TEMPLATE.items()),
+    ("/detokenize", {"tokens": [41, 42]}, "tokens", [42]),
+    ("/v1/embeddings", {"model": "fake", "input": "ab"}, "input", "cd"),
+    ("/v1/embeddings", {"model": "fake", "input": "ab"}, "encoding_format", "base64"),
+]
+
+REFUSED: Final = [
+    ("/tokenize", PROMPT, "parse_special", False),
+    *(
+        ("/tokenize", PROMPT, name, TEMPLATE[name])
+        for name in sorted(TEMPLATE.keys() - {"messages", "add_special_tokens"})
+    ),
+    ("/tokenize", PROMPT, "add_special", True),
+    ("/tokenize", CONTENT, "add_special_tokens", True),
+    *(("/tokenize", MESSAGES, field, []) for field in ("tools", "documents")),
+    *((RENDER, MESSAGES, field, []) for field in ("tools", "documents")),
+    ("/v1/embeddings", {"model": "fake", "input": "ab"}, "dimensions", 2),
+]
+
+
+def asked(server: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = server.post(path, **body)
+    assert response.status_code == 200, response.text
+    assert "x-ferrum-ignored" not in response.headers
+    return {name: value for name, value in response.json().items() if name != "id"}
+
+
+@pytest.mark.parametrize(("path", "body", "field", "value"), CHANGES)
+def test_a_field_changes_the_reply(unfailing: Served, path: str, body: dict[str, Any], field: str, value: Any) -> None:
+    assert asked(unfailing, path, body) == asked(unfailing, path, body)
+    assert asked(unfailing, path, {**body, field: value}) != asked(unfailing, path, body)
+
+
+@pytest.mark.parametrize(("path", "body", "field", "value"), REFUSED)
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(
+    unfailing: Served, path: str, body: dict[str, Any], field: str, value: Any
+) -> None:
+    assert error_of(unfailing.post(path, **{**body, field: value}), 400)["param"] == field
+
+
+def test_a_field_without_effect_is_named(unfailing: Served) -> None:
+    embedded = unfailing.post("/v1/embeddings", model="fake", input="ab", user="u")
+    assert embedded.headers["x-ferrum-ignored"] == "user"
+    for path, body in (("/tokenize", PROMPT), (RENDER, MESSAGES), ("/detokenize", {"tokens": [41]})):
+        assert unfailing.post(path, **body, odd=1).headers["x-ferrum-ignored"] == "odd"
+
+
+def test_another_model_is_not_served_here(unfailing: Served) -> None:
+    for path, body in (("/tokenize", PROMPT), (RENDER, MESSAGES), ("/detokenize", {"tokens": [41]})):
+        assert error_of(unfailing.post(path, **body, model="other"), 404)["code"] == "model_not_found"
+        assert asked(unfailing, path, {**body, "model": "fake"}) == asked(unfailing, path, body)
+
+
+def test_every_field_is_in_one_of_these_lists() -> None:
+    bodies = {
+        "/tokenize": TokenizeRequest,
+        RENDER: RenderRequest,
+        "/detokenize": DetokenizeRequest,
+        "/v1/embeddings": EmbeddingRequest,
+    }
+    for path, body in bodies.items():
+        told = {field for where, _, field, _ in [*CHANGES, *REFUSED] if where == path}
+        assert body.model_fields.keys() | body.REFUSED.keys() <= told | body.NO_OPS.keys() | {"model"}, path
