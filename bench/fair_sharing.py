@@ -1,10 +1,11 @@
 """What a polite API key notices of a greedy one: 100 queued requests beside one request a second.
 
     python bench/fair_sharing.py --out bench/results/fair_sharing.json
+    python bench/fair_sharing.py --engine-host thread --policy fcfs --out bench/results/fair_sharing.json
 
-A server of its own serves the built-in model by `--policy fair`. The polite key's times to the first token are measured
-alone, then while the greedy key, in a process of its own, keeps its 100 requests queued; a step's time is the median
-time between two pieces of a polite stream then. Beside them stands the same under `--policy fcfs`.
+A server of its own serves the built-in model. The polite key's times to the first token are measured alone, then while
+the greedy key, in a process of its own, keeps its 100 requests queued; a step's time is the median time between two
+pieces of a polite stream then. That is a series; the file keeps those of earlier runs.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from statistics import median
 from typing import Any, Final
 
 from ferrum.bench.serve_process import own_server
+from ferrum.core.config import HOSTS, POLICIES
 from ferrum.runtime.hub import BUILT_IN
 
 PROMPT: Final = "def read(path):\n"
 
 
 @contextmanager
-def server(policy: str, options: list[str]) -> Iterator[str]:
+def server(host: str, policy: str) -> Iterator[str]:
     """The address of a server that knows the two keys."""
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
         keys.write("polite:polite\ngreedy:greedy\n")
         keys.flush()
-        arguments = ["--policy", policy, "--api-key-file", keys.name, *options]
+        arguments = ["--engine-host", host, "--policy", policy, "--api-key-file", keys.name]
         with own_server(BUILT_IN, arguments) as served:
             yield served.address
 
@@ -121,23 +123,27 @@ def p99(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Measure both policies and print a line for each."""
+    """Measure a series, print it, and add it to the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine-host", choices=HOSTS, default="process")
+    parser.add_argument("--policy", choices=POLICIES, default="fair")
     parser.add_argument("--seconds", type=int, default=30, help="requests of the polite key")
     parser.add_argument("--requests", type=int, default=100, help="requests that the greedy key keeps queued")
-    parser.add_argument("--out", type=Path, help="where to write all figures")
-    parser.add_argument("options", nargs="*", help="of `ferrum serve`, after --")
+    parser.add_argument("--out", type=Path, help="where to add all figures")
     arguments = parser.parse_args()
-    results = {}
-    for policy in ("fair", "fcfs"):
-        with server(policy, arguments.options) as url:
-            results[policy] = measure(url, arguments.seconds, arguments.requests)
-        told = {name: f"{1e3 * value:.1f} ms" for name, value in results[policy].items() if isinstance(value, float)}
-        print(policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
+    with server(arguments.engine_host, arguments.policy) as url:
+        result = measure(url, arguments.seconds, arguments.requests)
+    told = {name: f"{1e3 * value:.1f} ms" for name, value in result.items() if isinstance(value, float)}
+    print(arguments.engine_host, arguments.policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
     if arguments.out is not None:
-        arguments.out.write_text(
-            json.dumps({"machine": platform.processor() or platform.machine(), **results}, indent=1) + "\n"
-        )
+        add(arguments.out, {"engine_host": arguments.engine_host, "policy": arguments.policy, **result})
+
+
+def add(path: Path, series: dict[str, Any]) -> None:
+    """Add a series to those of the file."""
+    before = json.loads(path.read_text())["series"] if path.exists() else []
+    document = {"machine": platform.processor() or platform.machine(), "series": [*before, series]}
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""How soon a server that was killed serves again, beside one that starts for the first time.
+
+    python bench/restart.py --out bench/results/restart.json
+
+`ferrum serve` is started on a port of its own; timed are the moments from the start of its process at which it is ready
+and at which the first token of a stream comes. In the midst of eight streams it is killed (SIGKILL), and at once a
+server is started on the same port, timed alike, and ended by SIGTERM: the next one starts afresh. So they take turns,
+with the built-in model and with the packed one of `cold_start.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from cold_start import SHAPE, make_model
+
+from ferrum.runtime.hub import BUILT_IN
+
+STREAMS: Final = 8
+TOKENS: Final = 500
+READY: Final = "ready"
+FIRST: Final = "first token"
+
+
+class Server:
+    """A server in a process of its own, from its start on.
+
+    Attributes:
+        seconds: from the start of the process until it was ready, and until the first token of a stream.
+    """
+
+    def __init__(self, model: str, port: int) -> None:
+        self._port = port
+        self.seconds: dict[str, float] = {}
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "ferrum", "serve", model, "--served-model-name", "served", "--port", str(port)]
+        self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not self._is_ready():
+            assert self._process.poll() is None, "the server did not start"
+            time.sleep(0.002)
+        self.seconds[READY] = time.monotonic() - begun
+        with ExitStack() as stack:
+            self._stream(stack)
+            self.seconds[FIRST] = time.monotonic() - begun
+
+    def _is_ready(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _stream(self, stack: ExitStack) -> None:
+        """Begin a stream, and wait for its first token; it is left when the stack closes."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
+        stack.callback(connection.close)
+        asked = {"model": "served", "prompt": "def first(tokens):", "max_tokens": TOKENS, "return_token_ids": True}
+        body = json.dumps({**asked, "ignore_eos": True, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200 and json.loads(response.readline().removeprefix(b"data: "))["choices"]
+
+    def kill(self) -> None:
+        """End it by SIGKILL, in the midst of streams."""
+        with ExitStack() as stack:
+            for _ in range(STREAMS):
+                self._stream(stack)
+            self._process.kill()
+            self._process.wait()
+
+    def end(self) -> None:
+        """End it by SIGTERM, and wait for it."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+
+def measure(model: str, count: int) -> dict[str, Any]:
+    """Medians and all times, of servers that start afresh and of those that start after a kill."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    afresh: list[Mapping[str, float]] = []
+    again: list[Mapping[str, float]] = []
+    for turn in range(count + 1):
+        first = Server(model, port)
+        first.kill()
+        second = Server(model, port)
+        second.end()
+        if turn:  # the first one warms the page cache
+            afresh.append(first.seconds)
+            again.append(second.seconds)
+    return {name: _summary(each) for name, each in (("afresh", afresh), ("after a kill", again))}
+
+
+def _summary(runs: list[Mapping[str, float]]) -> dict[str, Any]:
+    times = {name: sorted(round(run[name], 4) for run in runs) for name in (READY, FIRST)}
+    return {name: {"median": median(each), "all": each} for name, each in times.items()}
+
+
+def main() -> None:
+    """Measure both models and print a line for each kind of start."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=7, help="starts of each kind")
+    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        packed = options.model or Path(scratch) / "packed"
+        if not packed.exists():
+            make_model(packed)
+        models = {"built-in": BUILT_IN, f"{SHAPE}, packed int8": str(packed)}
+        report = {name: measure(model, options.count) for name, model in models.items()}
+    for name, kinds in report.items():
+        for kind, times in kinds.items():
+            told = (f"{what} {each['median']:.3f} s (to {each['all'][-1]:.3f})" for what, each in times.items())
+            print(f"{name}, {kind}: {', '.join(told)}")
+    if options.out:
+        options.out.write_text(json.dumps({"machine": platform.machine(), **report}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
