@@ -126,11 +126,13 @@ def test_the_command_ends_with_one_on_a_regression_and_two_on_a_wrong_file(tmp_p
     good, bad, none = (tmp_path / name for name in ("good.json", "bad.json", "none.json"))
     report_of(cell_of("w", 0.8)).write(good)
     report_of(cell_of("w", 0.7)).write(bad)
-    none.write_text("[]")
     assert execute(["bench", "compare", str(good), str(good)]) == 0
     assert execute(["bench", "compare", str(good), str(bad)]) == 1
     assert "regressed" in capsys.readouterr().out
-    assert execute(["bench", "compare", str(good), str(none)]) == 2
+    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe"):
+        none.write_bytes(nonsense)
+        assert execute(["bench", "compare", str(good), str(none)]) == 2
+        assert none.name in capsys.readouterr().err
     assert execute(["bench", "compare", str(good), str(tmp_path / "missing.json")]) == 2
 
 

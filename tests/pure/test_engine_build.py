@@ -72,6 +72,8 @@ def test_the_tokenizers_end_token_serves_where_the_checkpoint_names_none(model: 
     assert build(str(model)).generation.eos_token_ids == (7, 8)
 
 
-def test_a_model_that_is_nowhere_is_not_found() -> None:
-    with pytest.raises(ModelNotFound):
-        build("nosuchmodel")
+def test_a_model_that_is_nowhere_is_not_found(model: Path) -> None:
+    for name, options in (("nosuchmodel", {}), (str(model), {"speculative": "nosuchmodel"})):
+        with pytest.raises(ModelNotFound) as told:
+            build(name, **options)
+        assert told.value.param == next(iter(options), "model")

@@ -142,7 +142,10 @@ class Document(JsonRecord):
         """
         if path.stat().st_size > _MAX_BYTES:
             raise RequestError(f"{path} is too large to be one", param="report")
-        report = cls.from_json(path.read_text())
+        try:
+            report = cls.from_json(path.read_bytes())
+        except RequestError as error:
+            raise RequestError(f"{error.message}, in {path}", param=error.param) from None
         if report.version != cls.LAYOUT:
             raise RequestError(f"{path}: {report.version}, this ferrum reads {cls.LAYOUT}", param="version")
         return report

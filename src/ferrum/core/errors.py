@@ -7,6 +7,8 @@ room (`CapacityError`), or is it a feature that is not there (`Unsupported`)? Wh
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class FerrumError(Exception):
     """The root of all errors raised on purpose."""
@@ -29,6 +31,10 @@ class RequestError(FerrumError):
         super().__init__(message if param is None else f"{param}: {message}")
         self.message = message
         self.param = param
+
+    def about(self, param: str) -> Self:
+        """The same error about another field: what its own reads was made of that one."""
+        return type(self)(self.message, param=param)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.param)

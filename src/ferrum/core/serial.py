@@ -42,7 +42,7 @@ class JsonRecord:
         return record
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """The inverse of `to_json`. Raises as `from_dict`, and RequestError for text that is no JSON."""
         try:
             values = json.loads(text)

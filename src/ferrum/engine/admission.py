@@ -146,7 +146,7 @@ class Admission:
             else:
                 tokens = token_ids(text)
         except RequestError as error:
-            raise type(error)(error.message, param=param) from None  # both name the prompt
+            raise error.about(param) from None  # both name the prompt
         self.check_tokens(tokens, param=param)
         return tokens
 

@@ -59,7 +59,7 @@ def find_record(directory: Path, id: str) -> Path:
     alone = file_name("", id)
     found = [path for path in directory.glob(f"*{SUFFIX}") if path.name == alone or path.name.endswith(f"@{alone}")]
     if not found:
-        raise RecordNotFound(f"no request {id!r} is recorded in {directory}", param="id")
+        raise RecordNotFound(f"no request {id!r} is recorded in {str(directory)!r}", param="id")
     if len(found) > 1:
         names = ", ".join(sorted(map(str, found)))
         raise RequestError(f"several keys have a request {id!r}; name one of the files {names}", param="id")

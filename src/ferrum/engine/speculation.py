@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.config import NGRAM, EngineConfig
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, ModelNotFound
 from ferrum.core.executor import ModelExecutor
 from ferrum.scheduler.costs import StepCosts
 from ferrum.speculative.draft_model import DraftModel
@@ -55,12 +56,10 @@ def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | 
         ModelNotFound: there is no such model.
         ConfigError: its tokenizer is another one.
     """
-    from ferrum.runtime.hub import resolve_model
-
     if config.speculative in (None, NGRAM):
         return None
     assert config.speculative is not None
-    directory = resolve_model(config.speculative)
+    directory = _found(config.speculative)
     theirs = load_tokenizer(directory)
     if tokenizer is not None and theirs is not None and (token := _first_difference(tokenizer, theirs)) is not None:
         raise ConfigError(
@@ -68,6 +67,16 @@ def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | 
             param="speculative",
         )
     return str(directory)
+
+
+def _found(name: str) -> Path:
+    """The directory of a draft model. Raises ModelNotFound."""
+    from ferrum.runtime.hub import resolve_model
+
+    try:
+        return resolve_model(name)
+    except ModelNotFound as error:
+        raise error.about("speculative") from None
 
 
 def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
@@ -82,6 +91,7 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
     """The draft model that the options name, loaded as the target is, with room for as many tokens.
 
     Raises:
+        ModelNotFound: there is no such model.
         ConfigError: its vocabulary is another one.
         CheckpointError: it is damaged.
     """
@@ -91,7 +101,7 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
         return None
     assert config.speculative is not None
     options = replace(
-        config.model, model=config.speculative, max_sequence_length=None, kv_capacity=target.kv_capacity()
+        config.model, model=str(_found(config.speculative)), max_sequence_length=None, kv_capacity=target.kv_capacity()
     )
     executor = build_executor(options)
     try:

@@ -97,7 +97,8 @@ def pack_directory(
         group: inputs that share a scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: no such scheme, group or dtype, weights that do not fit into it, or the target is in use.
+        ConfigError: no such scheme, group or dtype, weights that do not fit into it, or a target that is in use or
+            cannot be made.
         CheckpointError, Unsupported: the model cannot be read.
     """
     ignored = decoder_spec(store.config).ignored_names
@@ -106,7 +107,10 @@ def pack_directory(
     parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
     entries = _entries(store, scheme, group, ignored)
     checksums = {}
     with _BlockWriter(target / "model.safetensors") as file:

@@ -216,4 +216,4 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The same error about the field as the client knows it."""
     if error.param is None or error.param not in names:
         return error
-    return type(error)(error.message, param=names[error.param])
+    return error.about(names[error.param])
