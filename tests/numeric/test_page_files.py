@@ -39,6 +39,21 @@ def test_a_page_is_read_as_it_was_written_by_any_process(tmp_path: Path) -> None
         assert files.get(name(2), SIZE) is None
 
 
+def test_engines_of_one_process_may_write_the_same_page_at_once(tmp_path: Path, monkeypatch, caplog) -> None:
+    first, second = PageFiles(tmp_path, 1 << 30), PageFiles(tmp_path, 1 << 30)
+    replace = Path.replace
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        second.put(name(1), CONTENT)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    first.put(name(1), CONTENT)
+    np.testing.assert_array_equal(second.get(name(1), SIZE), CONTENT)
+    assert only_file(tmp_path).suffix == ".page" and not caplog.records
+
+
 def test_no_bit_of_a_file_can_be_flipped_unseen(tmp_path: Path) -> None:
     files = written(tmp_path)
     data = only_file(tmp_path).read_bytes()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,8 @@ class PageFiles:
         self._directory = directory
         self._capacity = capacity
         self._failing = False
+        # Others may write the same page at the same time, in this process too.
+        self._aside = f".{os.getpid()}-{secrets.token_hex(4)}"
         try:
             # Keys and values tell a good deal of the prompts that they were computed from.
             directory.mkdir(0o700, parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ class PageFiles:
             content: u8 [n].
         """
         path = self._path(name)
-        aside = path.with_suffix(f".{os.getpid()}")
+        aside = path.with_suffix(self._aside)
         head = _MAGIC + name + len(content).to_bytes(8, "little") + zlib.crc32(content.data).to_bytes(4, "little")
         try:
             with aside.open("wb") as file:
