@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -76,12 +77,17 @@ def test_a_page_that_is_read_and_written_elsewhere_holds_the_same(kernels: str, 
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_another_engine_finds_what_one_has_computed(tmp_path: Path, kernels: str) -> None:
+def test_another_engine_finds_what_one_has_computed(
+    tmp_path: Path, kernels: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if kernels == "native":
         require_native()
+    caplog.set_level(logging.INFO)
     first = filled(tmp_path, kernels=kernels)
+    assert "were found" not in caplog.text
     with opened(tmp_path, kernels=kernels) as llm:
         assert answer(llm) == (*first[:2], 3 * PAGE) and first[2] == 0
+    assert f"{3 * PAGE} of {len(prompt())} prompt tokens were found" in caplog.text
 
 
 def test_only_who_wants_pages_from_a_slow_disk_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ferrum.core.errors import InvalidTransition, StepError
 from ferrum.core.memory import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder, percentile
 from ferrum.core.params import SamplingParams
-from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
+from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts
 from ferrum.core.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.core.tuning import fastest_batch_size
@@ -221,13 +221,17 @@ def test_kinds_of_spans(executor):
 
 
 @contract("2.cache_metrics_snapshot")
-def test_cache_counters_follow_pages_and_later_ones_are_empty(executor):
+def test_cache_counters_follow_pages_and_later_ones_are_empty(executor, monkeypatch):
     handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
     executor.fork(handle)
     snapshot = executor.cache_metrics_snapshot()
     assert snapshot == CacheMetricsSnapshot(total_pages=60, used_pages=2, shared_pages=2, sequences=2, stored_tokens=14)
     assert (snapshot.evicted_pages, snapshot.prefix_query_tokens, snapshot.prefix_hit_tokens) == (0, 0, 0)
     assert CacheMetricsSnapshot.from_json(snapshot.to_json()) == snapshot
+    monkeypatch.setattr(type(executor.pages), "prefix_counts", lambda _: PrefixCounts(1, 2, 3, 4, 5, 6, 7))
+    told = executor.cache_metrics_snapshot()
+    assert (told.cached_pages, told.evicted_pages, told.prefix_query_tokens, told.prefix_hit_tokens) == (1, 2, 3, 4)
+    assert (told.restored_pages, told.external_query_tokens, told.external_hit_tokens) == (5, 6, 7)
     adapters = executor.lora_metrics_snapshot()
     assert adapters == LoraMetricsSnapshot() and LoraMetricsSnapshot.from_json(adapters.to_json()) == adapters
 

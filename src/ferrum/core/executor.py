@@ -298,6 +298,9 @@ class ModelExecutor(NamedVerbs):
             evicted_pages=prefix.evicted_pages,
             prefix_query_tokens=prefix.query_tokens,
             prefix_hit_tokens=prefix.hit_tokens,
+            restored_pages=prefix.restored_pages,
+            external_query_tokens=prefix.external_query_tokens,
+            external_hit_tokens=prefix.external_hit_tokens,
             speculation=self._speculation,
         )
 

@@ -63,7 +63,8 @@ class CacheMetricsSnapshot(JsonRecord):
         total_pages, used_pages, shared_pages: pages of all layer groups; a shared one has more than one owner.
         sequences: live sequences.
         stored_tokens: their lengths added up.
-        cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens: see `PrefixCounts`.
+        cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens, restored_pages, external_query_tokens,
+            external_hit_tokens: see `PrefixCounts`.
         speculation: drafts in spans that sample.
     """
 
@@ -76,6 +77,9 @@ class CacheMetricsSnapshot(JsonRecord):
     evicted_pages: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    restored_pages: int = 0
+    external_query_tokens: int = 0
+    external_hit_tokens: int = 0
     speculation: SpeculationCounts = SpeculationCounts()
 
 

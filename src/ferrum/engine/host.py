@@ -119,10 +119,21 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
                 recorded=built.recorded,
             )
             engine.run()
-        if (counts := built.scheduler.drafter.counts).drafts:
-            news = (counts.accepted_tokens, counts.draft_tokens, counts.drafts)
-            _LOG.info("%d of %d guessed tokens were right, in %d drafts", *news)
+        _tell(built.scheduler)
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - whatever ends the loop, its clients have to be told
         error = EngineDead(f"the engine's loop broke: {type(cause).__name__}: {cause}")
     deliver(Ended(error))
+
+
+def _tell(scheduler: Scheduler) -> None:
+    """What an engine that ends has saved, or lost, for the log."""
+    found, guessed = scheduler.prefix_counts, scheduler.drafter.counts
+    if found.hit_tokens:
+        news = (found.hit_tokens, found.query_tokens, found.restored_pages)
+        _LOG.info("%d of %d prompt tokens were found in the prefix cache, %d pages came back to it", *news)
+    if scheduler.preemptions:
+        _LOG.info("sequences lost their pages %d times", scheduler.preemptions)
+    if guessed.drafts:
+        news = (guessed.accepted_tokens, guessed.draft_tokens, guessed.drafts)
+        _LOG.info("%d of %d guessed tokens were right, in %d drafts", *news)
