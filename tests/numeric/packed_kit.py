@@ -5,20 +5,20 @@ from __future__ import annotations
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
+from tiny import directory_of, find, tokens_of
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
-from numeric.tiny import directory_of, find, tokens_of
+from scratch import folder
 
 
 @cache
 def packed_of(name: str, scheme: str, dtype: str = "auto") -> Path:
-    target = Path(mkdtemp(prefix=f"ferrum-packed-{name}-")) / "out"
+    target = folder(f"packed-{name}") / "out"
     pack_directory(Checkpoint(directory_of(find(name))), target, scheme, dtype)
     return target
 

@@ -7,11 +7,11 @@ import shutil
 from functools import cache
 from itertools import product
 from pathlib import Path
-from tempfile import mkdtemp
 
 from tiny import directory_of, find
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from scratch import folder
 from text_samples import BOS, EOS, write
 
 EOS_IDS = (1, 77)
@@ -38,7 +38,7 @@ def letters() -> Tokenizer:
 @cache
 def spoken(name: str) -> Path:
     """A checkpoint directory of that case, with a tokenizer, a chat template and a generation configuration."""
-    directory = Path(mkdtemp(prefix=f"ferrum-spoken-{name}-"))
+    directory = folder(f"spoken-{name}")
     shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
     write(directory, letters(), chat_template=TEMPLATE)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_IDS}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -16,12 +15,13 @@ from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those about pages
 from ferrum.runtime.load import load_executor
+from scratch import folder
 
 
 @cache
 def poisoned(name: str) -> Path:
     """The checkpoint with a NaN in the embedding of one token: whoever uses it has no finite logits."""
-    directory = Path(mkdtemp(prefix=f"ferrum-poisoned-{name}-"))
+    directory = folder(f"poisoned-{name}")
     shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][POISON] = np.nan

@@ -11,13 +11,13 @@ import tracemalloc
 from functools import cache
 from itertools import repeat
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 from counted_steps import executor_of
 from native_twin import TIERS, require_native
 
 from ferrum.runtime.inputs import Piece, stage
+from scratch import folder
 from source_tree import REPOSITORY
 
 HOOK = REPOSITORY / "native" / "test" / "count_allocations.cpp"
@@ -30,7 +30,7 @@ def hook() -> Path:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform != "linux":
         pytest.skip("allocations cannot be counted without a C++ compiler and glibc")
-    built = Path(mkdtemp(prefix="ferrum-hook-")) / "count_allocations.so"
+    built = folder("hook") / "count_allocations.so"
     subprocess.run([compiler, "-std=c++17", "-O1", "-fPIC", "-shared", HOOK, "-o", built], check=True)
     return built
 

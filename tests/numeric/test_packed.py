@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from packed_kit import copy_of, logits_of, packed_of
 from safetensors import safe_open
+from tiny import directory_of, find
 
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
@@ -23,7 +24,6 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.packed import PackedParameters
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from numeric.tiny import directory_of, find
 
 NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")
 MATRIX = "model.layers.0.mlp.up_proj.weight"
@@ -192,3 +192,10 @@ def test_the_command_refuses_what_there_is_not(option, value, tmp_path, capsys):
     assert execute(["quantize", str(directory_of(find("llama3"))), str(tmp_path / "out"), option, value]) == 2
     assert value in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as told:
+        pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / "file" / "out", "int8")
+    assert told.value.param == "out"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tiny import directory_of, find, tokens_of
 
 from ferrum.core.config import QUANTIZATIONS
 from ferrum.core.errors import ConfigError
@@ -19,7 +20,6 @@ from ferrum.quant.groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.parameters import Parameters
-from numeric.tiny import directory_of, find, tokens_of
 
 CASES = ("qwen3-windows", "llama3", "qwen3-mqa-wide-head-tied")
 

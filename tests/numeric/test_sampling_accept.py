@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.numeric.sampling_twin import F32, accept, best_of, request, sample
+from sampling_twin import F32, accept, best_of, request, sample
 
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.numeric.sampling_twin import request, sample, twin
+from sampling_twin import request, sample, twin
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Span

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.numeric.sampling_twin import request, sample
+from sampling_twin import request, sample
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Score

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.numeric.sampling_twin import F32, F64, probabilities, request, twin
+from sampling_twin import F32, F64, probabilities, request, twin
 from transformers.generation import logits_process as hf
 
 from ferrum.core.errors import StepError

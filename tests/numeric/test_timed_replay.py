@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from native_twin import TIERS, require_native
 
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.config import ModelConfig
@@ -14,7 +15,6 @@ from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from numeric.native_twin import TIERS, require_native
 
 
 def language_model(kernels: str) -> DecoderLM:

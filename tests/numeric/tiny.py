@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from scratch import folder
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -112,7 +113,7 @@ def model_of(case: Case) -> PreTrainedModel:
 @cache
 def directory_of(case: Case) -> Path:
     """The model saved as a checkpoint directory, without a tokenizer."""
-    directory = Path(mkdtemp(prefix=f"ferrum-{case.name}-"))
+    directory = folder(case.name)
     model_of(case).save_pretrained(directory)
     config = json.loads((directory / "config.json").read_text())
     assert config["architectures"] == [type(model_of(case)).__name__]
