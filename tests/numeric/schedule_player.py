@@ -67,10 +67,18 @@ class Player(RandomLoad):
             self.strangers.leave()
             self.pages.check()
             assert not self.live and self.pages.used == 0 and self.pages.take_copies() == ()
-            self.seen["preemptions"] = self.scheduler.preemptions
-            self.seen["hits"] = self.scheduler.prefix_counts.hit_tokens
-            self.seen["restored"] = self.scheduler.prefix_counts.restored_pages
-            self.seen["forks"], self.seen["cuts"] = self.strangers.forks, self.strangers.cuts
+            self._note()
+
+    def _note(self) -> None:
+        """What happened in all."""
+        counts, plan = self.scheduler.prefix_counts, self.schedule
+        self.seen[f"preempted with {plan.memory}"] = self.scheduler.preemptions
+        self.seen[f"hits in {plan.memory}"] = counts.hit_tokens
+        self.seen[f"restored from {plan.memory}"] = counts.restored_pages
+        self.seen["forks of forks"], self.seen["cuts"] = self.strangers.forks_of_forks, self.strangers.cuts
+        right, wrong = self.seen[f"right by {plan.guesses}"], self.seen[f"wrong by {plan.guesses}"]
+        if right + wrong:
+            self.seen["all right" if not wrong else "some right" if right else "none right"] += 1
 
     @contextmanager
     def _engine(self) -> Iterator[None]:
@@ -151,8 +159,10 @@ class Player(RandomLoad):
         output = self.strangers.submit(plan.batch)
         for span, result in zip(plan.batch.spans, output.results, strict=True):
             assert isinstance(result, SpanResult), result
-            self.seen["right"] += result.accepted
-            self.seen["wrong"] += span.drafts - result.accepted
+            self.seen[f"right by {self.schedule.guesses}"] += result.accepted
+            self.seen[f"wrong by {self.schedule.guesses}"] += span.drafts - result.accepted
+        self.seen[f"{len(plan.batch.spans)} at once"] += 1
+        self.seen[f"{plan.batch.total_tokens} tokens"] += 1
         self.take(self.scheduler.commit(plan, output))
         self.pages.check()
 
@@ -195,4 +205,5 @@ def play(schedule: Schedule, number: int, directory: Path) -> Counter[str]:
         player = Player(schedule, Random(f"{number} {life}"), directory)
         player.play()
         seen += player.seen
+        seen["found by another engine"] += life * player.seen[f"restored from {schedule.memory}"]
     return seen

@@ -112,6 +112,11 @@ class Schedule:
     arrivals: int
     hurry: float
 
+    @property
+    def memory(self) -> str:
+        """Where pages are to be found again."""
+        return self.keep + " and buffers" * self.swap
+
 
 def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
     """The schedule of that number, on one of these kernels."""
@@ -129,7 +134,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
     page_size = pick.choice((4, 16, 64))
     batch = pick.choice((1, 2, 4, 8, 8, 16, 32))
     keep = pick.choice(("nothing", "pages", "pages", "files"))
-    chunk = max(batch, int(2 ** pick.uniform(0, 9)))
+    chunk = max(batch, min(512, int(2 ** pick.uniform(0, 9.5))))
     max_rows = pick.choice((32, 64, 512))
     return Schedule(
         arithmetic,

@@ -39,7 +39,7 @@ class Strangers:
     """Joins the steps of an executor.
 
     Attributes:
-        forks, cuts: how often one was forked, and went back.
+        forks_of_forks, cuts: how often a fork was forked, and a sequence went back.
     """
 
     def __init__(self, executor: LocalExecutor, arithmetic: Arithmetic, count: int, random: Random) -> None:
@@ -47,7 +47,7 @@ class Strangers:
         self._arithmetic = arithmetic
         self._random = random
         self._seeds = {f"stranger{seed}": seed % TEXTS for seed in range(count)}
-        self.forks = self.cuts = 0
+        self.forks_of_forks = self.cuts = 0
 
     def submit(self, batch: StepBatch) -> StepOutput:
         """Run the step with strangers in it; the results of the batch alone."""
@@ -86,7 +86,7 @@ class Strangers:
         if len(self._seeds) < MOST:
             clone = self._executor.fork(self._executor.handle(cache_id))
             self._seeds[clone.cache_id] = self._seeds[cache_id]
-            self.forks += 1
+            self.forks_of_forks += "clone" in cache_id
         elif pages.can_truncate(cache_id, length):
             self._executor.truncate_kv_for_cache_id(cache_id, length)
             self.cuts += 1

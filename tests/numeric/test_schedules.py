@@ -8,17 +8,26 @@ of kernels. A schedule that fails is told by its number, and does the same again
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 from native_twin import TIERS
 from schedule_player import play
-from schedules import schedule_of
+from schedules import GUESSES, schedule_of
+
+from ferrum.scheduler.policy import POLICIES
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
+SLICE, ALL = 24, 1000
+WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+KV = ("float32", "bfloat16", "int8")
+PLACES = ("pages", "pages and buffers", "files", "files and buffers")
+"""Where what was computed before may be found."""
 
 
 def played(numbers: range, directory: Path) -> Counter[str]:
+    """What happened in the schedules of these numbers."""
     seen: Counter[str] = Counter()
     for number in numbers:
         schedule = schedule_of(number, KERNELS)
@@ -30,11 +39,44 @@ def played(numbers: range, directory: Path) -> Counter[str]:
     return seen
 
 
+def most(seen: Counter[str], what: str) -> int:
+    """The largest number of such things that happened in a step."""
+    return max(int(name.partition(" ")[0]) for name in seen if name.endswith(what))
+
+
+def test_a_thousand_schedules_have_all_that_there_is() -> None:
+    """Every format on every set of kernels, and every way to schedule, to keep and to guess."""
+    drawn = [schedule_of(number, KERNELS) for number in range(ALL)]
+    arithmetics = {(each.arithmetic.kernels, each.arithmetic.weights, each.arithmetic.kv) for each in drawn}
+    assert arithmetics == set(product(KERNELS, WEIGHTS, KV))
+    assert {each.arithmetic.isa for each in drawn} == {*TIERS, "auto"}
+    assert {(each.threads, each.arithmetic.model) for each in drawn} == set(product((1, 2), ("full", "windows")))
+    assert {each.batch for each in drawn} >= {1, 32}
+    assert {each.chunk for each in drawn} >= {1, 512}
+    assert {(each.policy, each.memory) for each in drawn} == set(product(POLICIES, ("nothing", *PLACES)))
+    assert {(each.guesses, each.right) for each in drawn} >= set(product(GUESSES, (0.0, 1.0)))
+
+
 def test_some_schedules(tmp_path: Path) -> None:
-    played(range(24), tmp_path)
+    played(range(SLICE), tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize("first", range(0, ALL, 100))
 def test_a_thousand_schedules(first: int, tmp_path: Path) -> None:
-    played(range(first, first + 100), tmp_path)
+    seen = played(range(first, first + 100), tmp_path)
+    guessers = [each for each in GUESSES if each != "none"]
+    for what in (
+        "whole",
+        "cut short",
+        "found by another engine",
+        "forks of forks",
+        "cuts",
+        *(f"preempted with {place}" for place in ("nothing", *PLACES)),
+        *(f"hits in {place}" for place in PLACES),
+        *(f"restored from {place}" for place in PLACES[1:]),
+        *(f"{how} by {who}" for how, who in product(("right", "wrong"), guessers)),
+        *(f"{share} right" for share in ("none", "some", "all")),
+    ):
+        assert seen[what] > 0, what
+    assert most(seen, "at once") >= 32 and most(seen, "tokens") >= 256
