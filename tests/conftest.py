@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import secrets
+import threading
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# What passes once passes again: only long searches draw other examples each time.
+settings.register_profile("repeatable", derandomize=True, database=None)
+settings.load_profile("repeatable")
 
 pytest.register_assert_rewrite("contract_kit", "contract_verbs", "contract_llm", "scheduler_bench")
 
@@ -18,3 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def unseeded_requests_draw_the_same_each_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seeds that admission chooses depend on the test alone: what passes once meets no rare end token later."""
     monkeypatch.setattr(secrets, "randbits", random.Random(request.node.nodeid).getrandbits)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """Threads and processes that the tests have started have ended with them."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    assert left == [] and multiprocessing.active_children() == []

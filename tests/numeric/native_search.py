@@ -18,4 +18,10 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def examples(count: int) -> settings:
-    return settings(max_examples=count * TIMES, deadline=None, verbosity=LOUD, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=count * TIMES,
+        derandomize=TIMES == 1,
+        deadline=None,
+        verbosity=LOUD,
+        suppress_health_check=list(HealthCheck),
+    )
