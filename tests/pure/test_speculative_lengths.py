@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 import pytest
 
@@ -13,8 +12,8 @@ from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.lengths import Candidate, Tally, best_lengths
-from ferrum.speculative.proposer import Guess
 from ferrum.speculative.speculator import RETRY, Speculator
+from guessers import Always
 from set_costs import SetCosts
 
 MOST = 8
@@ -101,19 +100,6 @@ def test_a_tally_believes_what_was_of_late() -> None:
     assert tally.likely(0.5) == pytest.approx(0.5, abs=0.01)
 
 
-class Always:
-    """Guesses the same tokens for everyone."""
-
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = tokens
-
-    def look(self, sequence: Sequence, most: int) -> Guess | None:
-        return Guess(self.tokens[:most], "always")
-
-    def forget(self, sequence: Sequence) -> None:
-        self.tokens = ()
-
-
 def sequence() -> Sequence:
     return begin(Request("a", (1, 2), SamplingParams(), 0), 0)
 
@@ -143,45 +129,6 @@ def test_guesses_that_are_right_but_too_dear_are_tried_ever_more_rarely_in_case_
     one = sequence()
     tried = [at for at in range(1, 7 * RETRY + 1) if step(speculator, one, truth=5)]
     assert tried == [RETRY, 3 * RETRY, 7 * RETRY]
-
-
-class Machine:
-    """What steps really take, with somebody who is right so often; the measurements of it are noisy."""
-
-    def __init__(self, batch: int, row: float, right: float) -> None:
-        self.random = Random(f"{batch} {row} {right}")
-        self.row, self.right = row, right
-        self.costs = StepCosts()
-        self.sequences = [begin(Request(str(name), (1, 2), SamplingParams(), 0), 0) for name in range(batch)]
-        self.speculator = Speculator(self.costs, most=MOST, proposers=[Always(*[5] * MOST)])
-
-    def seconds(self, rows: int) -> float:
-        return 1 + self.row * rows
-
-    def run(self, steps: int) -> float:
-        """Tokens a second, as many times as without guesses."""
-        spent, tokens, batch = 0.0, 0, len(self.sequences)
-        for _ in range(steps):
-            room = Room(batch, batch * 100, 512)
-            drafts = self.speculator.draft([Wish(each, 20) for each in self.sequences], room)
-            rows = batch + sum(map(len, drafts))
-            spent += self.seconds(rows)
-            self.costs.observe(rows, batch * 100, self.seconds(rows) * self.random.uniform(0.95, 1.2))
-            for each, draft in zip(self.sequences, drafts, strict=True):
-                hits = (place for place in range(len(draft)) if self.random.random() >= self.right)
-                accepted = next(hits, len(draft))
-                if draft:
-                    self.speculator.learn(each, len(draft), accepted)
-                each.tokens += [5] * accepted + [5 if self.random.random() < self.right else 9]
-                tokens += accepted + 1
-        return tokens / spent / (batch / self.seconds(batch))
-
-
-@pytest.mark.parametrize("row", [0.0, 0.07, 0.3, 1.0])
-@pytest.mark.parametrize("right", [0.0, 0.2, 0.5, 0.8])
-@pytest.mark.parametrize("batch", [1, 4, 16])
-def test_guesses_that_do_not_pay_cost_next_to_nothing(batch: int, right: float, row: float) -> None:
-    assert Machine(batch, row, right).run(400) >= 0.98
 
 
 def test_what_was_verified_is_counted_by_place() -> None:
