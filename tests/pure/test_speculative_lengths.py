@@ -53,6 +53,12 @@ def test_the_likelier_sequence_gets_more_of_the_rows() -> None:
     assert sure + unsure == 6 and sure > unsure > 0
 
 
+def test_nobody_is_left_behind_by_equals() -> None:
+    """They end together: who is alone at the end runs in steps that bring one token each."""
+    assert lengths(lambda rows: 1.0 if rows <= 4 else 9.0, 0.9, 0.9, 0.9) == [0, 0, 0]
+    assert lengths(lambda rows: 1.0 if rows <= 4 else 9.0, 0.8, 0.9, 0.8) == [0, 1, 0]
+
+
 def test_the_budget_of_the_step_is_kept() -> None:
     assert sum(lengths(lambda rows: 1.0, 0.9, 0.8, 0.7, budget=5)) == 5
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-START: Final = 0.5
-SHARE: Final = 0.01
-MOST: Final = 4.0
+START: Final = 1.0
+SHARE: Final = 0.005
+MOST: Final = 2.0
 LEAST: Final = -1.0
 
 

@@ -75,7 +75,8 @@ def best_lengths(
     """How many guesses to verify for each candidate.
 
     The guesses are lined up by how likely they are to come true, and every beginning of that line is weighed: a step's
-    cost may rise in jumps. Each candidate's own guesses stand in their order there.
+    cost may rise in jumps. Each candidate's own guesses stand in their order there, and those that are as likely at the
+    same place are verified together or not at all: sequences that begin as equals end together.
 
     Args:
         candidates: of the sequences that the step samples a token for, those with guesses.
@@ -100,8 +101,12 @@ def best_lengths(
         if candidates[index].computed:
             drafting += draft_seconds(active[place] + 1) - (draft_seconds(active[place]) if active[place] else 0.0)
             active[place] += 1
+        if line[count : count + 1] and line[count][:2] == (unlikely, place):
+            continue  # its equals are still to come
         extra = costs.predict(room.rows + count, room.context_tokens) - base + drafting
-        if tokens > best * (plain + extra) and extra <= credit * plain:
+        if extra > credit * plain:
+            break
+        if tokens > best * (plain + extra):
             best, chosen = tokens / (plain + extra), count
     for _, _, index in line[:chosen]:
         lengths[index] += 1
