@@ -61,6 +61,19 @@ def endless(server: Served, keys: list[str]) -> Iterator[None]:
             assert server.http.delete(f"/v1/requests/{name}", headers={"x-api-key": key}).status_code == 200
 
 
+def test_the_names_that_keys_give_are_not_in_each_others_way(tmp_path: Path) -> None:
+    with guarded(tmp_path, "ann:one\nbob:two\n") as server, ThreadPoolExecutor() as pool:
+        keys = ("one", "two")
+        running = [pool.submit(chat, server, key, max_tokens=ENDLESS_TOKENS, request_id="mine") for key in keys]
+        wait_for(lambda: server.service.num_live == 2)
+        for left, key, its in zip((1, 0), keys, running, strict=True):
+            assert chat(server, key, request_id="mine").json()["error"]["param"] == "request_id"
+            deleted = server.http.delete("/v1/requests/mine", headers={"x-api-key": key})
+            assert deleted.json()["id"] == "chatcmpl-mine" and its.result().status_code == 499
+            wait_for(lambda left=left: server.service.num_live == left)
+            assert sum(not each.done() for each in running) == left
+
+
 def refused(limits: Limits) -> int:
     """The seconds that a key without rates left is told to wait."""
     with pytest.raises(ApiError) as caught:

@@ -379,3 +379,9 @@ def test_every_request_leaves_one_line_without_its_prompt(server: Served, caplog
     fields = record.__dict__["fields"]
     assert (fields["status"], fields["path"], fields["completion_tokens"]) == (200, "/v1/chat/completions", 3)
     assert "SECRET" not in str(record.__dict__)
+
+
+def test_the_options_in_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ferrum.server"), serving(max_sessions=3):
+        found = [each.__dict__["fields"]["config"] for each in caplog.records if "fields" in each.__dict__]
+    assert [config["server"]["max_sessions"] for config in found] == [3]

@@ -102,7 +102,7 @@ class Router:
 
         Raises:
             EngineDead, QueueFull: as `check_open`.
-            RequestError: a request of that id is live.
+            RequestError: a request of that id and tenant is live.
         """
         with self._lock:
             self.check_open()
@@ -116,10 +116,12 @@ class Router:
         return stream
 
     def _unique(self, request: Request) -> Request:
-        """The request under an id that the engine does not know: an ended namesake may still be on its way out."""
+        """The request under an id that the engine does not know: an ended namesake may still be on its way out, and
+        tenants know nothing of each other's.
+        """
         name, count = request.request_id, 1
         while (namesake := self._streams.get(name)) is not None:
-            if not namesake.over:
+            if not namesake.over and namesake.request.tenant == request.tenant:
                 raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
             count += 1
             name = f"{request.request_id}~{count}"

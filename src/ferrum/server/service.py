@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -75,14 +74,6 @@ class DrainRate:
         return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What is being served to a client, and to whom."""
-
-    running: Running
-    tenant: str
-
-
 class Observers:
     """Several that look on. See `Observer`."""
 
@@ -121,7 +112,7 @@ class Service:
         self.state = State.LOADING
         self.failure: Exception | None = None
         self._engine: AsyncEngine | None = None
-        self._live: dict[str, Live] = {}
+        self._live: dict[tuple[str, str], Running] = {}
         self._rate = DrainRate()
         self.retry_after = self._rate.retry_after
         self.limits = Limits(limits, self.retry_after)
@@ -145,8 +136,15 @@ class Service:
         own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
         observers = (metrics, own, self.limits, self._traces)
         engine.front.router.observer = Observers([each for each in observers if each is not None])
+        self._tell()
         if self.state is State.LOADING:
             self.state = State.READY
+
+    def _tell(self) -> None:
+        """Log all options in effect."""
+        engine = self.engine.front.config
+        config = {"server": self.config.to_dict(), "engine": None if engine is None else engine.to_dict()}
+        _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
 
     async def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
@@ -212,23 +210,23 @@ class Service:
 
     @contextmanager
     def run(self, name: str, requests: Sequence[Request], tenant: str) -> Iterator[Running]:
-        """Queue requests under one name; they are over, or aborted, at the end of the block.
+        """Queue requests under one name of their tenant's; they are over, or aborted, at the end of the block.
 
         Raises:
             ApiError, FerrumError: they cannot be queued now.
         """
         self.check_ready()
-        if name in self._live:
+        if (tenant, name) in self._live:
             raise RequestError(f"{name!r} is live", param="request_id")
         self.limits.check_place(tenant, len(requests))
         running = self.engine.open(requests)
         self.limits.enter(tenant, requests)
-        self._live[name] = Live(running, tenant)
+        self._live[tenant, name] = running
         try:
             yield running
         finally:
             running.abort()
-            del self._live[name]
+            del self._live[tenant, name]
             self.limits.leave(tenant, len(requests))
             self._rate.finished()
 
@@ -241,16 +239,13 @@ class Service:
         name = self.live_name(request_id, tenant)
         if name is None:
             raise ApiError(404, f"no live request {request_id!r}", code="request_not_found", param="id")
-        self._live[name].running.abort()
+        self._live[tenant, name].abort()
         return name
 
     def live_name(self, request_id: str, tenant: str) -> str | None:
         """The id of the reply to a live request of the tenant, from that or from the id that it was given."""
-        for name in (request_id, *(f"{kind}-{request_id}" for kind in REPLY_KINDS)):
-            live = self._live.get(name)
-            if live is not None and live.tenant == tenant:
-                return name
-        return None
+        names = (request_id, *(f"{kind}-{request_id}" for kind in REPLY_KINDS))
+        return next((name for name in names if (tenant, name) in self._live), None)
 
     def drain(self) -> None:
         """Take nothing new; what runs may finish."""
@@ -258,5 +253,5 @@ class Service:
 
     def abort_all(self) -> None:
         """End all that runs."""
-        for live in self._live.values():
-            live.running.abort()
+        for running in self._live.values():
+            running.abort()
