@@ -153,6 +153,52 @@ def test_every_engine_option_reaches_the_engine_and_is_checked_there(
     assert found == value
 
 
+OPTIONS_FILE = """
+temperature = 0.25
+max-sequence-length = 64
+[run]
+max_tokens = 3
+stop = ["x", "y"]
+prefix_cache = false
+[serve]
+port = 9000
+"""
+
+
+def test_a_file_gives_the_options_that_the_command_line_does_not(
+    ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams], tmp_path: Path
+) -> None:
+    (tmp_path / "options.toml").write_text(OPTIONS_FILE)
+    assert ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p", "--max-tokens", "5")[0] == 0
+    assert built == [("m", {"max_sequence_length": 64, "prefix_cache": False})]
+    (params,) = asked_params
+    assert (params.temperature, params.max_tokens, params.stop) == (0.25, 5, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("temprature = 1", "temprature"),
+        ("[serve]\ntemperature = 1", "temperature"),
+        ("[nowhere]\nport = 1", "nowhere"),
+        ("run = 3", "run"),
+        ("port = true", "port"),
+        ("strict = 1", "strict"),
+        ("stop = 'x'", "stop"),
+        ("seed = [1]", "seed"),
+        ("[bench]\nport = 1", "port"),
+        ("temperature =", "config"),
+    ],
+)
+def test_a_file_that_says_what_cannot_be_is_refused_by_name(
+    ferrum: Callable[..., Outcome], built: list[Any], tmp_path: Path, text: str, named: str
+) -> None:
+    (tmp_path / "options.toml").write_text(text)
+    code, _, err = ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p")
+    assert (code, built) == (2, []) and err.startswith(f"ferrum: {named}: ")
+    assert ferrum("--config", str(tmp_path / "missing.toml"), "run", "m", "p")[0] == 2
+
+
 def test_an_option_has_one_name_only() -> None:
     names = [field.name for field in [*sampling_fields(), *engine_fields()]]
     assert len(names) == len(set(names))

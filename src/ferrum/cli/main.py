@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -63,13 +64,26 @@ app.command("doctor")(doctor.doctor)
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML file of options by their long names: for all commands, or in a table for one. The command line "
+            "goes before it.",
+        ),
+    ] = None,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
 
         typer.echo(installed("ferrum"))
         raise typer.Exit
+    if config is not None:
+        from ferrum.cli.options_file import read_options
+
+        context.default_map = read_options(config, context.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
