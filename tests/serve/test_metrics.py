@@ -188,18 +188,19 @@ def test_what_vllm_has_no_names_for_is_counted_under_our_own() -> None:
     registry = CollectorRegistry()
     own = OwnMetrics(registry, "name", lambda: 3)
     own.step(EngineStats(prefixes=PrefixCounts(cached_pages=9, evicted_pages=2, restored_pages=1)))
-    own.step(EngineStats(prefixes=PrefixCounts(cached_pages=7, evicted_pages=5, restored_pages=1)))
+    own.step(EngineStats(prefixes=PrefixCounts(7, evicted_pages=5, restored_pages=1, shared_pages=4)))
     labels = {"model_name": "name", "engine": "0"}
     shown = {
         name: registry.get_sample_value(f"ferrum:{name}", labels)
         for name in (
             "live_requests",
             "prefix_cache_pages",
+            "shared_pages",
             "prefix_cache_evicted_pages_total",
             "prefix_cache_restored_pages_total",
         )
     }
-    assert list(shown.values()) == [3, 7, 5, 1]
+    assert list(shown.values()) == [3, 7, 4, 5, 1]
 
 
 def test_buckets_of_tokens_are_one_two_five_up_to_the_context() -> None:

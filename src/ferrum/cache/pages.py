@@ -129,6 +129,7 @@ class PageTable(PageRows):
             restored_pages=self.restores.pages,
             external_query_tokens=self.restores.asked_tokens,
             external_hit_tokens=self.restores.found_tokens,
+            shared_pages=self.shared,
         )
 
     def forget_prefixes(self) -> None:

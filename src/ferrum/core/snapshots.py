@@ -17,6 +17,7 @@ class PrefixCounts(JsonRecord):
         query_tokens, hit_tokens: prompt tokens looked up, and found, since the start.
         restored_pages: pages that came back from host buffers or from disk, since the start.
         external_query_tokens, external_hit_tokens: prompt tokens looked up there, and found, since the start.
+        shared_pages: pages that have more than one owner.
     """
 
     cached_pages: int = 0
@@ -26,6 +27,7 @@ class PrefixCounts(JsonRecord):
     restored_pages: int = 0
     external_query_tokens: int = 0
     external_hit_tokens: int = 0
+    shared_pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

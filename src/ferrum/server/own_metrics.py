@@ -28,6 +28,7 @@ class OwnMetrics:
         self._prefixes = PrefixCounts()
         self._gauge("live_requests", "HTTP requests that are being served.", num_live)
         self._gauge("prefix_cache_pages", "Pages that can be found again.", lambda: self._prefixes.cached_pages)
+        self._gauge("shared_pages", "Pages of several owners.", lambda: self._prefixes.shared_pages)
         self._evicted = self._counter("prefix_cache_evicted_pages", "Pages given up for want of room.")
         self._restored = self._counter("prefix_cache_restored_pages", "Pages back from host buffers or disk.")
 
