@@ -12,6 +12,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +35,10 @@ def prompt() -> list[int]:
     return tokens_of(find(CASE), 3 * PAGE + 7, seed=9)
 
 
-def opened(directory: Path | None, case: str = CASE, kernels: str = "reference", dtype: str = "float32") -> LLM:
-    options = {} if directory is None else {"prefix_cache_dir": str(directory)}
-    return LLM(str(directory_of(find(case))), kernels=kernels, dtype=dtype, kv_capacity=1024, **options)
+def opened(directory: Path | None, case: str = CASE, **options: Any) -> LLM:
+    kept = {} if directory is None else {"prefix_cache_dir": str(directory)}
+    usual = {"kernels": "reference", "dtype": "float32", "kv_capacity": 1024}
+    return LLM(str(directory_of(find(case))), **{**usual, **kept, **options})
 
 
 def answer(llm: LLM) -> tuple[list[int], object, int]:
@@ -44,7 +46,7 @@ def answer(llm: LLM) -> tuple[list[int], object, int]:
     return output.outputs[0].token_ids, output.outputs[0].logprobs, output.metrics.usage.cached_tokens
 
 
-def filled(directory: Path, **options: str) -> tuple[list[int], object, int]:
+def filled(directory: Path, **options: Any) -> tuple[list[int], object, int]:
     """What an engine that has nothing answers; its pages are on disk then."""
     with opened(directory, **options) as llm:
         return answer(llm)
@@ -123,6 +125,25 @@ def test_what_another_model_format_or_arithmetic_has_computed_is_not_found(tmp_p
     filled(tmp_path, **other)
     with opened(tmp_path) as llm:
         assert answer(llm)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "one", "other"),
+    [
+        ("llama-dynamic", {"max_sequence_length": 512}, {"max_sequence_length": 256}),
+        (CASE, {"quantize": "int8", "kv_dtype": "int8", "dtype": "bfloat16"}, {"quantize": "int8", "kv_dtype": "int8"}),
+        (CASE, {"quantize": "int4", "kv_dtype": "int8"}, {"quantize": "int4-all", "kv_dtype": "int8"}),
+    ],
+    ids=["rope for a context", "rounded before", "ends"],
+)
+def test_what_options_that_change_a_bit_have_computed_is_not_found(
+    tmp_path: Path, case: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    computed = filled(tmp_path, case=case, **one)
+    with opened(tmp_path, case=case, **other) as llm:
+        assert answer(llm)[2] == 0
+    with opened(tmp_path, case=case, **one) as llm:
+        assert answer(llm) == (*computed[:2], 3 * PAGE)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])

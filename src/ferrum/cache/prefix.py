@@ -25,7 +25,7 @@ class PrefixScope:
 
     Attributes:
         model: which weights, by their content or, within one process, by where they were loaded from.
-        weights: their format: dtype and quantisation.
+        weights: what was made of them: formats, and what else options change.
         kv_format: format of keys and values.
         page_size: tokens per page.
         numerics_id: of the kernels.

@@ -32,6 +32,7 @@ class ExecutorTraits:
         max_batch_size: most sequences of one step.
         max_sequence_length: most tokens of a sequence.
         memory: what it holds.
+        weights: what was made of the checkpoint; with one numerics_id and one kv_dtype, equal names mean equal bits.
         dtypes: weight formats that it could have been loaded in.
         windows: some layers see a sliding window.
         paged: keys and values live in pages of the pool.
@@ -46,6 +47,7 @@ class ExecutorTraits:
     max_batch_size: int
     max_sequence_length: int
     memory: MemoryPlan
+    weights: str = ""
     dtypes: frozenset[DataType] = frozenset()
     windows: bool = False
     paged: bool = True

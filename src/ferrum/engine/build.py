@@ -88,17 +88,12 @@ def with_scheduler(
         prefix_cache=config.prefix_cache,
         speculative=config.speculative,
         num_speculative_tokens=config.num_speculative_tokens,
-        weights=_weights(executor, config),
+        weights=executor.traits.weights,
         kv_format=str(executor.traits.kv_dtype),
         memory=executor.memory_plan,
         draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
     return Built(executor, scheduler, info, recorded=config.record_dir is not None)
-
-
-def _weights(executor: LocalExecutor, config: EngineConfig) -> str:
-    """The format of the weights, by name."""
-    return " ".join(filter(None, (executor.info.dtype, config.model.quantize)))
 
 
 def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:
@@ -115,7 +110,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         model = model_digest(Path(model), directory)
     return PrefixScope(
         model=model,
-        weights=_weights(executor, config),
+        weights=executor.traits.weights,
         kv_format=executor.traits.kv_dtype,
         page_size=executor.lm.pages.groups[0].page_size,
         numerics_id=executor.traits.numerics_id,

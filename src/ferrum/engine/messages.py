@@ -52,7 +52,7 @@ class EngineInfo:
         prefix_cache: whether prompts that begin alike share what is computed.
         speculative: what guesses tokens, as the option names it; None: nothing but what requests predict.
         num_speculative_tokens: most guesses for a sequence in one step.
-        weights: the format of the weights, quantisation included.
+        weights: what was made of the checkpoint; see `ExecutorTraits`.
         kv_format: that of keys and values.
         memory: what the engine holds; None where that is nobody's business.
         draft_memory: bytes that a draft model holds besides.

@@ -130,7 +130,11 @@ def build_executor(
     return LocalExecutor(
         lm,
         info=_info(config, spec, parameters),
-        traits=replace(_traits(lm, decoder, kv_format, groups, limits), notes=chosen.notes),
+        traits=replace(
+            _traits(lm, decoder, kv_format, groups, limits),
+            weights=_weights(parameters, spec, decoder_spec(checkpoint.config)),
+            notes=chosen.notes,
+        ),
         log_tokens=config.switches.log_tokens,
     )
 
@@ -197,6 +201,11 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
         vocab_size=spec.vocab_size,
         max_seq_len=context,
     )
+
+
+def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
+    """What was made of the checkpoint, by name: for a context of the user's, dynamic rope makes `own` another model."""
+    return parameters.made if spec == own else f"{parameters.made} for {spec.max_sequence_length} tokens"
 
 
 def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:

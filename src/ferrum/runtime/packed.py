@@ -136,6 +136,7 @@ class PackedParameters(Parameters):
             if asked not in (None, "auto", packed):
                 raise ConfigError(f"{checkpoint.directory} was packed as {packed}, not {asked}", param=name)
         self.format = header.dtype
+        self._formats.add(header.dtype)
         self._files = checkpoint
         self._checksums = header.checksums
         self._sums = sums

@@ -72,10 +72,18 @@ class Parameters:
         self.scheme = None if quantize is None else SCHEMES[quantize]
         self._group = DEFAULT_GROUP if group is None else group
         self._quantizer = quantizer
+        self._quantize = quantize
+        self._formats: set[str] = set()
         self._used: set[str] = set()
         self._done_bytes = 0
         self.count = 0
         self.format = ""
+
+    @property
+    def made(self) -> str:
+        """What was made of the matrices that were handed out, by name."""
+        formats = "+".join(sorted(self._formats))
+        return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self._group}"
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -98,6 +106,7 @@ class Parameters:
         if dense is not values or self.scheme is not None:
             self._checkpoint.forget(name)
         self.format = self.format or dense.dtype.name
+        self._formats.add(dense.dtype.name)
         self._hand_out(name, values.size)
         return weight
 
