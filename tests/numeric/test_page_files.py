@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -52,6 +56,31 @@ def test_engines_of_one_process_may_write_the_same_page_at_once(tmp_path: Path, 
     first.put(name(1), CONTENT)
     np.testing.assert_array_equal(second.get(name(1), SIZE), CONTENT)
     assert only_file(tmp_path).suffix == ".page" and not caplog.records
+
+
+def played(directory: Path, seed: int) -> tuple[int, int]:
+    """Write and read pages of a directory that holds half of them; how many were found, and how many were damaged."""
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    logging.getLogger("ferrum").addHandler(handler)
+    files, pick, found = PageFiles(directory, 20 * (SIZE + 58)), Random(seed), 0
+    for _ in range(200):
+        index = pick.randrange(40)
+        content = np.full(SIZE, index, np.uint8)
+        if pick.random() < 0.5:
+            files.put(name(index), content)
+        elif (read := files.get(name(index), SIZE)) is not None:
+            np.testing.assert_array_equal(read, content)
+            found += 1
+    return found, sum("damaged" in record.getMessage() for record in told)
+
+
+def test_processes_may_write_read_and_clear_one_directory_at_once(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as others:
+        for found, damaged in others.map(played, [tmp_path] * 2, range(2)):
+            assert found > 0 and damaged == 0
+    assert {path.suffix for path in tmp_path.iterdir()} == {".page"}
 
 
 def test_no_bit_of_a_file_can_be_flipped_unseen(tmp_path: Path) -> None:
