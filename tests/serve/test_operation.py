@@ -258,7 +258,8 @@ def test_a_body_of_another_type_is_a_415(server: Served) -> None:
 
 
 def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:
-    assert error_of(server.http.get("/nope"), 404)["code"] == "not_found"
+    nowhere = error_of(server.http.get("/nope"), 404)
+    assert (nowhere["code"], nowhere["message"]) == ("not_found", "Not Found")
     for path in ("/v1/responses", "/v1/messages"):
         assert error_of(server.http.post(path, json={}), 404)
     response = server.http.get("/v1/chat/completions")

@@ -106,9 +106,8 @@ def from_framework(error: StarletteHTTPException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     phrase = HTTPStatus(error.status_code).phrase
-    return ApiError(
-        error.status_code, f"{phrase}: {error.detail}", code=phrase.lower().replace(" ", "_"), headers=error.headers
-    )
+    message = phrase if error.detail == phrase else f"{phrase}: {error.detail}"
+    return ApiError(error.status_code, message, code=phrase.lower().replace(" ", "_"), headers=error.headers)
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
