@@ -163,5 +163,12 @@ def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
     assert model_digest(one, memory) == model_digest(two, memory) == model_digest(one, memory)
     (two / "model.safetensors").write_bytes(b"Weights")
     assert model_digest(one, memory) != model_digest(two, memory)
+    before, weights = model_digest(one, memory), one / "model.safetensors"
+    state = weights.stat()
+    weights.write_bytes(b"WEIGHTS")
+    while weights.stat().st_ctime_ns == state.st_ctime_ns:  # as fine as the system's clock of files
+        os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert model_digest(one, memory) != before, "of the same size and the same time, it is another model"
     (memory / "models.json").write_text("damaged")
     assert model_digest(one, memory) == model_digest(one, tmp_path / "missing")

@@ -16,8 +16,8 @@ _READ: Final = ("*.safetensors", "*.json")
 def model_digest(directory: Path, memory: Path) -> str:
     """A digest of all files that say what the model computes, as hexadecimal.
 
-    Reading them takes a second for each gigabyte or two. So it is remembered for files of the same name, size, inode
-    and time of change, as build tools do.
+    Reading them takes a second for each gigabyte or two. So it is remembered for files of the same name, size, device,
+    inode and times of change, as git does. Copies of files may have the same of all but the last, which nobody can set.
 
     Args:
         directory: of the model.
@@ -43,6 +43,6 @@ def model_digest(directory: Path, memory: Path) -> str:
     return known[seen]
 
 
-def _identity(path: Path) -> tuple[str, int, int, int]:
+def _identity(path: Path) -> tuple[str | int, ...]:
     state = path.stat()
-    return path.name, state.st_size, state.st_ino, state.st_mtime_ns
+    return path.name, state.st_size, state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns
