@@ -135,6 +135,20 @@ def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
     bench.agrees(*requests)
 
 
+def test_who_is_served_first_waits_for_a_page_and_does_not_begin_anew() -> None:
+    bench, disk = restarted(num_pages=8)
+    first = bench.add("first", 3, seed=1, max_tokens=12)
+    bench.step()
+    request = again(bench)
+    assert lengths(bench.step()) == {"first/0": 1}
+    assert bench.scheduler.plan() is None, "all other pages wait for what is on its way"
+    disk.arrive()
+    assert lengths(bench.step()) == {"first/0": 1}
+    bench.run()
+    bench.agrees(first, request)
+    assert bench.scheduler.preemptions == 0
+
+
 def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
     pages = PageTable([PageGroup("main", 8, 4)])
     futures: list[Future[Sequence[bool]]] = []

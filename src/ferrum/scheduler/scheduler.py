@@ -242,8 +242,8 @@ class Scheduler:
         while not self._pages.reserve(sequence.cache_id, length):
             last = last_in_turn(self._running, self._live.share, self._in_flight)
             assert last is not None  # the sequence itself is not in flight
-            if last[0] is sequence and self._in_flight:
-                return False  # those in flight will give way, or end
+            if last[0] is sequence and (self._in_flight or self._pages.restores):
+                return False  # those in flight will give way or end, and what is on its way gives its pages back
             self._preempt(last[0], step)
             if last[0] is sequence:
                 return False
