@@ -136,17 +136,34 @@ def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
 
 
 def test_who_is_served_first_waits_for_a_page_and_does_not_begin_anew() -> None:
-    bench, disk = restarted(num_pages=8)
+    bench, disk = restarted(num_pages=9)
     first = bench.add("first", 3, seed=1, max_tokens=12)
     bench.step()
     request = again(bench)
-    assert lengths(bench.step()) == {"first/0": 1}
-    assert bench.scheduler.plan() is None, "all other pages wait for what is on its way"
+    while (plan := bench.scheduler.plan()) is not None:
+        bench.commit(plan)
+    assert bench.pages.length("first/0") == 8, "all other pages wait for what is on its way"
     disk.arrive()
     assert lengths(bench.step()) == {"first/0": 1}
     bench.run()
     bench.agrees(first, request)
     assert bench.scheduler.preemptions == 0
+
+
+def test_they_are_looked_for_when_there_is_room_for_the_whole() -> None:
+    bench, disk = restarted(num_pages=9)
+    first = bench.add("first", 3, seed=1, max_tokens=20)
+    for _ in range(10):
+        bench.step()
+    request = again(bench)
+    while (plan := bench.scheduler.plan()) is not None:
+        assert not disk.asked
+        bench.commit(plan)
+    assert not bench.scheduler.num_running
+    disk.arrive()
+    bench.run()
+    bench.agrees(first, request)
+    assert bench.end("again").cached_tokens == 28
 
 
 def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
@@ -163,7 +180,7 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
             return futures[-1]
 
     pages.attach(Keeper())
-    pages.restores.begin([b"one", b"two"], 0)
+    assert pages.restores.begin([b"one", b"two"], 0, 9, 16)
     assert pages.restores and b"two" in pages.restores and pages.used == 2
     futures[0].set_result([True, False])
     pages.reset()

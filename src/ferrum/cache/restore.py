@@ -87,16 +87,24 @@ class Restores:
         """Whether a page of that name is on its way."""
         return any(wanted.name == name for restore in self._active for wanted in restore.wanted)
 
-    def begin(self, names: Sequence[Name], count: int) -> None:
-        """Bring back what follows the `count` pages that were matched just now, as far as there is room.
+    def begin(self, names: Sequence[Name], count: int, length: int, step: int) -> bool:
+        """Bring back what follows the `count` pages that were matched just now; it may be there at once.
 
-        It may be there at once, or be on its way now.
+        Args:
+            names: of the pages that are wanted.
+            length, step: of the sequence that wants them, see `PageRows.fits`.
+
+        Returns:
+            False where there is no room for the sequence: what came now would have to make room before it is let in.
         """
         if self.keeper is None or count == len(names):
-            return
+            return True
         self._begun += 1
         # Hold what is there, lest it makes room for what comes after it.
         self._table.adopt(held := f"restore {self._begun}", names, count)
+        if not self._table.fits(length, step, cache_id=held):
+            self._table.release(held)
+            return False
         size = self._table.groups[0].page_size
         self.asked_tokens += (len(names) - count) * size
         room = min(self._table.free(group.name) for group in self._table.groups)
@@ -111,11 +119,12 @@ class Restores:
         )
         if not wanted:
             self._table.release(held)
-            return
+            return True
         self._active.append(_Restore(held, wanted, self.keeper.fetch(wanted)))
         self.collect()
         if self._active and self._active[-1].held == held:
             self._active[-1].written.add_done_callback(lambda _: self.on_ready())
+        return True
 
     def collect(self) -> None:
         """Let the pages be found that have arrived."""

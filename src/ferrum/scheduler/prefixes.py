@@ -60,8 +60,8 @@ class Prefixes:
         count = self._pages.match(names)
         restores = self._pages.restores
         if count < len(names) and names[count] not in restores and sequence.cache_id not in self._restored:
-            self._restored.add(sequence.cache_id)
-            restores.begin(names, count)
+            if restores.begin(names, count, len(sequence.tokens), self._step):
+                self._restored.add(sequence.cache_id)
             count = self._pages.match(names)
         tail = self._tail(sequence, count, most)
         if count == len(names):
