@@ -25,6 +25,7 @@ from ferrum.core.errors import (
     EngineDead,
     FerrumError,
     ModelNotFound,
+    RecordDamaged,
     RequestError,
     Unsupported,
 )
@@ -39,6 +40,7 @@ NEXT_STEPS: Final[tuple[tuple[type[FerrumError], str], ...]] = (
     (CapacityError, "ask for less, or see `ferrum plan MODEL` for what fits"),
     (CheckpointError, "check the files, or fetch them again with `ferrum pull MODEL`"),
     (Unsupported, "`ferrum doctor` shows what this machine can do"),
+    (RecordDamaged, "what is damaged cannot be believed: record the request again"),
     (EngineDead, "run the command again; `ferrum doctor` shows what it ran on"),
 )
 """What to do about an error, by its class; the first that fits counts."""
