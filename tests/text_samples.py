@@ -107,9 +107,12 @@ class PieceTokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
-def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """The end and the string of the stop that is complete first, the longest of several: by definition, slowly."""
-    for end in range(1, len(text) + 1):
+def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, str] | None:
+    """The end and the string of the stop that is complete first, the longest of several: by definition, slowly.
+
+    Those that end within the first `after` characters do not count.
+    """
+    for end in range(after + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             return end, max(found, key=len)

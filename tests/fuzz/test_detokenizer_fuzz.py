@@ -51,18 +51,19 @@ def test_without_stops_the_text_is_the_bytes_decoded_as_one(
 
 
 @pytest.mark.contract("5.stop strings are found as tokens come")
-@given(some_pieces, some_groups, some_stops, st.booleans())
-@example([b"abc"], [], ["abc", "b"], False)
-@example([b"ab\xe4", b"\xb8\x96"], [1], ["世"], False)
-@example([b"aab"], [], ["ab", "aac"], False)
+@given(some_pieces, some_groups, some_stops, st.booleans(), st.integers(0, 4))
+@example([b"abc"], [], ["abc", "b"], False, 0)
+@example([b"ab\xe4", b"\xb8\x96"], [1], ["世"], False, 1)
+@example([b"aab"], [], ["ab", "aac"], False, 0)
+@example([b"a", b"a", b"a"], [], ["aa"], True, 2)
 def test_stops_cut_where_the_definition_says_at_any_grouping(
-    pieces: list[bytes | None], groups: list[int], stops: list[str], include: bool
+    pieces: list[bytes | None], groups: list[int], stops: list[str], include: bool, spared: int
 ) -> None:
-    deltas, kept, stop, tail = run(pieces, groups, stop=stops, include_stop=include)
+    deltas, kept, stop, tail = run(pieces, groups, stop=stops, include_stop=include, min_tokens=spared)
     prefixes = [b"".join(piece or b"" for piece in pieces[:count]) for count in range(len(pieces) + 1)]
     # What is certain of a prefix: U+FFFD for an incomplete character at its end is not there yet.
     certain = [Detokenizer(PieceTokenizer([data])).push([0]).text for data in prefixes]
-    found = first_stop(certain[-1], stops)
+    found = first_stop(certain[-1], stops, after=len(certain[min(spared, len(pieces))]))
     if found is None:
         assert "".join(deltas) + tail == prefixes[-1].decode("utf-8", "replace")
         assert (kept, stop) == (len(pieces), None)

@@ -20,6 +20,12 @@ def test_a_stop_inside_accepted_drafts_ends_the_kept_tokens_there() -> None:
     assert detokenizer.finish() == ""
 
 
+def test_a_stop_string_spares_the_first_tokens_but_may_begin_in_them() -> None:
+    detokenizer = Detokenizer(PieceTokenizer([b"STOP S", b"TO", b"P!"]), stop=["STOP"], min_tokens=2)
+    delta = detokenizer.push([0, 1, 2])
+    assert (delta.text, delta.kept, delta.stop) == ("STOP ", 3, "STOP")
+
+
 def test_a_stop_that_does_not_come_true_is_shown_at_the_end() -> None:
     detokenizer = Detokenizer(PieceTokenizer([b"a\n", b"\n", b"\xf0\x9f"]), stop=["\n\nQ:"])
     assert [detokenizer.push([token]).text for token in range(3)] == ["a", "", ""]

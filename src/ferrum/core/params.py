@@ -80,7 +80,8 @@ class SamplingParams:
         ),
     )
     min_tokens: int = field(
-        default=0, metadata=_about("sampling.min_tokens", "End and stop tokens are forbidden before this many tokens.")
+        default=0,
+        metadata=_about("sampling.min_tokens", "Tokens before an end or a stop token may come, or a stop string end."),
     )
     logprobs: int | None = field(
         default=None,

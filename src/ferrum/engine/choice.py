@@ -36,6 +36,7 @@ class Choice:
                 tokenizer,
                 stop=params.stop,
                 include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
             )
         self._follower = Follower(request.prediction)

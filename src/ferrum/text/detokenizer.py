@@ -44,6 +44,7 @@ class Detokenizer:
     Args:
         stop: strings that end the text.
         include_stop: keep the stop string at the end of the text.
+        min_tokens: no stop string ends the text with one of so many first tokens.
         skip_special_tokens: control tokens add no text.
 
     Raises:
@@ -56,12 +57,14 @@ class Detokenizer:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
         if isinstance(stop, str) or not all(stop):
             raise RequestError("must be a list of strings that are not empty", param="stop")
         self._tokenizer = tokenizer
         self._include_stop = include_stop
+        self._spared = min_tokens
         self._skip_special = skip_special_tokens
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stop) if stop else None
@@ -78,6 +81,7 @@ class Detokenizer:
         kept, certain = 0, []
         for token_id in () if self._ended else token_ids:
             kept += 1
+            self._spared -= 1
             if self._skip_special and self._tokenizer.is_special(token_id):
                 continue
             text = self._characters.decode(self._tokenizer.token_bytes(token_id))
@@ -104,7 +108,7 @@ class Detokenizer:
         state = self._state
         for place, letter in enumerate(text, len(self._held) + 1):
             state = stops.advance(state, letter)
-            if (stop := stops.match(state)) is not None:
+            if self._spared < 0 and (stop := stops.match(state)) is not None:
                 return seen[: place if self._include_stop else place - len(stop)], stop
         self._state = state
         certain = len(seen) - stops.pending(state)
