@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 
 from engine_fakes import FakeRecipe
 from ferrum.engine.record import Record
+from ferrum.server.guard import CLIENT_GONE, LOG
 from record_kit import recorded
-from serve_kit import Served, chat_parts, error_of, events, serving
+from serve_kit import Served, chat_parts, error_of, events, serving, wait_for, wire
 
 LOUD = {"max_tokens": 8, "ignore_eos": True}
 RECIPE = FakeRecipe(recorded=True, prefixes=True, drafts=2, max_tokens_per_step=32)
@@ -65,6 +68,21 @@ def test_a_request_runs_again_with_the_same_bits(recording: Served) -> None:
     path = f"/v1/requests/{reply['id']}/replay"
     assert error_of(recording.post(path, top_logprobs=21), 400)["param"] == "top_logprobs"
     assert recording.post(path, odd=1).headers["x-ferrum-ignored"] == "odd"
+
+
+def test_what_runs_again_ends_when_its_client_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
+        server.complete(request_id="long", max_tokens=500, ignore_eos=True)
+    slow = replace(RECIPE, seconds_per_step=0.2, drafts=0)
+    with caplog.at_level(logging.INFO, LOG.name), serving(recorded(chat_parts(slow), tmp_path)) as server:
+        with wire(server) as leaving:
+            leaving.sendall(
+                b"POST /v1/requests/long/replay HTTP/1.1\r\nhost: x\r\n"
+                b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+            )
+            wait_for(lambda: server.service.num_live == 1)
+        server.wait_idle()  # for less time than the whole answer takes
+    assert [record.fields["status"] for record in caplog.records if hasattr(record, "fields")][-1] == CLIENT_GONE
 
 
 def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:

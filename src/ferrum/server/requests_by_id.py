@@ -8,11 +8,14 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
+from starlette.types import Receive
 
 from ferrum.engine.record import Record
 from ferrum.engine.replay import Replay, check_origin
 from ferrum.server import replies, schemas
 from ferrum.server.errors import invalid
+from ferrum.server.generation import watched
+from ferrum.server.guard import CLIENT_GONE
 from ferrum.server.recorded import (
     RecordedRequests,
     ReplayedRequest,
@@ -63,7 +66,12 @@ def add_requests(router: APIRouter, service: Service) -> None:
         headers = ignored(body, strict=service.config.strict)
         tenant = caller_of(service, request).tenant
         records = await _records(service, request_id, request)
-        done = [await _run_again(service, each, top, tenant) for each in records]
+        done = []
+        for each in records:
+            again = await _run_again(service, each, top, tenant, request.receive)
+            if again is None:
+                return Response(status_code=CLIENT_GONE)
+            done.append(again)
         same = all(each.same for each in done)
         response = reply(ReplayedRequests(id=request_id, object="request.replay", same=same, replays=done))
         response.headers.update(headers)
@@ -81,12 +89,17 @@ async def _records(service: Service, request_id: str, request: Request) -> list[
     return await asyncio.to_thread(find_records, recorder, request.state.tenant, request_id)
 
 
-async def _run_again(service: Service, record: Record, top: int, tenant: str) -> ReplayedRequest:
+async def _run_again(
+    service: Service, record: Record, top: int, tenant: str, receive: Receive
+) -> ReplayedRequest | None:
+    """What comes of a recorded request now; None where the client has left, with which it has ended."""
     recorder = service.engine.front.router.recorder
     assert recorder is not None  # it has found the record
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
     again = Replay(record, top)
+    gone = asyncio.Event()
     with service.run(again.request.request_id, [again.request], tenant) as running:
-        async for _, delta in running:
-            again.push(delta)
-    return await asyncio.to_thread(replayed_request, again, top)
+        async with watched(receive, gone.set, running):
+            async for _, delta in running:
+                again.push(delta)
+    return None if gone.is_set() else await asyncio.to_thread(replayed_request, again, top)
