@@ -215,6 +215,7 @@ def test_a_loop_that_breaks_ends_every_request_with_engine_dead(monkeypatch: pyt
         monkeypatch.setattr(built[0].scheduler, "plan", lambda: 1 / 0)
         assert isinstance((await live)[0].error, EngineDead)
         engine.close()
+        assert built[0].executor.stopped  # type: ignore[attr-defined]
 
     run(test)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, Protocol, TypeAlias
@@ -124,6 +124,9 @@ def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
     except BaseException as cause:  # noqa: BLE001 - whatever ends the loop, its clients have to be told
         error = EngineDead(f"the engine's loop broke: {type(cause).__name__}: {cause}")
     deliver(Ended(error))
+    if error is not None:  # its clients have waited long enough
+        with suppress(Exception):
+            built.executor.shutdown()
 
 
 def _tell(scheduler: Scheduler) -> None:
