@@ -16,7 +16,7 @@ from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.kernels.reference.math import exp
 from ferrum.sampling.math import F32
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, sample
+from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, plain, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Verification:
     drafts: Sequence[int]
     sampling: Sampling
 
+    @property
+    def foregone(self) -> Accepted | None:
+        """What it comes to where nothing is left to choose or to verify."""
+        return None if self.drafts or not plain(self.sampling) else Accepted((self.best[-1],), None, 0)
+
     def choice(self, row: int) -> Choice:
         """The token of a row, all drafts before it being right."""
         return Choice(self.logits[row], self.best[row], Row(self.sampling, self.drafts[:row]))
@@ -62,6 +67,13 @@ def accept(verifications: Sequence[Verification], chooser: Chooser = REFERENCE) 
     comes where it would have come without drafts: from the first row of the next step. From the first row it is the
     sequence's outcome.
     """
+    foregone = [each.foregone for each in verifications]
+    others = [each for each, known in zip(verifications, foregone, strict=True) if known is None]
+    chosen = iter(_choose(others, chooser) if others else ())
+    return [next(chosen) if known is None else known for known in foregone]
+
+
+def _choose(verifications: Sequence[Verification], chooser: Chooser) -> list[Accepted | StepError]:
     chosen: list[list[Sampled]] = [[] for _ in verifications]
     outcomes: dict[int, StepError] = {}
     agreeing: Sequence[int] = range(len(verifications))
@@ -81,8 +93,8 @@ def accept(verifications: Sequence[Verification], chooser: Chooser = REFERENCE) 
 
 
 def _accepted(chosen: Sequence[Sampled]) -> Accepted:
-    logprobs = tuple(each.logprobs for each in chosen if each.logprobs is not None)
-    return Accepted(tuple(each.token for each in chosen), logprobs or None, len(chosen) - 1)
+    logprobs = tuple([each.logprobs for each in chosen if each.logprobs is not None])
+    return Accepted(tuple([each.token for each in chosen]), logprobs or None, len(chosen) - 1)
 
 
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:

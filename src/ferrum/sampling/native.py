@@ -13,7 +13,7 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.kernels.cpu.library import load
 from ferrum.sampling.logprobs import report
 from ferrum.sampling.math import F32, checked
-from ferrum.sampling.rules import Row, edited, nothing_allowed
+from ferrum.sampling.rules import edited, nothing_allowed, takes_best
 from ferrum.sampling.sampler import Choice, Question
 
 
@@ -27,15 +27,12 @@ class NativeChooser:
     def __init__(self, runtime: Any) -> None:
         self._team = load().SamplerTeam(runtime)
 
-    @np.errstate(over="ignore")
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser.choose`."""
         tokens: list[int | StepError] = [each.best for each in choices]
-        rows = [edited(each.logits, each.row) for each in choices]
-        # The most likely token is known already, unless a rule has changed the logits.
-        drawn = [i for i, each in enumerate(choices) if not (each.row.params.greedy and rows[i] is each.logits)]
+        drawn = [i for i, each in enumerate(choices) if not takes_best(each.row.sampling)]
         if drawn:
-            found = self._team.draw([_draw(rows[i], choices[i].row) for i in drawn])
+            found = self._team.draw([_draw(choices[i]) for i in drawn])
             for i, token in zip(drawn, found, strict=True):
                 tokens[i] = token if token >= 0 else nothing_allowed(choices[i].row)
         return tokens
@@ -56,8 +53,9 @@ class NativeChooser:
         ]
 
 
-def _draw(logits: F32, row: Row) -> tuple[F32, float, int, float, float, int, int, int]:
+def _draw(choice: Choice) -> tuple[F32, float, int, float, float, int, int, int]:
     """A draw as the library takes it: what from, temperature, top-k, top-p, min-p, seed, position, choice."""
-    params, sampling = row.params, row.sampling
+    row, sampling, params = choice.row, choice.row.sampling, choice.row.params
+    logits = np.ascontiguousarray(edited(choice.logits, row))
     rules = (params.temperature, params.top_k, params.top_p, params.min_p)
-    return (np.ascontiguousarray(logits), *rules, sampling.seed & 0xFFFFFFFFFFFFFFFF, row.position, sampling.choice)
+    return (logits, *rules, sampling.seed & 0xFFFFFFFFFFFFFFFF, row.position, sampling.choice)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -226,14 +227,46 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 
 def edited(logits: F32, row: Row) -> F32:
-    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity.
-
-    Numbers may overflow to infinity: callers say once, for all their rows, that numpy is not to warn of it.
-    """
+    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity."""
+    if leaves_logits(row.sampling):
+        return logits
     editable = Editable(logits)
-    for rule in LOGIT_RULES:
-        rule(editable, row)
+    with np.errstate(over="ignore"):
+        for rule in LOGIT_RULES:
+            rule(editable, row)
     return editable.logits
+
+
+class Neutral:
+    """Whether all parameters that some rules have claimed (see `SamplingParams`) have the values that do nothing.
+
+    Args:
+        rules: their names.
+    """
+
+    def __init__(self, *rules: str) -> None:
+        claims = {f"sampling.{rule}" for rule in rules}
+        self._values = attrgetter(*(each.name for each in fields(SamplingParams) if each.metadata["rule"] in claims))
+        self._neutral = self._values(SamplingParams())
+
+    def __call__(self, params: SamplingParams) -> bool:
+        """Whether they are, in this request."""
+        return bool(self._values(params) == self._neutral)
+
+
+_edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
+_not_of_params: Final = attrgetter("masks", "bad_words")
+"""What `LOGIT_RULES` go by besides."""
+
+
+def leaves_logits(sampling: Sampling) -> bool:
+    """Whether none of `LOGIT_RULES` ever does anything for the request, as for most."""
+    return _edits_nothing(sampling.params) and not any(_not_of_params(sampling))
+
+
+def takes_best(sampling: Sampling) -> bool:
+    """Whether every token of the request is the most likely one by the raw logits."""
+    return sampling.params.greedy and leaves_logits(sampling)
 
 
 def nothing_allowed(row: Row) -> StepError:

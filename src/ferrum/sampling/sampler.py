@@ -14,11 +14,11 @@ from typing import Final, Protocol
 import numpy as np
 
 from ferrum.core.errors import StepError
-from ferrum.core.step import Score, TokenLogprobs
+from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.math import F32, log
 from ferrum.sampling.philox import uniform
-from ferrum.sampling.rules import Candidates, Row, distribution, permitted
+from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permitted, takes_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,14 @@ def sample(choices: Sequence[Choice], chooser: Chooser = REFERENCE) -> list[Samp
             questions[i] = Question(choice.logits, token, count)
     answers = dict(zip(questions, chooser.logprobs(tuple(questions.values())), strict=True)) if questions else {}
     return [token if isinstance(token, StepError) else Sampled(token, answers.get(i)) for i, token in enumerate(tokens)]
+
+
+_reports_nothing: Final = Neutral(sample.__name__)
+
+
+def plain(sampling: Sampling) -> bool:
+    """Whether `sample` comes to the most likely tokens by the raw logits, and to nothing else."""
+    return takes_best(sampling) and _reports_nothing(sampling.params)
 
 
 def score(logits: F32, wish: Score, chooser: Chooser = REFERENCE) -> tuple[TokenLogprobs, ...]:
