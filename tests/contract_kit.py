@@ -158,7 +158,7 @@ class FakeLM(StepwiseLLM):
         table = np.array([self._logits(self._visible(span, span.start + row)) for row in range(len(span.tokens))])
         logits = table[wanted.start : wanted.stop]
         best = best_tokens(logits).tolist()
-        rows.take(wanted.start, logits, best, table[hidden.start : hidden.stop, :HIDDEN])
+        rows.take(wanted.start, logits, best, table[hidden.start : hidden.stop, :HIDDEN] if hidden else None)
         return result_alone(rows)
 
     def _visible(self, span: Span, position: int) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ class Interpreter:
         buffers = zip(self.program.buffers, self._memory, strict=True)
         return sum(memory.nbytes for (kind, _), memory in buffers if kind is extent)
 
+    @np.errstate(all="ignore")  # a NaN is told by the finite flags
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = row_counts(tables, self._limits)
@@ -78,6 +79,7 @@ def row_counts(tables: StepTables, limits: Mapping[Extent, int]) -> dict[Extent,
     return counts
 
 
+@np.errstate(all="ignore")  # as in `Interpreter`
 def run_eager(network: Network, kernels: Kernels, tables: StepTables) -> NetworkOutput:
     """Walk the network itself: the switch beside replay, bit for bit the same."""
     kernels.begin(tables)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
 from ferrum.cache.pages import PageTable
-from ferrum.kernels.interface import F32, StepTables
+from ferrum.kernels.interface import F32, Int32, StepTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +31,39 @@ class Piece:
 
 def stage(pieces: Sequence[Piece], pages: PageTable, embeddings: F32 | None = None) -> StepTables:
     """Tables of one forward pass over the pieces, in order."""
-    lengths = [len(piece.tokens) for piece in pieces]
-    bounds = [0, *accumulate(lengths)]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    bounds = [0]
+    logit_rows: list[int] = []
+    hidden_rows: list[int] = []
+    for piece in pieces:
+        first = len(token_ids)
+        token_ids += piece.tokens
+        positions += range(piece.start, piece.start + len(piece.tokens))
+        logit_rows += range(first + piece.logit_rows.start, first + piece.logit_rows.stop)
+        hidden_rows += range(first + piece.hidden_rows.start, first + piece.hidden_rows.stop)
+        bounds.append(len(token_ids))
     return StepTables(
-        token_ids=_joined([piece.tokens for piece in pieces]),
-        positions=_joined([range(p.start, p.start + n) for p, n in zip(pieces, lengths, strict=True)]),
-        span_rows=np.array(bounds, np.int32),
-        pages=tuple(_page_rows(pieces, pages, group.name) for group in pages.groups),
-        logit_rows=_joined([_shifted(p.logit_rows, b) for p, b in zip(pieces, bounds[:-1], strict=True)]),
-        hidden_rows=_joined([_shifted(p.hidden_rows, b) for p, b in zip(pieces, bounds[:-1], strict=True)]),
+        token_ids=_table(token_ids),
+        positions=_table(positions),
+        span_rows=_table(bounds),
+        pages=tuple([_page_rows(pieces, pages, group.name) for group in pages.groups]),
+        logit_rows=_table(logit_rows),
+        hidden_rows=_table(hidden_rows),
         embeddings=embeddings,
     )
 
 
-def _shifted(rows: range, by: int) -> range:
-    return range(rows.start + by, rows.stop + by)
+def _table(values: Sequence[int]) -> Int32:
+    return np.fromiter(values, np.int32, len(values))
 
 
-def _joined(parts: Sequence[Sequence[int]]) -> np.ndarray:
-    return np.fromiter((value for part in parts for value in part), np.int32, sum(map(len, parts)))
-
-
-def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> np.ndarray:
+def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> Int32:
     """[pieces, most pages of a sequence], padded with -1."""
     rows = [pages.row(piece.cache_id, group) for piece in pieces]
-    table = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = row
-    return table
+    width = max(map(len, rows), default=0)
+    padded: list[int] = []
+    for row in rows:
+        padded += row
+        padded += [-1] * (width - len(row))
+    return _table(padded).reshape(len(rows), width)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
@@ -70,9 +68,7 @@ class LlmExecutor(ModelExecutor):
         span = rows.span
         try:
             if logits is not None:
-                first = len(span.tokens) - len(logits)
-                no_hidden = np.zeros((0, self._model.config.hidden_size), np.float32)
-                rows.take(first, logits, best_tokens(logits).tolist(), no_hidden)
+                rows.take(len(span.tokens) - len(logits), logits, best_tokens(logits).tolist())
             result = result_alone(rows)
         except StepError as error:
             if span.start:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from ferrum.cache.pages import PageCopy, PageTable
 from ferrum.core.checks import refuse_span
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
@@ -119,7 +117,8 @@ class DecoderLM(StepwiseLLM):
             complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]
-                collected.take_attention([layer[index] for layer in self.kernels.captured or ()])
+                if capture:
+                    collected.take_attention([layer[index] for layer in self.kernels.captured or ()])
                 if piece.cache_id not in failed and piece.start + len(piece.tokens) == collected.span.end:
                     complete.append(collected)
             results.update(self._results(complete))
@@ -127,22 +126,22 @@ class DecoderLM(StepwiseLLM):
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
         """Results of the spans whose last rows are there; tokens are chosen for all of them at once."""
-        wishes = {each.span.cache_id: wish for each in complete if (wish := each.verification()) is not None}
-        chosen = dict(zip(wishes, accept(tuple(wishes.values()), self.chooser), strict=True))
+        wishes = [each.verification() for each in complete]
+        chosen = iter(accept([wish for wish in wishes if wish is not None], self.chooser))
         results: dict[str, Outcome] = {}
-        for each in complete:
-            tokens = chosen.get(each.span.cache_id)
+        for each, wish in zip(complete, wishes, strict=True):
+            tokens = None if wish is None else next(chosen)
             results[each.span.cache_id] = tokens if isinstance(tokens, StepError) else each.result(tokens, self.watch)
         return results
 
     def _forward(self, tables: StepTables) -> NetworkOutput:
-        with np.errstate(all="ignore"):  # a NaN is told by the finite flags
-            self._copies += self.pages.take_copies()
+        self._copies += self.pages.take_copies()
+        if self._copies:
             self.kernels.copy_pages(self._copies)
             self._copies.clear()
-            if self.replay is not None:
-                return self.replay(self.kernels, tables)
-            return run_eager(self.network, self.kernels, tables)
+        if self.replay is not None:
+            return self.replay(self.kernels, tables)
+        return run_eager(self.network, self.kernels, tables)
 
     def _passes(self, rows: Sequence[SpanRows]) -> Iterator[list[Piece]]:
         """Cut spans into forward passes that fit the planned buffers; nearly always there is one."""
@@ -194,13 +193,13 @@ def _shift(rows: range, begin: int, end: int) -> range:
 def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
     """Give each piece's rows to its span; returns the spans that are not finite."""
     failed: dict[str, Outcome] = {}
-    best, flags = output.best[:, 0].tolist(), output.finite[:, 0].tolist()
+    best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()
     logit = hidden = 0
     for piece, finite in zip(pieces, flags, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]
-        states = output.hidden[hidden : hidden + len(piece.hidden_rows)]
         tokens = best[logit : logit + len(logits)]
-        logit, hidden = logit + len(logits), hidden + len(states)
+        states = output.hidden[hidden : hidden + len(piece.hidden_rows)] if piece.hidden_rows else None
+        logit, hidden = logit + len(logits), hidden + len(piece.hidden_rows)
         collected = rows[piece.cache_id]
         try:
             if not finite:

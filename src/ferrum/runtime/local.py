@@ -68,15 +68,20 @@ class LocalExecutor(ModelExecutor):
         super().shutdown()
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        carried = [self._with_carried(span) for span in batch.spans]
-        computed = iter(self.lm.run(StepBatch(tuple(each for each in carried if isinstance(each, Span)))).results)
-        outcomes = tuple(next(computed) if isinstance(each, Span) else each for each in carried)
+        carries = any(CARRY in span.tokens for span in batch.spans)
+        output = self._run_carried(batch) if carries else self.lm.run(batch)
         self._sampled = {
             span.cache_id: outcome.tokens[-1]
-            for span, outcome in zip(batch.spans, outcomes, strict=True)
+            for span, outcome in zip(batch.spans, output.results, strict=True)
             if isinstance(outcome, SpanResult) and outcome.tokens
         }
-        return StepOutput(outcomes)
+        return output
+
+    def _run_carried(self, batch: StepBatch) -> StepOutput:
+        """Run the spans with what their sequences sampled in the step before; those that cannot have it fail."""
+        carried = [self._with_carried(span) for span in batch.spans]
+        computed = iter(self.lm.run(StepBatch(tuple(each for each in carried if isinstance(each, Span)))).results)
+        return StepOutput(tuple(next(computed) if isinstance(each, Span) else each for each in carried))
 
     def _with_carried(self, span: Span) -> Span | RequestError:
         """The span with the token that its sequence sampled in the step before in CARRY's place, and in its history.

@@ -51,7 +51,7 @@ class SpanRows:
             return range(0)
         return range(count - 1 if self.span.hidden is Hidden.LAST else 0, count)
 
-    def take(self, first: int, logits: F32, best: Sequence[int], hidden: F32) -> None:
+    def take(self, first: int, logits: F32, best: Sequence[int], hidden: F32 | None = None) -> None:
         """Rows of one forward pass; the arrays are only lent, until the next pass.
 
         What a token is sampled from is not copied when it is the span's last: call `verification` before the next pass,
@@ -61,12 +61,12 @@ class SpanRows:
             first: row of the span that logits[0] belongs to.
             logits: f32 [rows, V].
             best: the most likely token of each; -1 where a logit is not finite.
-            hidden: f32 [rows, H].
+            hidden: f32 [rows, H], where some are wanted.
 
         Raises:
             NonFiniteLogits: a NaN or an infinity among them.
         """
-        if -1 in best or (len(hidden) and not np.isfinite(hidden).all()):
+        if -1 in best or (hidden is not None and not np.isfinite(hidden).all()):
             raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             rest = self.span.score.targets[first : first + len(logits)]
@@ -77,7 +77,7 @@ class SpanRows:
             last = first + len(logits) == len(self.span.tokens)
             self._logits.append(logits[kept] if last and self.span.want is Want.TOKEN else logits[kept].copy())
             self._best += best[kept]
-        if len(hidden):
+        if hidden is not None:
             self._hidden.append(hidden.copy())
 
     def take_attention(self, layers: Sequence[F32]) -> None:
