@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
@@ -68,6 +68,7 @@ class ModelExecutor(NamedVerbs):
         self._batch_size = 0
         self._last: float | None = None
         self._peak = 0
+        self._free: list[int] = []
         self._fastest: int | None = None
 
     # What a backend writes
@@ -108,7 +109,9 @@ class ModelExecutor(NamedVerbs):
                 if span.drafts and span.want is Want.TOKEN:
                     self._speculation = self._speculation.plus(span.drafts, result.accepted)
             self._recorder.record(served, output.seconds)
-            self._peak = max(self._peak, self._used_bytes())
+            free = self._free_pages()
+            if free != self._free:
+                self._free, self._peak = free, max(self._peak, self._used_bytes())
             return FinishedStep(output)
 
     def _timed(self, batch: StepBatch) -> StepOutput:
@@ -126,7 +129,7 @@ class ModelExecutor(NamedVerbs):
             self._last = time.monotonic()
             self._batch_size = 0
             self._lifecycle.move(after)
-        return replace(output, seconds=time.perf_counter() - begun)
+        return StepOutput(output.results, time.perf_counter() - begun)
 
     # The lease
 
@@ -246,8 +249,10 @@ class ModelExecutor(NamedVerbs):
         return self._fastest
 
     def _most_sequences(self) -> int:
-        free = [self.pages.free(group.name) for group in self.pages.groups]
-        return min([self.traits.max_batch_size, *free])
+        return min([self.traits.max_batch_size, *self._free_pages()])
+
+    def _free_pages(self) -> list[int]:
+        return [self.pages.free(group.name) for group in self.pages.groups]
 
     def _probe(self, size: int) -> float:
         """Seconds of one step of `size` sequences with one token each, the best of a few."""

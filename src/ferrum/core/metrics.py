@@ -71,13 +71,16 @@ class StepRecorder:
 
     def record(self, served: Sequence[Span], seconds: float) -> None:
         """Note a step: the spans that came to a result, and how long the step took."""
-        decodes = sum(map(is_decode, served))
+        decodes = tokens = 0
+        for span in served:
+            decodes += is_decode(span)
+            tokens += len(span.tokens)
         prefills = len(served) - decodes
         with self._lock:
             self.prefill_operations += prefills
             self.decode_operations += decodes
             if served:
-                self._window.append(StepTime(prefills, decodes, sum(len(span.tokens) for span in served), seconds))
+                self._window.append(StepTime(prefills, decodes, tokens, seconds))
 
     def metrics(self, *, max_batch_size: int, memory_efficiency: float) -> ExecutorMetrics:
         """The figures at this moment."""

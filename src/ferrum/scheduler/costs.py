@@ -29,7 +29,7 @@ FLOOR: Final = 0.25
 """No step takes less than so much of the fastest one of its size, however steep the slope may look for a while."""
 
 REFRESH: Final = 16
-"""Observations between two looks at the slopes, each of which makes all bases be computed anew."""
+"""Observations between two looks at the slopes, each of which makes all bases be computed anew; and most that wait."""
 
 
 class StepCosts:
@@ -44,15 +44,27 @@ class StepCosts:
         self._ratios: deque[float] = deque(maxlen=PACE_WINDOW)
         self._pace = 1.0
         self._observed = 0
+        self._noted: list[tuple[int, int, float]] = []
 
     def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        """Learn from a step.
+        """Learn from a step, by the time that somebody asks: most steps are planned without a prediction.
 
         Args:
             rows: its tokens, over all its sequences; at least 1.
             context_tokens: tokens that these had stored before it, added up.
             seconds: how long it took.
         """
+        self._noted.append((rows, context_tokens, seconds))
+        if len(self._noted) == REFRESH:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Take in the steps that were noted."""
+        for each in self._noted:
+            self._take_in(*each)
+        self._noted.clear()
+
+    def _take_in(self, rows: int, context_tokens: int, seconds: float) -> None:
         size = _size(rows)
         if size not in self._seen:
             insort(self._sizes, size)
@@ -73,12 +85,19 @@ class StepCosts:
 
     def observe_step(self, batch: StepBatch, output: StepOutput) -> None:
         """Learn from a step as its executor timed it; nothing from one that failed in part: parts are tried twice."""
-        if output.seconds > 0 and not any(isinstance(each, FerrumError) for each in output.results):
-            self.observe(batch.total_tokens, sum(span.start for span in batch.spans), output.seconds)
+        rows = context_tokens = 0
+        for span, outcome in zip(batch.spans, output.results, strict=True):
+            if isinstance(outcome, FerrumError):
+                return
+            rows += len(span.tokens)
+            context_tokens += span.start
+        if output.seconds > 0:
+            self.observe(rows, context_tokens, output.seconds)
 
     @property
     def largest(self) -> int:
         """Tokens of about the largest step that was observed; 0 before the first."""
+        self._learn()
         return self._sizes[-1] if self._sizes else 0
 
     def predict(self, rows: int, context_tokens: int) -> float:
@@ -87,6 +106,7 @@ class StepCosts:
         Between observed sizes it is interpolated, beyond the largest it goes on as from the smallest to the largest,
         but never down, and fewer rows than the smallest cost as much as that one. It is never 0 again.
         """
+        self._learn()
         if not self._sizes:
             return 0.0
         sizes = self._sizes

@@ -144,8 +144,10 @@ class Speculator:
             right = sequence.tokens[position : position + 1] == [token]
             self._note(state, kind, int(right), int(not right))
             state.passed = None
-        guesses = (proposer.look(sequence, min(wish.limit, self._most)) for proposer in self._proposers)
-        return next((guess for guess in guesses if guess is not None), None)
+        for proposer in self._proposers:
+            if (guess := proposer.look(sequence, min(wish.limit, self._most))) is not None:
+                return guess
+        return None
 
     def _note(self, state: _State, kind: str, right: int, wrong: int) -> None:
         for tallies in (state.tallies, self._all):
@@ -165,6 +167,9 @@ class Speculator:
         """Enter the last step in the account, at what such steps have been found to cost, itself included."""
         step = self._step
         if step is None:
+            return
+        if not (step.drafted or step.drafting):
+            self._account.settle(0.0, 0.0)
             return
         room, predict = step.room, self._costs.predict
         plain = predict(step.sequences, room.context_tokens)
