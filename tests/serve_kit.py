@@ -95,7 +95,9 @@ def serving(
         wait_for(lambda: server.started)
         service: Service = app.state.service
         if ready:
-            wait_for(lambda: service.state is State.READY, 120)
+            wait_for(lambda: service.state is not State.LOADING, 120)
+            if service.failure is not None:
+                raise service.failure
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=120) as http:
             served = Served(url, service, http)

@@ -200,15 +200,19 @@ COMPANY: dict[str, dict[str, Any]] = {
     "priorities": {"policy": "priority", "max_batch_size": 3, "max_tokens_per_step": 16},
     "a process of its own": {"host": "process", "max_batch_size": 2},
 }
+RULED: dict[str, Any] = DRAWN | {"n": 2, "prompt_logprobs": 1, "frequency_penalty": 0.4, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def one_by_one(llm: LLM) -> list[object]:
+    return [essence(run(llm, prompt, **RULED))[0] for prompt in PROMPTS]
 
 
 @pytest.mark.contract("0.LLM")
 @pytest.mark.parametrize("options", COMPANY.values(), ids=COMPANY)
 def test_sampled_results_do_not_depend_on_how_they_are_served(
-    llm: LLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    one_by_one: list[object], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = DRAWN | {"n": 2, "prompt_logprobs": 1, "frequency_penalty": 0.4, "top_p": 0.95}
-    alone = [essence(run(llm, prompt, **params))[0] for prompt in PROMPTS]
     preempted: list[str] = []
     preempt = Scheduler._preempt
 
@@ -220,7 +224,7 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
     if "kv_capacity" in options:
         monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
     with open_llm(**options) as model:
-        assert essence(run(model, PROMPTS, **params)) == alone
+        assert essence(run(model, PROMPTS, **RULED)) == one_by_one
     assert ("kv_capacity" in options) == bool(preempted)
 
 

@@ -34,11 +34,15 @@ DIRECTORY = "qwen3-windows"
 PROMPTS = ["the rain in Spain", "stays", "mainly in the plain, said no one at all"]
 CONTEXT = 128
 LENGTH = 16
+ANYWHERE = -1
 
 
 @dataclass
 class Drafter:
-    """Proposes `count` tokens of what is known to come, wrong from the place `wrong` on (none: all right)."""
+    """Proposes `count` tokens of what is known to come, wrong from the place `wrong` on.
+
+    None: all are right. ANYWHERE: another place at every token of the answer.
+    """
 
     count: int = 0
     wrong: int | None = None
@@ -47,7 +51,7 @@ class Drafter:
     def __call__(self, sequence: Sequence) -> tuple[int, ...]:
         right = self.known[sequence.request.prompt, sequence.choice] if self.count else ()
         drafts = right[sequence.generated : sequence.generated + self.count]
-        wrong = len(drafts) if self.wrong is None else self.wrong % self.count
+        wrong = {None: self.count, ANYWHERE: sequence.generated // 2 % (self.count + 1)}.get(self.wrong, self.wrong)
         return tuple(token if place < wrong else (token + 1) % 131 for place, token in enumerate(drafts))
 
 
@@ -152,14 +156,15 @@ def test_drafts_right_and_wrong_change_nothing(drafting: Drafting, rule: str) ->
     params = SamplingParams.from_dict(SAMPLED | RULES[rule])
     plain = drafting.learn(params)
     expected, steps = essence(plain), drafting.spy.steps
-    for count in range(1, 9):
+    for count in (1, 3, 8):
         assert essence(drafting.run(params, count)) == expected, "all right"
         if len(plain[0].outputs[0].token_ids) > 2:
             assert drafting.spy.accepted == drafting.spy.drafted > 0 and drafting.spy.steps < steps
         assert essence(drafting.run(params, count, wrong=0)) == expected, "all wrong"
         assert drafting.spy.accepted == 0 and drafting.spy.drafted > 0
-        assert essence(drafting.run(params, count, wrong=count // 2)) == expected, "right at first"
-    assert drafting.spy.accepted < drafting.spy.drafted
+    for count in range(1, 9):
+        assert essence(drafting.run(params, count, wrong=ANYWHERE)) == expected, "right at first"
+        assert 0 < drafting.spy.accepted < drafting.spy.drafted
 
 
 @pytest.mark.contract("5.speculation is exact")

@@ -9,17 +9,19 @@ import os
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 from native_twin import require_native
 
+from scratch import folder
 from source_tree import REPOSITORY
 
 FOLDER = "tests/numeric"
-SEARCHES = [f"{FOLDER}/test_native_{name}.py" for name in ("fuzz", "sampler_fuzz")]
-OTHERS = [f"{FOLDER}/test_native_{name}.py" for name in ("attention", "library", "products", "rows", "sampler")]
-TESTS = [*SEARCHES, *OTHERS, f"{FOLDER}/test_quant_panels.py"]
+SEARCHES = ["test_native_fuzz", "test_native_sampler_fuzz"]
+OTHERS = [f"test_native_{name}" for name in ("attention", "library", "products", "rows", "sampler")]
+TESTS = [*SEARCHES, *OTHERS, "test_quant_panels"]
 
 RUNTIMES = {"address": "asan", "undefined": "ubsan", "thread": "tsan"}
 """What of the compiler a sanitizer needs in the process, and the prefix of its symbols."""
@@ -27,11 +29,12 @@ RUNTIMES = {"address": "asan", "undefined": "ubsan", "thread": "tsan"}
 pytestmark = pytest.mark.soak
 
 
-def run(tests: list[str], *options: str, **environment: str) -> None:
-    """Run tests; where they fail, what was printed last is told."""
+def run(test: str, **environment: str) -> None:
+    """Run a file of tests; where they fail, what was printed last is told."""
     fixed = ("-x", "-s", "-p", "no:cacheprovider", "--timeout", "7000")
+    aside = ("-p", "numeric.library_aside") if "FERRUM_LIBRARY_ASIDE" in environment else ()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *fixed, *options, *tests],
+        [sys.executable, "-m", "pytest", *fixed, *aside, f"{FOLDER}/{test}.py"],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": "tests", **environment},
         stdout=subprocess.PIPE,
@@ -43,15 +46,17 @@ def run(tests: list[str], *options: str, **environment: str) -> None:
     assert "skipped" not in done.stdout.splitlines()[-1], "what is skipped was not searched"
 
 
-def library(folder: Path, sanitizers: str) -> Path:
+@cache
+def library(sanitizers: str) -> Path:
     """The library with these sanitizers in it, built as pip builds it."""
+    target = folder("sanitized")
     define = f"cmake.define.FERRUM_SANITIZE={sanitizers}"
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, "-C", define, REPOSITORY]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", target, "-C", define, REPOSITORY]
     subprocess.run(command, check=True)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = target.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if "/_native." in each)
-        found = Path(archive.extract(name, folder))
+        found = Path(archive.extract(name, target))
     for each in sanitizers.split(","):
         assert f"__{RUNTIMES[each]}_".encode() in found.read_bytes(), f"there is no {each} sanitizer in the library"
     return found
@@ -63,20 +68,21 @@ def of_the_compiler(name: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_a_long_search_finds_no_shape_that_is_wrong() -> None:
+@pytest.mark.parametrize("test", SEARCHES)
+def test_a_long_search_finds_no_shape_that_is_wrong(test: str) -> None:
     require_native()
-    run(SEARCHES, FERRUM_FUZZ="20")
+    run(test, FERRUM_FUZZ="20")
 
 
+@pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize(("sanitizers", "times"), [("address,undefined", 4), ("thread", 1)])
-def test_no_sanitizer_finds_anything_in_the_native_tests_and_a_search(sanitizers, times, tmp_path) -> None:
+def test_no_sanitizer_finds_anything_in_the_native_tests_and_a_search(sanitizers: str, times: int, test: str) -> None:
     """A sanitizer's runtime must be the first library of a process, with the one whose exceptions it sees."""
     require_native()
     first = RUNTIMES[sanitizers.split(",")[0]]
     run(
-        TESTS,
-        *("-p", "numeric.library_aside"),
-        FERRUM_LIBRARY_ASIDE=str(library(tmp_path, sanitizers)),
+        test,
+        FERRUM_LIBRARY_ASIDE=str(library(sanitizers)),
         FERRUM_FUZZ=str(times),
         LD_PRELOAD=" ".join(map(of_the_compiler, (f"lib{first}.so", "libstdc++.so"))),
         ASAN_OPTIONS="detect_leaks=0",  # of the interpreter, at its end

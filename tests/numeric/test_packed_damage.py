@@ -106,9 +106,10 @@ def test_a_thousand_mutations_give_a_typed_error_or_the_right_weights(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_mutations_give_a_typed_error_or_the_right_weights(tmp_path):
-    outcomes = damage(100_000, 2, tmp_path / "m")
-    assert outcomes["CheckpointError"] > 70_000, outcomes
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_a_hundred_thousand_mutations_give_a_typed_error_or_the_right_weights(tmp_path, seed):
+    outcomes = damage(20_000, seed, tmp_path / "m")
+    assert outcomes["CheckpointError"] > 14_000, outcomes
 
 
 def test_the_checksum_sees_bytes_words_and_pages():

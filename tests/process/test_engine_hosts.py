@@ -27,7 +27,7 @@ from ferrum.engine.host import Built
 from ferrum.engine.outputs import Delta, join
 
 ENDLESS = greedy(None, ignore_eos=True)
-SLOW = FakeRecipe(seconds_per_step=0.002)
+SLOW = FakeRecipe(seconds_per_step=0.002, num_pages=2048)  # all that run have room, however long they become
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
