@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+# Files of tests go to as many processes as there are processors, up to four: each of them loads PyTorch.
+TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
 .PHONY: run test lint soak test-clients clean
@@ -27,7 +29,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 test: lint  ## Lint, types and the whole test suite.
-	$(BIN)/python -m pytest -m 'not soak and not clients'
+	$(BIN)/python -m pytest $(TOGETHER) -m 'not soak and not clients'
 	@echo "not run: the long runs (make soak); a browser, the Node SDK and other clients (make test-clients)"
 
 soak: $(VENV)/.test  ## The long runs.
