@@ -4,7 +4,8 @@
 
 Turns of the engine's loop over a model of the shape of Qwen3-0.6B with random weights; in each all sequences decode. A
 watch on the replayed passes within. Everything else a turn does counts: planning, tables, sampling, books and events.
-Sizes take turns, a hundred steps at a time, as shared machines change from minute to minute.
+Cells take turns, a hundred steps at a time, as shared machines change from minute to minute. They may be measured in
+several runs: a file of results keeps the rows of cells that are not measured again.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from ferrum.runtime.random_checkpoint import RandomCheckpoint
 SHAPE: Final = "qwen3-0.6b"
 CONTEXT: Final = 128
 BLOCK: Final = 100
-"""Steps of a size at a time."""
+"""Steps of a cell at a time."""
 
 RULES: Final = {
     "greedy": SamplingParams(temperature=0.0),
     "drawn": SamplingParams(temperature=0.7, top_p=0.95, top_k=20),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=5),
 }
 
 
-def measure(sizes: list[int], steps: int, quantize: str) -> list[dict[str, Any]]:
-    """Median milliseconds of a bare step and of what comes on top, for each size and kind of sampling."""
+def measure(sizes: list[int], kinds: list[str], steps: int, quantize: str) -> list[dict[str, Any]]:
+    """Median milliseconds of a bare step and of what comes on top, for each size and kind of sampling (`RULES`)."""
     config = engine_config(
         SHAPE,
         {
@@ -46,7 +48,7 @@ def measure(sizes: list[int], steps: int, quantize: str) -> list[dict[str, Any]]
         },
     )
     executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
-    seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in RULES}
+    seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in kinds}
     for block in range(max(1, steps // BLOCK)):
         for (size, rules), times in seen.items():
             prompts = [[(block + 7 * index) % 1000] * CONTEXT for index in range(size)]
@@ -70,21 +72,35 @@ def _row(size: int, rules: str, times: list[tuple[float, float]]) -> dict[str, A
     }
 
 
+def _report(quantize: str, rows: list[dict[str, Any]], before: dict[str, Any]) -> dict[str, Any]:
+    """What is written: the rows, and those of other cells that were measured before under the same headings."""
+    host = {"machine": platform.machine(), "python": platform.python_version()}
+    report = {"shape": SHAPE, "quantize": quantize, "context": CONTEXT, **host}
+    if all(before.get(name) == value for name, value in report.items()):
+        measured = {_cell(row) for row in rows}
+        rows = rows + [row for row in before["rows"] if _cell(row) not in measured]
+    return {**report, "rows": sorted(rows, key=_cell)}
+
+
+def _cell(row: dict[str, Any]) -> tuple[int, str]:
+    return row["sequences"], row["sampling"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000, help="of each size and kind of sampling")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--quantize", default="int4")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = measure(options.sizes, options.steps, options.quantize)
+    rows = measure(options.sizes, options.rules, options.steps, options.quantize)
     for row in rows:
         share = f"{100 * row['added_share']:.2f}%"
         print(f"{row['sequences']:3} {row['sampling']:7} {row['bare_ms']:8.3f} ms + {row['added_ms']:.3f} ms: {share}")
     if options.out:
-        host = {"machine": platform.machine(), "python": platform.python_version()}
-        report = {"shape": SHAPE, "quantize": options.quantize, "context": CONTEXT, **host, "rows": rows}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        before = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps(_report(options.quantize, rows, before), indent=1) + "\n")
 
 
 if __name__ == "__main__":
