@@ -10,9 +10,9 @@ import numpy as np
 from ferrum.cache.pages import PageCopy
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
+from ferrum.kernels.cpu.rope import GrowingRope
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight
-from ferrum.kernels.reference import ReferenceKernels
 
 
 class NativeKernels:
@@ -44,7 +44,7 @@ class NativeKernels:
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, library.Runtime(tier, threads or available_threads()))
         self.table_bytes = 0
-        self._host = ReferenceKernels()  # makes load-time tables, which are the same arrays here
+        self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
 
@@ -101,6 +101,8 @@ class NativeKernels:
             tables.hidden_rows,
             tables.embeddings,
         )
+        for rope in self._ropes:
+            rope.reach(int(tables.positions.max(initial=0)))
 
     @property
     def tables(self) -> StepTables:
@@ -114,15 +116,15 @@ class NativeKernels:
 
     def vector(self, values: F32) -> F32:
         """See `Kernels.vector`."""
-        made = self._host.vector(values)
-        self.table_bytes = self._host.table_bytes
-        return made
+        self.table_bytes += values.size * 4
+        return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> tuple[F32, F32]:
-        """See `Kernels.rope_table`."""
-        made = self._host.rope_table(frequencies, scaling, length)
-        self.table_bytes = self._host.table_bytes
-        return made
+        """See `Kernels.rope_table`. Steps fill it as far as they come."""
+        rope = GrowingRope(frequencies, scaling, length)
+        self._ropes.append(rope)
+        self.table_bytes += rope.cosines.nbytes + rope.sines.nbytes
+        return rope.cosines, rope.sines
 
     def embed(self, table: Weight) -> F32:
         """See `Operations.embed`."""

@@ -17,6 +17,7 @@ from ferrum.cache.pages import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.math import best_tokens, silu, tree_sum
+from ferrum.kernels.reference.rope import rope_rows
 from ferrum.kernels.reference.store import Store
 
 RopeTable = tuple[F32, F32]
@@ -96,11 +97,10 @@ class ReferenceKernels:
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> RopeTable:
-        """See `Kernels.rope_table`. Angles are f32 products, as the checkpoints were trained with."""
-        angles = np.arange(length, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)[None, :]
-        exact = angles.astype(np.float64)
-        self.table_bytes += 2 * angles.nbytes
-        return (np.cos(exact) * scaling).astype(np.float32), (np.sin(exact) * scaling).astype(np.float32)
+        """See `Kernels.rope_table`."""
+        cosines, sines = rope_rows(frequencies, scaling, 0, length)
+        self.table_bytes += cosines.nbytes + sines.nbytes
+        return cosines, sines
 
     def embed(self, table: Weight) -> F32:
         """See `Operations.embed`."""
