@@ -155,7 +155,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         dear=pick.choice((0.0, 0.03, 0.3)),
         strangers=0 if tight else pick.choice((0, 3)),
         kinds=tuple(pick.sample(range(KINDS), pick.randrange(1, 10))),
-        arrivals=pick.randrange(4, 24) if native else pick.randrange(2, 10),
+        arrivals=pick.randrange(4, 24 + batch) if native else pick.randrange(2, 10),
         hurry=pick.choice((0.2, 2.0, 8.0)),
     )
 

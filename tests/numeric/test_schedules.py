@@ -19,7 +19,7 @@ from schedules import GUESSES, schedule_of
 from ferrum.scheduler.policy import POLICIES
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
-SLICE, ALL = 24, 1000
+SLICE, ALL = 120, 1000
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
@@ -57,14 +57,14 @@ def test_a_thousand_schedules_have_all_that_there_is() -> None:
     assert {(each.guesses, each.right) for each in drawn} >= set(product(GUESSES, (0.0, 1.0)))
 
 
-def test_some_schedules(tmp_path: Path) -> None:
-    played(range(SLICE), tmp_path)
+@pytest.mark.parametrize("first", range(0, SLICE, 10))
+def test_some_schedules(first: int, tmp_path: Path) -> None:
+    played(range(first, first + 10), tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(0, ALL, 100))
-def test_a_thousand_schedules(first: int, tmp_path: Path) -> None:
-    seen = played(range(first, first + 100), tmp_path)
+def test_a_thousand_schedules(tmp_path: Path) -> None:
+    seen = played(range(ALL), tmp_path)
     guessers = [each for each in GUESSES if each != "none"]
     for what in (
         "whole",
@@ -79,4 +79,4 @@ def test_a_thousand_schedules(first: int, tmp_path: Path) -> None:
         *(f"{share} right" for share in ("none", "some", "all")),
     ):
         assert seen[what] > 0, what
-    assert most(seen, "at once") >= 32 and most(seen, "tokens") >= 256
+    assert most(seen, "at once") >= 32 and most(seen, "tokens") == 512
