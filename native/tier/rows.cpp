@@ -9,10 +9,14 @@ namespace {
 // 1 / sqrt(mean(x^2) + eps) of a row; four running sums, so that their latencies overlap.
 float inverse_rms(const float* x, int64_t columns, float eps) {
     vf sums[4] = {};
-    for (int64_t i = 0, part = 0; i < columns; i += kLanes, ++part) {
-        const vf value = load_part(x + i, columns - i);
-        sums[part % 4] = multiply_add(value, value, sums[part % 4]);
-    }
+    const auto add = [&sums](int part, vf value) { sums[part] = multiply_add(value, value, sums[part]); };
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= columns; i += 4 * kLanes)
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) add(part, load<vf>(x + i + part * kLanes));
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part, i += kLanes)
+        if (i < columns) add(part, load_part(x + i, columns - i));
     const float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(columns);
     return 1.0f / __builtin_sqrtf(mean + eps);
 }
@@ -105,13 +109,19 @@ void turn_queries(const RopeArgs& a, const RopeItem& item) {
     }
 }
 
-// The inputs of an item lie in short pieces far apart, which the hardware does not foresee.
+// The inputs of an item lie in short pieces far apart, and so do the lines that its tokens are written to: the hardware
+// foresees neither.
 void fetch(const RopeArgs& a, const RopeItem& item) {
     const int64_t heads = item.query >= 0 ? a.num_heads : a.num_kv_heads, head = item.query >= 0 ? item.query : item.kv_head;
     for (int64_t row = item.begin; row < item.end; ++row) {
         const int64_t at = row * heads + head;
         prefetch_floats((item.query >= 0 ? a.q : a.k) + at * a.head_dim, a.head_dim);
         if (item.query < 0) prefetch_floats(a.v + at * a.store->value_dim, a.store->value_dim);
+    }
+    for (int64_t row = item.begin; item.query < 0 && row < item.end;) {
+        const Run run = run_from(a, row, item.end, item.kv_head);
+        prefetch_tokens(*a.store, run.slot, run.count);
+        row += run.count;
     }
 }
 
@@ -134,6 +144,7 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
 }
 
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end) {
+    fetch(a, RopeItem(a, item_begin));
     for (int64_t item = item_begin; item < item_end; ++item) {
         if (item + 1 < item_end) fetch(a, RopeItem(a, item + 1));
         const RopeItem at(a, item);

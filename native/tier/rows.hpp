@@ -82,6 +82,22 @@ inline float* scales_of(std::byte* keys, int64_t bytes, int64_t tokens) {
     return reinterpret_cast<float*>(keys + bytes) - tokens;
 }
 
+// Fetches the lines of a block that `count` tokens from `slot` on are written to, fewer than fill two lines of keys.
+inline void prefetch_tokens(const GroupStore& s, const Slot& slot, int64_t count) {
+    const int64_t depth = s.format == KvFormat::f32 ? 1 : s.format == KvFormat::bf16 ? 2 : 4;
+    for (int64_t word = 0; word < s.key_padded / depth; ++word) {
+        const std::byte* line = slot.keys + (word * s.block + slot.token) * 4;
+        prefetch(line);
+        if (count > 1) prefetch(line + (count - 1) * 4);
+    }
+    for (int64_t first = 0; first < s.value_padded; first += kSide) {
+        const int64_t bytes = value_width(s.value_padded, first) * 4;
+        const std::byte* part = slot.values + first * s.block / depth * 4;
+        for (int64_t row = slot.token / depth; row <= (slot.token + count - 1) / depth; ++row)
+            for (int64_t byte = 0; byte < bytes; byte += 64) prefetch(part + row * bytes + byte);
+    }
+}
+
 // Some tokens that follow each other within a block, rounded to the store's elements: kRowBlock at most.
 template <class S>
 struct RoundedTokens {

@@ -52,14 +52,22 @@ inline void store(T* to, V v) {
 // The first `count` lanes, the others 0.
 inline vf load_part(const float* from, int64_t count) {
     if (count >= kLanes) return load<vf>(from);
+#if defined(__AVX512BF16__)
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), from);
+#else
     vf v{};
     std::memcpy(&v, from, static_cast<size_t>(count) * sizeof(float));
     return v;
+#endif
 }
 
 inline void store_part(float* to, vf v, int64_t count) {
     if (count >= kLanes) return store(to, v);
+#if defined(__AVX512BF16__)
+    _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1 << count) - 1), v);
+#else
     std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
+#endif
 }
 
 inline vf spread(float x) { return x - vf{}; }
@@ -96,11 +104,15 @@ inline vf larger(vf a, vf b) {
 
 // Lanes are folded in halves, upper onto lower: one order for every caller.
 inline float sum_lanes(vf v) {
+#if defined(__AVX512BF16__)
+    return _mm512_reduce_add_ps(v);
+#else
     float x[kLanes];
     store(x, v);
     for (int half = kLanes / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) x[i] += x[i + half];
     return x[0];
+#endif
 }
 
 inline int32_t sum_lanes(vi v) {
@@ -136,8 +148,12 @@ inline int32_t max_lanes(vi v) {
 // Into the second-level cache: it waits for more lines at once than the first-level one, which the hardware fills from it.
 inline void prefetch(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
 
+inline void prefetch_bytes(const std::byte* from, int64_t count) {
+    for (int64_t byte = 0; byte < count; byte += 64) prefetch(from + byte);
+}
+
 inline void prefetch_floats(const float* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += 16) prefetch(reinterpret_cast<const std::byte*>(from + i));
+    prefetch_bytes(reinterpret_cast<const std::byte*>(from), count * 4);
 }
 
 }  // namespace ferrum::FERRUM_TIER
