@@ -99,10 +99,11 @@ def test_targets_that_cannot_be_are_refused(name: str, value: Any):
 
 
 class Server:
-    """Stands in for a server: notes how many requests are with it, and takes its time."""
+    """Stands in for a server: answers nobody before so many requests have been with it at once."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.live, self.most = seconds, 0, 0
+    def __init__(self, crowd: int) -> None:
+        self.crowd, self.live, self.most = crowd, 0, 0
+        self.crowded = asyncio.Event()
         self.begun = time.perf_counter()
 
     def clock(self) -> float:
@@ -112,14 +113,17 @@ class Server:
         self.live += 1
         self.most = max(self.most, self.live)
         sent = self.clock()
-        await asyncio.sleep(self.seconds)
+        if self.live == self.crowd:
+            self.crowded.set()
+        await self.crowded.wait()
+        await asyncio.sleep(0)
         self.live -= 1
         return timeline(due, self.clock(), sent=sent, tokens=planned.max_tokens)
 
 
 def test_an_open_loop_waits_for_nobody_and_counts_from_when_a_request_was_due():
-    server = Server(0.2)
-    made = [Planned(0.01 * place, 1, place + 1) for place in range(12)]
+    server = Server(12)
+    made = [Planned(0.002 * place, 1, place + 1) for place in range(12)]
     told: list[int] = []
     timelines = asyncio.run(run_load(made, server.send, server.clock, done=lambda: told.append(1)))
     assert server.most == 12 and len(told) == 12
@@ -129,10 +133,12 @@ def test_an_open_loop_waits_for_nobody_and_counts_from_when_a_request_was_due():
 
 
 def test_a_closed_loop_has_as_many_requests_as_clients():
-    server = Server(0.02)
+    server = Server(3)
     timelines = asyncio.run(run_load([Planned(0, 1, 1)] * 10, server.send, server.clock, clients=3))
     assert server.most == 3
-    assert timelines[9].planned >= 0.06 > timelines[2].planned
+    ends = sorted(each.planned + each.e2e for each in timelines)
+    for place, each in enumerate(timelines[3:]):
+        assert each.planned >= ends[place] - 1e-9, "one is due when another has been answered"
 
 
 # Figures
