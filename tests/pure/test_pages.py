@@ -239,6 +239,16 @@ def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
         store(pages, "a", length)
 
 
+@pytest.mark.parametrize("num_pages", range(1, 12))
+def test_a_sequence_grows_in_pieces_that_its_window_leaves_room_for(num_pages: int) -> None:
+    pages = table(num_pages=num_pages, window=8)
+    growth = pages.growth(16)
+    assert growth == 16 or (growth >= 4 and pages.fits(10**6, growth, empty=True))
+    assert growth == 16 or not pages.fits(10**6, growth + 1, empty=True)
+    assert growth < 16 or pages.fits(10**6, 16, empty=True) or not pages.fits(10**6, 4, empty=True)
+    assert table(num_pages=num_pages).growth(16) == 16
+
+
 def test_reset_forgets_everyone() -> None:
     pages = table()
     store(pages, "a", 5)

@@ -178,3 +178,10 @@ def test_a_long_queue_costs_a_step_nothing(policy: str, monkeypatch: pytest.Monk
     for _ in range(10):
         bench.step()
     assert looked <= 20
+
+
+def test_a_prompt_whose_steps_are_too_large_for_its_window_is_computed_in_smaller_ones() -> None:
+    bench = Bench(num_pages=7, window=8, budget=16, max_sequences=1)
+    request = bench.add("a", 50, max_tokens=10)
+    assert max(len(span.tokens) for spans in bench.run() for span in spans) == 8
+    bench.agrees(request)

@@ -140,6 +140,18 @@ class PageRows:
                 return False
         return True
 
+    def growth(self, most: int) -> int:
+        """By how many of `most` tokens a sequence may grow at a time.
+
+        Fewer where a window group can then hold a sequence of any length, and could not otherwise; never less than a
+        page.
+        """
+        for group in self.groups:
+            if group.window is not None:
+                room = (group.num_pages - 1) * group.page_size - group.window - self._slack(group)
+                most = min(most, room) if room >= group.page_size else most
+        return most
+
     def _usable(self, index: int, stored: Stored) -> int:
         """Pages of the sequence that it can go on with: one to be written to that is another's too needs a copy."""
         return len(stored.rows[index]) - stored.freed[index] - self._must_copy(index, stored)

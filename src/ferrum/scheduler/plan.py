@@ -35,6 +35,10 @@ class Pages(Protocol):
         """
         ...
 
+    def growth(self, most: int) -> int:
+        """By how many of `most` tokens a sequence may grow at a time, so that windows have room for them."""
+        ...
+
     def lasts(self, growths: Series[Growth], step: int) -> bool:
         """Whether the free pages last until all of these have ended, at most `step` tokens at a time."""
         ...

@@ -76,16 +76,17 @@ class Scheduler:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
         self._pages = pages
         self._max_tokens_per_step = max_tokens_per_step
+        self._growth = pages.growth(max_tokens_per_step)
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
         self._pacing = Pacing(self._costs, decode_seconds)
         self._outputs = outputs or OutputLengths()
-        self._prefixes = Prefixes(pages, prefixes, max_tokens_per_step)
+        self._prefixes = Prefixes(pages, prefixes, self._growth)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
-        self._storable = bisect_left(lengths, True, key=lambda length: not self._holds(length))
+        self._storable = bisect_left(lengths, True, key=lambda length: not pages.fits(length, self._growth, empty=True))
         self._context = min(max_sequence_length, self._storable + 1)
         self._live = LiveRequests(policy)
         self._running = Ranked(self._live.rank)
@@ -221,7 +222,7 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, step: OpenStep) -> int:
         """A span for a running sequence, if there is room; its tokens."""
-        count = min(len(sequence.tokens) - sequence.computed, step.budget)
+        count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not self._make_room(sequence, sequence.computed + count, step):
             return 0
         step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
@@ -281,7 +282,7 @@ class Scheduler:
         else:
             self._prefixes.adopt(sequence, source)
             fits = self._make_place(sequence, step, lambda: self._fits(sequence) and self._lasts(sequence))
-        count = min(len(sequence.tokens) - sequence.computed, step.budget)
+        count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
@@ -380,7 +381,7 @@ class Scheduler:
         self._live.remove(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
-        return self._pages.fits(len(sequence.tokens), self._max_tokens_per_step, cache_id=sequence.cache_id)
+        return self._pages.fits(len(sequence.tokens), self._growth, cache_id=sequence.cache_id)
 
     def _lasts(self, newcomer: Sequence) -> bool:
         """Whether it and all that are served before it find their pages to the end, as far as one can tell.
@@ -393,7 +394,4 @@ class Scheduler:
             Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
             for each in (*before, newcomer)
         ]
-        return not before or self._pages.lasts(growths, self._max_tokens_per_step)
-
-    def _holds(self, length: int) -> bool:
-        return self._pages.fits(length, self._max_tokens_per_step, empty=True)
+        return not before or self._pages.lasts(growths, self._growth)
