@@ -98,6 +98,7 @@ class Speculator:
         """See `Drafter`."""
         self._settle()
         step = self._step = _Step(room, len(wishes))
+        self._account.hope(sum(self._came_true(wish.sequence) for wish in wishes) / max(1, len(wishes)))
         guesses = [self._look(wish) for wish in wishes]
         if self._model is None and not any(guesses):
             return [()] * len(wishes)
@@ -134,20 +135,20 @@ class Speculator:
         if self._model is not None:
             self._model.forget(sequence)
 
+    def _came_true(self, sequence: Sequence) -> bool:
+        """Whether a guess for the sequence that was not verified was right."""
+        state = self._states.setdefault(sequence.cache_id, _State())
+        if state.passed is None:
+            return False
+        position, token, kind = state.passed
+        right = sequence.tokens[position : position + 1] == [token]
+        self._note(state, kind, int(right), int(not right))
+        state.passed = None
+        return right
+
     def _look(self, wish: Wish) -> Guess | None:
-        sequence = wish.sequence
-        state = self._states.get(sequence.cache_id)
-        if state is None:
-            state = self._states[sequence.cache_id] = _State()
-        if state.passed is not None:
-            position, token, kind = state.passed
-            right = sequence.tokens[position : position + 1] == [token]
-            self._note(state, kind, int(right), int(not right))
-            state.passed = None
-        for proposer in self._proposers:
-            if (guess := proposer.look(sequence, min(wish.limit, self._most))) is not None:
-                return guess
-        return None
+        guesses = (proposer.look(wish.sequence, min(wish.limit, self._most)) for proposer in self._proposers)
+        return next((guess for guess in guesses if guess is not None), None)
 
     def _note(self, state: _State, kind: str, right: int, wrong: int) -> None:
         for tallies in (state.tallies, self._all):
