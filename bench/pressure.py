@@ -3,10 +3,10 @@
     python bench/pressure.py --out bench/results/pressure.json
 
 All requests come at once. Pressed, all may run and the pool holds a quarter of their tokens; limited, the pool is ample
-and so many run at a time as fit in that quarter. Both answer the same requests in turns, with limits that tell how long
-an answer becomes, and with answers that end somewhere before a limit that tells nothing. The share is that of the
-limited run's throughput, by the clock and, for machines where others work, by the processor time of this process, which
-tells the same with `--threads 1`.
+and so many run at a time as fit in that quarter. Both answer the same requests, with limits that tell how long an
+answer becomes, and with answers that end somewhere before a limit that tells nothing. They step in turns, whoever has
+said less, so that a slow moment of the machine meets both. The share is that of the limited run's throughput, by the
+clock and by the processor time of this process, which tells the same with `--threads 1` where others work.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ import argparse
 import json
 import math
 import platform
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import geometric_mean, mean
 from typing import Any, Final
 
-from ferrum import LLM, SamplingParams
+from ferrum import SamplingParams
+from ferrum.bench.arm import Arm, race
 from ferrum.core.config import EngineConfig, ModelConfig
+from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
-from ferrum.engine.front import Parts
-from ferrum.engine.host import ThreadHost
-from ferrum.engine.offline import RequestOutput
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.load import build_executor
 
@@ -83,72 +81,45 @@ def load_of(requests: int, vocabulary: int, *, known: bool, ends: Sequence[int] 
     return Load(prompts, params, [len(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)])
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One way through a load.
-
-    Attributes:
-        seconds: from all requests to the last answer.
-        busy: seconds of processors meanwhile.
-        answers: token ids of each.
-        preemptions: how often a sequence lost its pages.
-    """
-
-    seconds: float
-    busy: float
-    answers: list[list[int]]
-    preemptions: int
-
-
-class Arm:
+class PressureArm(Arm):
     """An engine with a pool of so many tokens, that serves so many at a time."""
 
     def __init__(self, model: ModelConfig, capacity: int, sequences: int, **options: Any) -> None:
-        loaded = ModelConfig(**{**_fields(model), "kv_capacity": capacity, "max_batch_size": sequences})
+        loaded = replace(model, kv_capacity=capacity, max_batch_size=sequences)
         config = EngineConfig(model=loaded, max_tokens_per_step=max(512, sequences), **options)
-        built = with_scheduler(build_executor(loaded), config, "bench")
-        self._scheduler = built.scheduler
-        self._llm = LLM.from_parts(Parts(host=ThreadHost(lambda: built)))
+        self._executor = build_executor(loaded)
+        built = with_scheduler(self._executor, config, "bench")
+        super().__init__(built)
         self.vocabulary = built.info.vocab_size
 
-    def run(self, load: Load) -> Run:
-        """Serve the load once. Raises the error of any request."""
-        before, begun, busy = self._scheduler.preemptions, time.perf_counter(), time.process_time()
-        outputs = self._llm.generate(load.prompts, load.params, use_tqdm=False)
-        seconds, busy = time.perf_counter() - begun, time.process_time() - busy
-        return Run(seconds, busy, [answer_of(output) for output in outputs], self._scheduler.preemptions - before)
+    def start(self, load: Load, time: int = 0) -> None:
+        """Queue the load once more. Nothing is found of earlier times, of which an ample pool keeps more."""
+        stops = frozenset(load.params[0].stop_token_ids)
+        places = zip(load.prompts, load.params, strict=True)
+        self.begin(
+            Request(str(index), tuple(prompt), params, index, stop_token_ids=stops, salt=str(time))
+            for index, (prompt, params) in enumerate(places)
+        )
 
     def close(self) -> None:
         """End the engine."""
-        self._llm.close()
-
-
-def _fields(config: ModelConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("model", "quantize", "threads")}
-
-
-def answer_of(output: RequestOutput) -> list[int]:
-    """The tokens of the one choice. Raises its error."""
-    (choice,) = output.outputs
-    if choice.error is not None:
-        raise choice.error
-    return list(choice.token_ids)
+        self._executor.shutdown()
 
 
 def measure(model: ModelConfig, load: Load, pairs: int, **options: Any) -> dict[str, Any]:
     """Both ways in turns, `pairs` times after a first one that warms up; the answers have to be the same."""
-    limited = Arm(model, sum(load.lengths) + len(load.lengths) * PAGE, load.fitting)
-    pressed = Arm(model, load.quarter, len(load.prompts), **options)
-    ratios, busy_ratios, preemptions = [], [], 0
+    limited = PressureArm(model, sum(load.lengths) + len(load.lengths) * PAGE, load.fitting)
+    pressed = PressureArm(model, load.quarter, len(load.prompts), **options)
+    ratios, busy_ratios = [], []
     try:
         for pair in range(pairs + 1):
-            order = (limited, pressed) if pair % 2 else (pressed, limited)
-            runs = {arm: arm.run(load) for arm in order}
-            assert runs[limited].answers == runs[pressed].answers, "every answer is the same"
-            ratios.append(runs[limited].seconds / runs[pressed].seconds)
-            busy_ratios.append(runs[limited].busy / runs[pressed].busy)
-            preemptions += runs[pressed].preemptions
-        tokens = sum(map(len, runs[pressed].answers))
+            arms = (limited, pressed) if pair % 2 else (pressed, limited)
+            for arm in arms:
+                arm.start(load, pair)
+            race(arms)
+            assert limited.answers() == pressed.answers(), "every answer is the same"
+            ratios.append(limited.seconds / pressed.seconds)
+            busy_ratios.append(limited.busy / pressed.busy)
     finally:
         limited.close()
         pressed.close()
@@ -156,8 +127,9 @@ def measure(model: ModelConfig, load: Load, pairs: int, **options: Any) -> dict[
         "share": geometric_mean(ratios[1:]),
         "shares": [round(ratio, 4) for ratio in ratios[1:]],
         "share_by_processor_time": geometric_mean(busy_ratios[1:]),
-        "preemptions": preemptions / (pairs + 1),
-        "tokens_per_second": round(tokens / runs[pressed].seconds, 1),
+        "steps": [limited.steps, pressed.steps],
+        "preemptions": pressed.scheduler.preemptions / (pairs + 1),
+        "tokens_per_second": round(pressed.said / pressed.seconds, 1),
         "pool_tokens": load.quarter,
         "fitting": load.fitting,
     }
@@ -167,12 +139,14 @@ def open_ended(model: ModelConfig, requests: int, vocabulary: int) -> Load:
     """Answers that end at the first of some frequent tokens; the demand is what they come to."""
     ends = range(0, vocabulary, 128)
     load = load_of(requests, vocabulary, known=False, ends=ends)
-    arm = Arm(model, requests * (192 + LONGEST + PAGE), requests)
+    arm = PressureArm(model, requests * (192 + LONGEST + PAGE), requests)
     try:
-        answers = arm.run(load).answers
+        arm.start(load)
+        race([arm])
+        answers = arm.answers()
     finally:
         arm.close()
-    lengths = [len(prompt) + len(answer) for prompt, answer in zip(load.prompts, answers, strict=True)]
+    lengths = [len(prompt) + len(answers[str(index)]) for index, prompt in enumerate(load.prompts)]
     return Load(load.prompts, load.params, lengths)
 
 
@@ -187,7 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model = ModelConfig(model=str(options.model), quantize=options.quantize, threads=options.threads)
-    probe = Arm(model, 1024, 1)
+    probe = PressureArm(model, 1024, 1)
     probe.close()
     report = {}
     for known in (True, False):

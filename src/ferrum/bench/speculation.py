@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
+from ferrum.bench.arm import Arm, race
 from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.core.config import NGRAM, EngineConfig
@@ -21,12 +20,11 @@ from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import TokenLogprobs
-from ferrum.core.types import Request, TokenEvent
+from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
-from ferrum.engine.engine import Engine
-from ferrum.engine.messages import Message
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.memory import PAGE_SIZE
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice, Chooser, Question
 from ferrum.text.tokenizer import load_tokenizer
@@ -117,6 +115,7 @@ class SpeculationReport(Document):
     """
 
     LAYOUT: ClassVar[int] = 1
+    SETTING: ClassVar[tuple[str, ...]] = ("model", "options", "numerics_id", "processor")
 
     model: str
     options: tuple[str, ...]
@@ -126,9 +125,26 @@ class SpeculationReport(Document):
     processor: str
     gains: tuple[Gain, ...]
 
+    def with_gain(self, gain: Gain) -> Self:
+        """The report with one more gain, in place of an earlier one of its text and batch size."""
+        others = (each for each in self.gains if (each.workload, each.sequences) != (gain.workload, gain.sequences))
+        return replace(self, gains=(*others, gain))
+
+    def after(self, earlier: Self) -> Self:
+        """The report that goes on with the gains of an earlier one.
+
+        Raises:
+            ConfigError: that one is of something else.
+        """
+        for name in self.SETTING:
+            here, there = getattr(self, name), getattr(earlier, name)
+            if here != there:
+                raise ConfigError(f"it has {name} {there!r}, and this run {here!r}", param="output")
+        return replace(self, gains=earlier.gains)
+
 
 def scripts_of(names: Sequence[str], tokens: int) -> dict[str, Script]:
-    """Prompts and the first `tokens` tokens of the answers.
+    """Prompts, padded at their beginnings, and the first `tokens` tokens of the answers.
 
     Raises:
         ConfigError: there is no such text.
@@ -142,72 +158,41 @@ def scripts_of(names: Sequence[str], tokens: int) -> dict[str, Script]:
     for name in names or RECORDED:
         recorded = RECORDED[name]()
         answer = tokenizer.encode(recorded.answer, add_special_tokens=False)[:tokens]
-        scripts[name] = Script(tuple(tokenizer.encode(recorded.prompt)), tuple(answer))
+        prompt = tokenizer.encode(recorded.prompt)
+        # All of it but its last token is then found, and takes none of the time of the run.
+        padding = prompt[:1] * ((1 - len(prompt)) % PAGE_SIZE)
+        scripts[name] = Script((*padding, *prompt), tuple(answer))
     return scripts
 
 
-class Arm:
-    """An engine on an executor, driven by hand; what it has learned of costs it keeps from text to text.
+class SpeculationArm(Arm):
+    """An engine on an executor; what it has learned of costs it keeps from text to text.
 
     Args:
-        executor: shared with the other arm: one steps while the other one waits.
+        executor: shared with the other arm.
         config: the engine's options.
         name: begins the names of its requests.
-
-    Attributes:
-        seconds, steps: of its turns since `begin`.
     """
 
     def __init__(self, executor: LocalExecutor, config: EngineConfig, name: str) -> None:
         # Prompts are no part of what is measured: each is computed once.
-        self._built = with_scheduler(executor, replace(config, prefix_cache=True), name)
+        super().__init__(with_scheduler(executor, replace(config, prefix_cache=True), name))
         self._name = name
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._events: list[TokenEvent] = []
-        self._engine = Engine(self._built.executor, self._built.scheduler, inbox=self._inbox, post=self._events.extend)
-        self.seconds, self.steps = 0.0, 0
 
     @property
     def guesses(self) -> tuple[int, int]:
         """Verified and right ones, so far."""
-        counts = self._built.scheduler.drafter.counts
+        counts = self.scheduler.drafter.counts
         return counts.draft_tokens, counts.accepted_tokens
 
-    @property
-    def said(self) -> int:
-        """Tokens since `begin`, over all sequences."""
-        return sum(len(event.token_ids) for event in self._events)
-
-    @property
-    def running(self) -> bool:
-        """Whether any is still to come."""
-        return self._built.scheduler.has_work
-
-    def begin(self, script: Script, sequences: int) -> None:
-        """Start so many sequences, and step until each has its first token."""
-        params = SamplingParams(temperature=0.0, max_tokens=len(script.answer), ignore_eos=True)
-        self._events.clear()
-        for index in range(sequences):
-            self._inbox.put(Request(f"{self._name}-{index}", script.prompt, params, seed=0))
-        while len({event.request_id for event in self._events}) < sequences:
-            self._engine.step()
-        self.seconds, self.steps = 0.0, 0
-
-    def turn(self) -> None:
-        """One step."""
-        begun = time.perf_counter()
-        self._engine.step()
-        self.seconds += time.perf_counter() - begun
-        self.steps += 1
-
-    def check(self, script: Script) -> None:
-        """Raise what a sequence failed of, or what it said wrongly."""
-        told: dict[str, list[int]] = {}
-        for event in self._events:
-            if event.error is not None:
-                raise event.error
-            told.setdefault(event.request_id, []).extend(event.token_ids)
-        assert all(tuple(tokens) == script.answer for tokens in told.values()), "the answers are the recorded ones"
+    def start(self, script: Script, sequences: int) -> None:
+        """Begin so many sequences, and step until each has its first token."""
+        # `min_tokens` changes nothing here, and for a request without any rule the sampler is not asked.
+        params = SamplingParams(temperature=0.0, min_tokens=1, max_tokens=len(script.answer), ignore_eos=True)
+        self.begin(Request(f"{self._name}-{index}", script.prompt, params, seed=0) for index in range(sequences))
+        while self.begun < sequences:
+            self.turn()
+        self.reset()
 
 
 def measure_gains(
@@ -218,7 +203,7 @@ def measure_gains(
     *,
     pairs: int,
     tell: Callable[[str], None],
-) -> list[Gain]:
+) -> Iterator[Gain]:
     """Generate every text at every batch size, without and with speculation in turns.
 
     Args:
@@ -236,25 +221,27 @@ def measure_gains(
     if largest >= executor.info.vocab_size:
         raise ConfigError(f"the texts have token {largest}, and the model has not", param="model")
     chooser = executor.lm.chooser
-    gains = []
     try:
-        off = Arm(executor, replace(config, speculative=None), "off")
-        on = Arm(executor, replace(config, speculative=config.speculative or NGRAM), "on")
+        off = SpeculationArm(executor, replace(config, speculative=None), "off")
+        on = SpeculationArm(executor, replace(config, speculative=config.speculative or NGRAM), "on")
         for name, script in scripts.items():
             executor.lm.chooser = ScriptedChooser(chooser, {0: script})
             for sequences in batches:
                 tell(f"{name} x {sequences}")
-                gains.append(_gain(off, on, name, script, sequences, pairs))
+                yield _gain(off, on, name, script, sequences, pairs)
     finally:
         executor.lm.chooser = chooser
-    return gains
 
 
-def _gain(off: Arm, on: Arm, name: str, script: Script, sequences: int, pairs: int) -> Gain:
+def _gain(off: SpeculationArm, on: SpeculationArm, name: str, script: Script, sequences: int, pairs: int) -> Gain:
     drafted, accepted = on.guesses
     ratios = []
     for pair in range(pairs):
-        _race((off, on) if pair % 2 else (on, off), script, sequences)
+        arms = (off, on) if pair % 2 else (on, off)
+        for arm in arms:
+            arm.start(script, sequences)
+        race(arms)
+        assert {*off.answers().values(), *on.answers().values()} == {script.answer}, "the answers are the recorded ones"
         ratios.append(off.seconds / on.seconds)
     return Gain(
         workload=name,
@@ -266,13 +253,3 @@ def _gain(off: Arm, on: Arm, name: str, script: Script, sequences: int, pairs: i
         accepted=on.guesses[1] - accepted,
         ratios=tuple(ratios),
     )
-
-
-def _race(arms: tuple[Arm, Arm], script: Script, sequences: int) -> None:
-    """Let both say the script. Whoever has said less is next, so that a slow moment of the machine meets both alike."""
-    for arm in arms:
-        arm.begin(script, sequences)
-    while running := [arm for arm in arms if arm.running]:
-        min(running, key=lambda arm: arm.said).turn()
-    for arm in arms:
-        arm.check(script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ferrum.bench.speculation import Gain
+    from ferrum.bench.speculation import Gain, SpeculationReport
 
 SPECULATION_FIELDS: Final = [field for field in engine_fields() if field.name not in ("host", "prefix_cache")]
 """Options of the model and the engine, but those that the measurement sets."""
@@ -30,6 +31,9 @@ def speculation(
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 96,
     pairs: Annotated[int, typer.Option(help="How often each is run without and with.", min=1)] = 20,
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add to the report that is there, of other texts or sizes.")
+    ] = False,
     **options: Any,
 ) -> None:
     """Measure what speculation gains: the same answers without and with it, in turns."""
@@ -42,10 +46,11 @@ def speculation(
 
     if (model is None) == (shape is None):
         raise ConfigError("give a model or a shape, one of the two", param="shape")
+    if add and output is None:
+        raise ConfigError("there is no report to add to", param="output")
     given = chosen(SPECULATION_FIELDS, options)
     if given.get("speculative", "ngram") != "ngram":
         raise ConfigError("guesses are looked up here: no draft model knows the recorded texts", param="speculative")
-    started = datetime.now(UTC).isoformat(timespec="seconds")
     batches = batch or [1, 4, 16]
     name = model or shape or ""
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
@@ -55,23 +60,36 @@ def speculation(
     room = {"max_batch_size": max(batches), "kv_capacity": pages * PAGE_SIZE}
     config = engine_config(name, {**room, **given})
     with build_executor(config.model, checkpoint=checkpoint) as executor:
-        gains = measure_gains(
-            executor, config, scripts, batches, pairs=pairs, tell=lambda news: typer.echo(news, err=True)
-        )
-    header = ("TEXT", "BATCH", "STEPS", "WITH", "VERIFIED", "RIGHT", "FASTER", "AT LEAST")
-    print_table([header, *map(_row, gains)])
-    if output is not None:
-        report = SpeculationReport(
-            version=SpeculationReport.LAYOUT,
-            model=name,
-            options=tuple(f"{option}={value}" for option, value in given.items()),
-            ferrum=version("ferrum"),
-            numerics_id=executor.traits.numerics_id,
-            started=started,
-            processor=processor_name(),
-            gains=tuple(gains),
-        )
-        report.write(output)
+        report = _report(name, given, executor.traits.numerics_id)
+        if output is not None and add and output.exists():
+            report = report.after(SpeculationReport.read(output))
+        rows = []
+        for gain in measure_gains(executor, config, scripts, batches, pairs=pairs, tell=_tell):
+            rows.append(_row(gain))
+            report = report.with_gain(gain)
+            if output is not None:
+                report.write(output)  # each is seconds to minutes of work: what comes after it may fail
+    print_table([("TEXT", "BATCH", "STEPS", "WITH", "VERIFIED", "RIGHT", "FASTER", "AT LEAST"), *rows])
+
+
+def _report(model: str, options: Mapping[str, Any], numerics_id: str) -> SpeculationReport:
+    """A report of here and now, without any gain."""
+    from ferrum.bench.speculation import SpeculationReport
+
+    return SpeculationReport(
+        version=SpeculationReport.LAYOUT,
+        model=model,
+        options=tuple(f"{option}={value}" for option, value in options.items()),
+        ferrum=version("ferrum"),
+        numerics_id=numerics_id,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor_name(),
+        gains=(),
+    )
+
+
+def _tell(news: str) -> None:
+    typer.echo(news, err=True)
 
 
 def _row(gain: Gain) -> tuple[str, ...]:
