@@ -7,7 +7,9 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
+
+PREFIX = "ferrum-tests-"
 
 
 def folder(name: str) -> Path:
@@ -18,6 +20,18 @@ def folder(name: str) -> Path:
 @cache
 def _parent(process: int) -> Path:
     """Of all folders of a process: what a child makes is not its parent's, nor the other way round."""
-    parent = Path(mkdtemp(prefix="ferrum-tests-"))
+    for path in Path(gettempdir()).glob(f"{PREFIX}*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not _runs(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)  # it was killed
+    parent = Path(mkdtemp(prefix=f"{PREFIX}{process}-"))
     atexit.register(lambda: os.getpid() == process and shutil.rmtree(parent, ignore_errors=True))
     return parent
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # somebody else's
+    return True
