@@ -90,6 +90,7 @@ class Front:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        foreign: bool = False,
     ) -> str:
         """The text of a conversation, special tokens included.
 
@@ -100,6 +101,7 @@ class Front:
             continue_final_message: go on with the last message instead of answering it.
             tools: described to the template.
             chat_template_kwargs: more variables for the template.
+            foreign: the `chat_template` is a stranger's.
 
         Raises:
             RequestError: no tokenizer or template, or messages that the template refuses.
@@ -108,7 +110,7 @@ class Front:
             raise RequestError("the model has no tokenizer; give token ids instead", param="messages")
         template = self.chat_template
         if chat_template is not None:
-            template = ChatTemplate(chat_template, self._special_tokens)
+            template = _given_template(chat_template, self._special_tokens, foreign=foreign)
         if template is None:
             raise RequestError("the model has none; give one, or a plain prompt", param="chat_template")
         return template.render(
@@ -118,3 +120,11 @@ class Front:
             tools=tools,
             template_kwargs=chat_template_kwargs,
         )
+
+
+def _given_template(source: str, special_tokens: Mapping[str, str], *, foreign: bool) -> ChatTemplate:
+    if not foreign:
+        return ChatTemplate(source, special_tokens)
+    from ferrum.text.foreign import ForeignTemplate  # what starts processes takes a while to import
+
+    return ForeignTemplate(source, special_tokens)

@@ -100,6 +100,7 @@ def render(front: Front, body: TemplateBody | TokenizeRequest) -> str:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=body.chat_template_kwargs,
+            foreign=True,
         )
     except RequestError as error:
         raise renamed(error, {"prompt": "messages"}) from None

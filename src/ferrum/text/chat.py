@@ -45,7 +45,7 @@ class ChatTemplate:
         origin: str | None = None,
     ) -> None:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self._origin = origin
         self._compiled: dict[str, Template] = {}
 
@@ -82,7 +82,7 @@ class ChatTemplate:
         chat = _conversation(messages)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
-            **self._special_tokens,
+            **self.special_tokens,
             **{str(name): _plain(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
             "tools": None if tools is None else _objects(tools, "tools"),
@@ -115,6 +115,8 @@ class ChatTemplate:
             raise RequestError(str(error), param="messages") from error
         except SecurityError as error:
             raise self._fault(f"the chat template does what it must not: {error}") from error
+        except MemoryError as error:
+            raise self._fault("the chat template takes too much memory") from error
         except Exception as error:  # a template is a program and may fail in any way
             reason = f"the chat template cannot render them: {type(error).__name__}: {error}"
             raise RequestError(reason, param="messages") from error

@@ -1,0 +1,91 @@
+"""Chat templates of strangers: a program that came with a request runs in a process of its own, within bounds.
+
+The sandbox keeps a template from the machine and ends its loops. What memory it may take, no list of operations can
+tell: a width in a format, a padded string, a text that is doubled again and again. The system's limits can.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from ferrum.core.errors import RequestError
+from ferrum.text.chat import ChatTemplate, Message
+
+MEMORY: Final = 512 << 20
+"""Bytes of address space that a rendering may take."""
+SECONDS: Final = 5
+"""Processor time that it may take."""
+LONGEST: Final = 1 << 24
+"""Characters of a rendered text."""
+
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.foreign import child; child()"
+
+
+class ForeignTemplate(ChatTemplate):
+    """A chat template that came with a request. It renders as any other, but may take a tenth of a second for it."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """See `ChatTemplate`. Raises RequestError where it takes too much, too."""
+        job = {
+            "source": self.sources,
+            "special_tokens": self.special_tokens,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "documents": documents,
+            "template_kwargs": template_kwargs,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
+            input=json.dumps(job).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            start_new_session=True,  # Ctrl-C is its parent's business
+        )
+        if done.returncode:
+            raise RequestError("it takes too much memory or time", param="chat_template")
+        answer = json.loads(done.stdout)
+        if "text" not in answer:
+            raise RequestError(answer["message"], param=answer["param"])
+        text: str = answer["text"]
+        return text
+
+
+def child() -> None:
+    """Render the job on standard input, and write what became of it to standard output."""
+    _bound()
+    job = json.load(sys.stdin)
+    try:
+        text = ChatTemplate(job.pop("source"), job.pop("special_tokens")).render(**job)
+        if len(text) > LONGEST:
+            raise RequestError(f"it makes a text of more than {LONGEST} characters", param="chat_template")
+        answer = {"text": text}
+    except RequestError as error:
+        answer = {"message": error.message, "param": error.param or "messages"}
+    json.dump(answer, sys.stdout)
+
+
+def _bound() -> None:
+    """Set the limits of this process. Not every system knows all of them."""
+    import resource
+
+    bounds = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_CPU: SECONDS, resource.RLIMIT_CORE: 0}
+    for kind, limit in bounds.items():
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, limit))
