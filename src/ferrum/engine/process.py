@@ -9,6 +9,7 @@ command line and not by `multiprocessing`, which would run the caller's main scr
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -152,6 +153,7 @@ def child(descriptor: int) -> None:
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent
         connection.send(Ended(as_step_error(error)))
         return
+    gc.freeze()  # what there is by now will stay: to search it for garbage would hold up a step
     connection.send(Started(built.info))
     inbox: SimpleQueue[Message] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()

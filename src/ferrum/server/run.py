@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import sys
@@ -23,6 +24,11 @@ from ferrum.server.service import Service, State
 
 POLL_SECONDS: Final = 0.05
 """How often a draining server looks whether it is done."""
+
+SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may keep the interpreter from one that waits for it. Python's own 5 ms are as long as a step, and a
+request crosses threads twice before its first token is sent, while the event loop writes the tokens of others.
+"""
 
 
 class Server(uvicorn.Server):
@@ -83,11 +89,19 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
         Exception: what kept the engine from being built.
     """
     log_to_stderr()
-    app = create_app(make_engine, config)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    app = create_app(partial(_settled, make_engine), config)
     Server(app, config).run()
     failure = app.state.service.failure
     if failure is not None:
         raise failure
+
+
+def _settled(make_engine: Callable[[], AsyncEngine]) -> AsyncEngine:
+    """The engine. What there is by now will stay: to search it for garbage would hold up every stream."""
+    engine = make_engine()
+    gc.freeze()
+    return engine
 
 
 class JsonFormatter(logging.Formatter):
