@@ -57,7 +57,9 @@ def test_the_built_in_model_on_this_machine_alone_is_the_default(served: list[An
     assert config.host == "127.0.0.1" and (model, options) == ("ferrum-tiny", {"host": "process"})
 
 
-@pytest.mark.parametrize("option", ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--api-key-file=/nowhere"])
+@pytest.mark.parametrize(
+    "option", ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--engine-host=moon", "--api-key-file=/nowhere"]
+)
 def test_an_option_that_cannot_be_is_told_in_a_line(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert execute(["serve", option]) == 2
     told = capsys.readouterr().err

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
-from ferrum.core.config import EngineConfig
-from ferrum.core.errors import Unsupported
+from ferrum.core.config import HOSTS, EngineConfig
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.options import help_of
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
@@ -34,6 +34,8 @@ def serve(
     from ferrum.server.config import ServerConfig
 
     config = ServerConfig(**chosen(server_fields(), options))
+    if engine_host not in HOSTS:
+        raise ConfigError(f"must be one of {', '.join(HOSTS)}, not {engine_host!r}", param="engine_host")
     of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
     with ExitStack() as stack:
         if engine_host == "process":  # it starts while this one imports the server
