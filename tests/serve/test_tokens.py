@@ -92,3 +92,10 @@ def test_every_field_is_in_one_of_these_lists() -> None:
     for path, body in bodies.items():
         told = {field for where, _, field, _ in [*CHANGES, *REFUSED] if where == path}
         assert body.model_fields.keys() | body.REFUSED.keys() <= told | body.NO_OPS.keys() | {"model"}, path
+
+
+@pytest.mark.parametrize("empty", ["", [], [""], [[]]])
+def test_an_empty_text_is_none_even_where_texts_begin_with_a_token(unfailing: Served, empty: Any) -> None:
+    assert error_of(unfailing.complete(prompt=empty), 400)["param"] == "prompt"
+    assert error_of(unfailing.post("/v1/embeddings", model="fake", input=empty), 400)["param"] == "input"
+    assert error_of(unfailing.post("/v1/embeddings", model="fake", input=["a", ""]), 400)["param"] == "input[1]"

@@ -22,17 +22,15 @@ def one_or_several(
     """The texts or lists of ids of a field that holds one of them or several.
 
     Raises:
-        ApiError: none of them, or more than `limit`, which would never find room together.
+        RequestError: none of them, an empty one, or more than `limit`, which would never find room together.
     """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise invalid(field, "must not be empty")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) > limit:
-        raise invalid(field, f"holds {len(given)}, more than {limit}")
-    return given
+    several: Sequence[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+    if len(several) > limit:
+        raise invalid(field, f"holds {len(several)}, more than {limit}")
+    for place, each in enumerate(several):
+        if not each:  # a tokenizer that begins texts with a token of its own would make one of nothing
+            raise invalid(f"{field}[{place}]" if len(several) > 1 else field, "must not be empty")
+    return several
 
 
 def survey(body: Body, *, strict: bool) -> list[str]:
