@@ -142,8 +142,8 @@ class Judge:
         yield self._cost("bfloat16", self._floats("bfloat16"))
         for scheme, formats in SCHEMES.items():
             for group in groups:
-                config = ModelConfig(model=self.model, quantize=scheme, kv_dtype="bfloat16")
-                yield self._cost(f"{scheme}, groups of {group}", config, group=group)
+                config = ModelConfig(model=self.model, quantize=scheme, group=group, kv_dtype="bfloat16")
+                yield self._cost(f"{scheme}, groups of {group}", config)
                 yield self._weights_alone(scheme, QUANTIZERS[formats.layers], QUANTIZERS[formats.ends], group)
         for group, (name, quantizer) in product(groups, others.items()):
             yield self._weights_alone(name, quantizer, QUANTIZERS["int8"], group)

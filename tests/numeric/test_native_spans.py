@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from ferrum.runtime.load import load_executor
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-all", "kv-int8")
+WIDE_GROUPS = (("qwen3-mqa-wide-head-tied", "int8/128"), ("qwen3-mqa-wide-head-tied", "int4/128"))
+"""Of six whole groups at most, and incomplete ones."""
+
 LENGTH = 150
 
 
@@ -22,11 +27,17 @@ def executor_of(name: str, **options):
     return load_executor(directory_of(find(name)), kernels="native", kv_capacity=4096, **options)
 
 
-def format_of(name: str) -> dict[str, str]:
-    """Options for weights of that format; the quantised ones keep keys and values in bfloat16, "kv-int8" only those."""
+def format_of(name: str) -> dict[str, Any]:
+    """Options for weights of that format, behind a slash the size of its groups.
+
+    The quantised ones keep keys and values in bfloat16; of "kv-int8" only those are quantised.
+    """
     if name == "kv-int8":
         return {"dtype": "float32", "kv_dtype": "int8"}
-    return {"quantize": name, "kv_dtype": "bfloat16"} if name.startswith("int") else {"dtype": name}
+    if not name.startswith("int"):
+        return {"dtype": name}
+    scheme, _, group = name.partition("/")
+    return {"quantize": scheme, "group": int(group or 32), "kv_dtype": "bfloat16"}
 
 
 @cache
@@ -62,8 +73,7 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
             lengths[f"s{len(lengths)}"] = lengths[victim]
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *WIDE_GROUPS])
 @pytest.mark.parametrize("team", TEAMS)
 def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
     tier, threads = team

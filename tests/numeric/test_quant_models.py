@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny import directory_of, find, tokens_of
 
-from ferrum.core.config import QUANTIZATIONS
+from ferrum.core import config
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.names import EMBEDDING, HEAD
@@ -44,7 +44,8 @@ def dequantised(directory: Path, scheme: str, target: Path) -> Path:
 
 
 def test_every_scheme_is_an_option_and_every_option_a_scheme():
-    assert (None, *SCHEMES) == QUANTIZATIONS
+    assert (None, *SCHEMES) == config.QUANTIZATIONS
+    assert (None, *GROUPS) == config.GROUPS
     assert {format for scheme in SCHEMES.values() for format in (scheme.layers, scheme.ends)} <= set(QUANTIZERS)
 
 
@@ -109,6 +110,12 @@ def test_dtype_comes_before_quantising():
 def test_the_group_can_be_chosen(group):
     with load_executor(directory_of(find("llama3")), quantize="int4", group=group, kernels="reference") as executor:
         assert {weight.group for weight in executor.lm.network.weights()} == {group}
+
+
+def test_groups_of_what_is_not_quantised_are_refused():
+    with pytest.raises(ConfigError, match="goes with quantize") as caught:
+        load_executor(directory_of(find("llama3")), group=64, kernels="reference")
+    assert caught.value.param == "group"
 
 
 def write(directory: Path, values: np.ndarray) -> Checkpoint:

@@ -56,6 +56,7 @@ def test_the_tree_goes_through_json():
         ("device", "tpu"),
         ("dtype", "float8"),
         ("quantize", "int3"),
+        ("group", 48),
         ("kv_dtype", "int4"),
         ("kernels", "fast"),
         ("max_batch_size", 0),

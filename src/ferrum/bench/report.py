@@ -29,12 +29,14 @@ class Setting(JsonRecord):
         formats: of the weights, by how many bytes are held in each, most first ("int8", "bfloat16").
         kv_format: of keys and values.
         threads: of the kernels.
+        group: inputs that share a scale of quantised weights, where that is another number than by default.
     """
 
     model: str
     formats: tuple[str, ...]
     kv_format: str
     threads: int
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting, Spent, c
 from ferrum.bench.series import Bench, Sample, Tell, judge, judge_of
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Workload
+from ferrum.quant.groups import DEFAULT_GROUP
 
 
 def run_benchmark(
@@ -65,7 +66,13 @@ def setting_of(subject: ExecutorSubject, name: str) -> Setting:
     for weight in weights(subject.costs.program):
         held[weight.format] += weight.nbytes
     formats = tuple(sorted(held, key=lambda format: -held[format]))
-    return Setting(model=name, formats=formats, kv_format=subject.costs.kv_format, threads=subject.threads)
+    return Setting(
+        model=name,
+        formats=formats,
+        kv_format=subject.costs.kv_format,
+        threads=subject.threads,
+        group=None if subject.group == DEFAULT_GROUP else subject.group,
+    )
 
 
 def _cell(subject: ExecutorSubject, prober: Prober, workload: Workload, samples: Sequence[Sample], by: Judge) -> Cell:

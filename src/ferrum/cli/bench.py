@@ -134,9 +134,10 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
 def print_report(report: Report) -> None:
     """Setting, machine, a table with a bar for each ratio, receipts, peers."""
     setting, best = report.setting, report.best
+    groups = "" if setting.group is None else f" in groups of {setting.group}"
     print_table(
         [
-            ("model", f"{setting.model} in {'+'.join(setting.formats)}, KV in {setting.kv_format}"),
+            ("model", f"{setting.model} in {'+'.join(setting.formats)}{groups}, KV in {setting.kv_format}"),
             ("weights", size(report.weight_bytes)),
             ("kernels", f"{report.origin.numerics_id}, {setting.threads} threads on {report.origin.processor}"),
             ("probes", report.origin.prober),

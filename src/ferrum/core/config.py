@@ -20,6 +20,7 @@ ENVIRONMENT_PREFIX: Final = "FERRUM_"
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
+GROUPS: Final = (None, 32, 64, 128)
 KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
 ISAS: Final = ("auto", "avx512", "avx2", "portable")
@@ -89,8 +90,16 @@ class ModelConfig(JsonRecord):
     quantize: str | None = field(
         default=None,
         metadata=about(
-            "Quantise the matrices on load, in groups of 32; int4 keeps embedding and head in int8, int4-all does not.",
+            "Quantise the matrices on load; int4 keeps embedding and head in int8, int4-all does not.",
             QUANTIZATIONS,
+        ),
+    )
+    group: int | None = field(
+        default=None,
+        metadata=about(
+            "Inputs that share a scale of quantised matrices: 128 is the fastest where many tokens are computed at "
+            "once, 32 the most exact; none: 32, or what a packed directory has.",
+            GROUPS,
         ),
     )
     kv_dtype: str = field(

@@ -13,7 +13,7 @@ from ferrum.core.errors import ConfigError
 
 def about(
     help: str,
-    choices: tuple[str | None, ...] | None = None,
+    choices: tuple[str | int | None, ...] | None = None,
     least: float | None = None,
     flag: str | None = None,
 ) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def load_executor(
     device: str = "cpu",
     dtype: str = "auto",
     quantize: str | None = None,
+    group: int | None = None,
     kv_dtype: str = "auto",
     kernels: str = "auto",
     isa: str = "auto",
@@ -54,7 +55,6 @@ def load_executor(
     kv_capacity: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
-    group: int | None = None,
     replay: bool | None = None,
     progress: Progress | None = None,
 ) -> LocalExecutor:
@@ -62,11 +62,10 @@ def load_executor(
 
     Args:
         model: directory or hub id.
-        device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length, kv_capacity: see
-            `ModelConfig`.
+        device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
+            kv_capacity: see `ModelConfig`.
         page_size: tokens per page of the KV pool.
         max_rows: most tokens of one forward pass; a larger step takes several.
-        group: inputs that share a scale of quantised weights: 32, 64 or 128; None: 32, or what a packed directory has.
         replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
         progress: told of bytes loaded and bytes in all.
 
@@ -83,6 +82,7 @@ def load_executor(
         device=device,
         dtype=dtype,
         quantize=quantize,
+        group=group,
         kv_dtype=kv_dtype,
         kernels=kernels,
         isa=isa,
@@ -92,7 +92,7 @@ def load_executor(
         kv_capacity=kv_capacity,
         switches=switches,
     )
-    return build_executor(config, page_size=page_size, max_rows=max_rows, group=group, progress=progress)
+    return build_executor(config, page_size=page_size, max_rows=max_rows, progress=progress)
 
 
 def build_executor(
@@ -100,7 +100,6 @@ def build_executor(
     *,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
-    group: int | None = None,
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
@@ -113,7 +112,7 @@ def build_executor(
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
-    parameters = _parameters(config, checkpoint, group, chosen.kernels, progress)
+    parameters = _parameters(config, checkpoint, chosen.kernels, progress)
     decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
@@ -140,13 +139,12 @@ def build_executor(
 
 
 def _parameters(
-    config: ModelConfig, checkpoint: TensorStore, group: int | None, kernels: Kernels, progress: Progress | None
+    config: ModelConfig, checkpoint: TensorStore, kernels: Kernels, progress: Progress | None
 ) -> Parameters:
+    dtype, scheme, group = config.dtype, config.quantize, config.group
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
-        sums = page_sums_for(kernels)
-        return PackedParameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group, sums=sums)
-    quantizer = quantizer_for(kernels)
-    return Parameters(checkpoint, config.dtype, progress, quantize=config.quantize, group=group, quantizer=quantizer)
+        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=page_sums_for(kernels))
+    return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_for(kernels))
 
 
 def _refuse(config: ModelConfig) -> None:

@@ -40,7 +40,7 @@ class Parameters:
         scheme: how matrices are quantised, or None.
 
     Raises:
-        ConfigError: no such dtype, scheme or group.
+        ConfigError: no such dtype, scheme or group, or a group and no scheme.
         Unsupported: the checkpoint's weights are quantised.
     """
 
@@ -63,6 +63,8 @@ class Parameters:
             raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
         if group is not None and group not in GROUPS:
             raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
+        if group is not None and quantize is None:
+            raise ConfigError("nothing is quantised, so nothing shares a scale: it goes with quantize", param="group")
         method = quantization_method(checkpoint.config)
         if method != self.quantized_by:
             raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
