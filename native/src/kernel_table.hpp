@@ -132,11 +132,10 @@ struct DrawKey {
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
-    // Rows are packed in pieces: some inputs of a few rows each, so that a single row keeps several threads busy.
-    int64_t (*pack_pieces)(Format, int64_t rows, int64_t depth);
+    int64_t (*row_tiles)(Format, int64_t rows);
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
-    void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t piece_begin, int64_t piece_end, std::byte* out);
+    void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     // A piece of a product: a block of rows, as many as the second-level cache holds, by one panel.
     int64_t (*row_blocks)(Format, int64_t rows);
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);

@@ -18,13 +18,6 @@ Share share(const Runtime& runtime, int64_t count, int thread) {
     return {count * thread / size, count * (thread + 1) / size};
 }
 
-constexpr int64_t kFirstBytes = 8192;
-
-// Asks for the beginning of a panel. Memory answers late: meanwhile the rows are packed.
-void fetch_first(const std::byte* panel) {
-    for (int64_t i = 0; i < kFirstBytes; i += 64) __builtin_prefetch(panel + i, 0, 2);
-}
-
 void copy_row(const float* from, float* to, int64_t columns) {
     std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
 }
@@ -96,9 +89,8 @@ NextPanel Linear::Place::panels() const {
 void Linear::pack(Runtime& runtime, Format format, int64_t rows, int thread) const {
     const Share own = share(runtime, panels_of(format), thread);
     runtime.shares.deal(thread, runtime.kernels.row_blocks(format, rows) * own.count());
-    if (own.count() > 0) fetch_first(find(format, own.begin).panels().weight);
+    const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(format, rows), thread);
     const int64_t depth = products_.front().weight->inputs();
-    const auto [begin, end] = share(runtime, runtime.kernels.pack_pieces(format, rows, depth), thread);
     if (begin < end) runtime.kernels.pack(format, x_.data, rows, depth, begin, end, runtime.shared());
 }
 

@@ -84,24 +84,24 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    // So many sums in int32 stay in registers; their totals do with narrow groups, and wait in the cache for wide ones.
-    static constexpr int kRows = kLanes != 16 ? 2 : GROUP >= 128 ? 8 : 6, kVectors = 2;
+    static constexpr int kRows = kLanes == 16 ? 6 : 2, kVectors = 2;
     static constexpr int64_t kWords = GROUP / 4, kRowWords = kWords + 2;  // the inputs, the start of the sum, the scale
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
     static constexpr int64_t kStretchBytes = kGrouping.bytes;
-    static constexpr int kParts = GROUP / 32, kPartRows = kRowsOfWords / kParts;
 
     static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
     static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    // Inputs [begin, end) of a tile's rows, to [group][row][words]: all of a group lies within reach of one pointer.
-    static void pack_tile(const float* x, int64_t depth, int64_t height, int64_t begin, int64_t end, X* out) {
-        for (int64_t row = 0; row < height; ++row, x += depth)
-            for (int64_t k = begin; k < end; k += GROUP)
-                round_group<GROUP>(x + k, depth - k, ZERO ? 1 : P::kOffset, out + (k / GROUP * height + row) * kRowWords);
+    static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
+        for (int64_t k = 0; k < depth; k += GROUP) {
+            X words[kRowWords];
+            round_group<GROUP>(row + k, depth - k, ZERO ? 1 : P::kOffset, words);
+            X* to = out + k / GROUP * kRowWords * height;
+            for (int64_t i = 0; i < kRowWords; ++i) to[i * height] = words[i];
+        }
     }
 
     template <int MR>
@@ -109,24 +109,22 @@ struct GroupTiles {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
         for (int64_t left = groups(depth); left > 0; --left) {
-            fetch.begin(left);
-            add_group<MR>(total, panel, vector, x, fetch);
-            fetch.end();
+            fetch.go(left);
+            add_group<MR>(total, panel, vector, x);
             panel += kGrouping.bytes;
             x += kRowWords * MR;
         }
     }
 
     template <int MR>
-    static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x, const Fetch& fetch) {
+    static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
         const std::byte* words = group + vector * kLanes * 4;
-        const X* starts = x + kWords;
+        const X* starts = x + kWords * MR;
         vi sum[MR][kVectors];
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r * kRowWords]));
+            for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
 #pragma GCC unroll 8
         for (int row = 0; row < kRowsOfWords; ++row) {
-            if (row % kPartRows == 0) fetch.go(row / kPartRows, kParts);
             vi weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
             add_words<MR>(sum, weights, x, row);
@@ -137,7 +135,7 @@ struct GroupTiles {
             const vf scale = widen_halves(scales + v * kLanes * 2);
             for (int r = 0; r < MR; ++r) {
                 float row_scale;
-                std::memcpy(&row_scale, starts + r * kRowWords + 1, sizeof row_scale);
+                std::memcpy(&row_scale, starts + MR + r, sizeof row_scale);
                 total[r][v] += __builtin_convertvector(sum[r][v], vf) * (scale * spread(row_scale));
             }
         }
@@ -152,9 +150,9 @@ struct GroupTiles {
             vi bytes[kVectors];
             for (int v = 0; v < kVectors; ++v)
                 bytes[v] = P::kNibbles ? (weights[v] >> (4 * half)) & 0x0f0f0f0f : weights[v];
-#pragma GCC unroll 8
+#pragma GCC unroll 6
             for (int r = 0; r < MR; ++r) {
-                const vi input = spread(static_cast<int32_t>(x[r * kRowWords + row * kQuads + half]));
+                const vi input = spread(static_cast<int32_t>(x[(row * kQuads + half) * MR + r]));
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = P::dot(sum[r][v], bytes[v], input);
             }
         }
@@ -165,7 +163,7 @@ struct GroupTiles {
     static inline void take_zero_points(vi (&sum)[MR][kVectors], int v, const std::byte* zero_points, const X* starts) {
         const vi zero = __builtin_convertvector(load<vh>(zero_points), vi);
         for (int r = 0; r < MR; ++r) {
-            const vi minus = spread(static_cast<int32_t>(starts[r * kRowWords]));
+            const vi minus = spread(static_cast<int32_t>(starts[r]));
 #if defined(__AVX512BF16__)
             sum[r][v] = (vi)_mm512_dpwssd_epi32((__m512i)sum[r][v], (__m512i)zero, (__m512i)minus);
 #elif defined(__AVX2__)

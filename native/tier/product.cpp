@@ -6,7 +6,6 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-constexpr int64_t kPackDepth = 128;  // inputs of a piece of packing: whole groups, whole vectors
 constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-level cache
 template <class T>
 constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
@@ -109,19 +108,17 @@ int64_t packed_bytes(Format format, int64_t rows, int64_t depth) {
     });
 }
 
-int64_t pack_pieces(Format format, int64_t rows, int64_t depth) {
-    return with_tiles(format, [&](auto tiles) { return tile_count<decltype(tiles)>(rows) * ceil_divide(depth, kPackDepth); });
+int64_t row_tiles(Format format, int64_t rows) {
+    return with_tiles(format, [&](auto tiles) { return tile_count<decltype(tiles)>(rows); });
 }
 
-void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t piece_begin, int64_t piece_end, std::byte* out) {
+void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out) {
     with_tiles(format, [&](auto tiles) {
         using T = decltype(tiles);
-        const int64_t cuts = ceil_divide(depth, kPackDepth);
-        for (int64_t piece = piece_begin; piece < piece_end; ++piece) {
-            const auto [first, height] = tile_rows(piece / cuts, tile_count<T>(rows), rows);
-            const int64_t begin = piece % cuts * kPackDepth, end = least(begin + kPackDepth, depth);
+        for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+            const auto [first, height] = tile_rows(tile, tile_count<T>(rows), rows);
             auto* base = reinterpret_cast<typename T::X*>(out) + first * T::row_words(depth);
-            T::pack_tile(x + first * depth, depth, height, begin, end, base);
+            for (int64_t r = 0; r < height; ++r) T::pack_row(x + (first + r) * depth, depth, height, base + r);
         }
     });
 }

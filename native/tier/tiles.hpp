@@ -11,7 +11,7 @@ namespace ferrum::FERRUM_TIER {
 //
 // With few rows the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. With more rows the tiles of
 // a panel take longer than its bytes do: each fetches an even part of the next panel, so that neither memory nor arithmetic
-// ever waits for the other to have its turn. A core waits for few lines at once, so a long stretch is fetched in parts.
+// ever waits for the other to have its turn.
 struct Fetch {
     const std::byte* line;
     int64_t lines;            // at each stretch
@@ -19,16 +19,11 @@ struct Fetch {
     const std::byte* onward;  // ... here, or ends where this is null
 
     // At the beginning of a stretch, `left` being those that are left.
-    void begin(int64_t left) {
+    void go(int64_t left) {
         if (left == turn) line = onward, lines = onward != nullptr ? lines : 0;
+        for (int64_t i = 0; i < lines; ++i) prefetch(line + i * 64);
+        line += lines * 64;
     }
-
-    // At the beginning of one of the stretch's parts.
-    void go(int64_t part, int64_t parts) const {
-        for (int64_t i = lines * part / parts; i < lines * (part + 1) / parts; ++i) prefetch(line + i * 64);
-    }
-
-    void end() { line += lines * 64; }
 };
 
 // Rows are cut into tiles as even as possible: 16 rows are 8 + 8, not 12 + 4.
@@ -53,16 +48,15 @@ struct FloatTiles {
     static int64_t row_words(int64_t depth) { return steps(depth); }
     static int64_t panel_bytes(int64_t depth) { return steps(depth) * P::kPanelStep; }
 
-    // Inputs [begin, end) of a tile's rows, to [step][row].
-    static void pack_tile(const float* x, int64_t depth, int64_t height, int64_t begin, int64_t end, X* out) {
-        for (int64_t row = 0; row < height; ++row, x += depth)
-            for (int64_t k = begin; k < end; k += kLanes) {
-                X words[kLanes];
-                P::pack(load_part(x + k, depth - k), words);
-                X* to = out + k / P::kDepth * height + row;
-                const int64_t count = least(kLanes / P::kDepth, steps(depth) - k / P::kDepth);
-                for (int64_t i = 0; i < count; ++i) to[i * height] = words[i];
-            }
+    // One row of a tile of `height` rows, to [step][row].
+    static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
+        for (int64_t k = 0; k < depth; k += kLanes) {
+            X words[kLanes];
+            P::pack(load_part(row + k, depth - k), words);
+            X* to = out + k / P::kDepth * height;
+            const int64_t count = least(kLanes / P::kDepth, steps(depth) - k / P::kDepth);
+            for (int64_t i = 0; i < count; ++i) to[i * height] = words[i];
+        }
     }
 
     // total = the tile's rows times the panel's vectors `vector` and on.
@@ -71,11 +65,9 @@ struct FloatTiles {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
         vf sum[MR][kVectors] = {};  // an array of its own stays in registers; the caller's would be written at every step
         for (int64_t left = steps(depth); left > 0; left -= kStretch) {
-            fetch.begin(ceil_divide(left, kStretch));
-            fetch.go(0, 1);
+            fetch.go(ceil_divide(left, kStretch));
             for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep)
                 add_step<P, MR, kVectors, 1>(sum, w, x);
-            fetch.end();
         }
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r)
