@@ -1,7 +1,8 @@
 """What a process's steps allocate: run with the library of `native/test/count_allocations.cpp` preloaded.
 
-python counted_steps.py step <kernel tier> <format of weights>     allocations of 200 native steps, by rows
-python counted_steps.py memory <decode steps>                      growth in bytes over the later half of so many
+python counted_steps.py steps                    allocations of 200 native steps, by kernel tier, format and rows
+python counted_steps.py traced                   bytes that tracemalloc sees 1,000 native steps take, by kernel tier
+python counted_steps.py memory <decode steps>    growth in bytes over the later half of so many
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import gc
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from itertools import product, repeat
 from pathlib import Path
@@ -42,16 +44,41 @@ def counted(step: Callable[[], object], times: int) -> int:
 
 def allocations(tier: str, quantize: str | None, rows: int) -> int:
     """How many more 201 steps of so many rows allocate than one."""
+    step = native_step(tier, quantize, rows)
+    counted(step, 50)  # the interpreter has specialised its bytecode by then
+    return counted(step, 201) - counted(step, 1)
+
+
+def native_step(tier: str, quantize: str | None, rows: int) -> Callable[[], object]:
+    """A recorded step of so many rows."""
     lm = executor_of(isa=tier, quantize=quantize).lm
     assert lm.pages.reserve("s", rows)
     lm.replay(lm.kernels, stage([Piece("s", 0, range(rows), range(rows), range(rows))], lm.pages))
-    run, program = lm.kernels.lowering.runtime.run, lm.replay._native
+    run = lm.kernels.lowering.runtime.run
 
     def step() -> None:
-        run(program)
+        run(lm.replay._native)  # a program does not keep the memory that it works in: the closure does
 
-    counted(step, 50)  # the interpreter has specialised its bytecode by then
-    return counted(step, 201) - counted(step, 1)
+    return step
+
+
+def traced(tier: str) -> int:
+    """How many more bytes a thousand and one native steps take of Python at any time than one."""
+    step = native_step(tier, None, 1)
+
+    def peak(times: int) -> int:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in repeat(None, times):
+            step()
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        peak(50)
+        return peak(1001) - peak(1)
+    finally:
+        tracemalloc.stop()
 
 
 class MallInfo(ctypes.Structure):
@@ -97,6 +124,8 @@ def growth(steps: int) -> dict[str, int]:
 if __name__ == "__main__":
     if sys.argv[1] == "memory":
         report = growth(int(sys.argv[2]))
+    elif sys.argv[1] == "traced":
+        report = {tier: traced(tier) for tier in tiers()}
     else:
         cases = product(tiers(), (None, "int8", "int4"), (1, 40))
         report = {" ".join(map(str, case)): allocations(*case) for case in cases}

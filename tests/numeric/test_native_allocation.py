@@ -7,16 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from functools import cache
-from itertools import repeat
 from pathlib import Path
 
 import pytest
-from counted_steps import executor_of
 from native_twin import TIERS, require_native
 
-from ferrum.runtime.inputs import Piece, stage
 from scratch import folder
 from source_tree import REPOSITORY
 
@@ -56,26 +52,9 @@ def test_a_native_step_allocates_neither_memory_nor_objects() -> None:
 
 
 @pytest.mark.contract("4.recorded step")
-@pytest.mark.parametrize("tier", TIERS)
-def test_python_traces_no_memory_of_a_native_step(tier: str) -> None:
-    lm = executor_of(isa=tier).lm
-    assert lm.pages.reserve("a", 1)
-    lm.replay(lm.kernels, stage([Piece("a", 0, [7], range(1), range(1))], lm.pages))
-    run, program = lm.kernels.lowering.runtime.run, lm.replay._native
-
-    def peak(times: int) -> int:
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in repeat(None, times):
-            run(program)
-        return tracemalloc.get_traced_memory()[1] - before
-
-    tracemalloc.start()
-    try:
-        peak(50)
-        assert peak(1000) == peak(1)
-    finally:
-        tracemalloc.stop()
+def test_python_traces_no_memory_of_a_native_step() -> None:
+    """In a process of its own: other threads of this one allocate, too."""
+    assert report("traced") == dict.fromkeys(TIERS, 0)
 
 
 def assert_flat(steps: int) -> None:

@@ -51,7 +51,7 @@ class Leaving:
         if pick.random() < 0.2:
             await asyncio.sleep(pick.uniform(0, 0.02))  # perhaps it comes too late to be taken in
         else:
-            await self._reach(lambda: f"cmpl-{name}" in self._server.service._live)
+            await self._reach(lambda: self._server.service.live_name(name, tenant="") is not None)
             self.taken.add(f"cmpl-{name}")
             until = len(self._executor.batches) + pick.randint(0, 100)
             await self._reach(lambda: len(self._executor.batches) >= until)
