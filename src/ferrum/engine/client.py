@@ -18,8 +18,9 @@ from ferrum.engine.admission import Prompt
 from ferrum.engine.door import FrontDoor
 from ferrum.engine.front import Front, Parts
 from ferrum.engine.outputs import Delta
-from ferrum.engine.router import Wake, wake_here
 from ferrum.engine.running import Running
+from ferrum.engine.stream import RequestStream
+from ferrum.engine.waking import Waking
 
 
 class AsyncEngine(FrontDoor):
@@ -101,15 +102,16 @@ class AsyncEngine(FrontDoor):
         loop = asyncio.get_running_loop()
         if loop is not self._loop and self.num_live:
             raise RuntimeError("requests of another event loop are live")
-        self._loop = loop
+        if loop is not self._loop:
+            self._loop, self._waking = loop, Waking(loop)
         return Running(self._front.router, self._front.tokenizer, requests)
 
-    def _wake_all(self, wakes: Sequence[Wake]) -> None:
+    def _wake_all(self, streams: Sequence[RequestStream]) -> None:
         """Wake the consumers of a step; called on the host's thread."""
         loop = self._loop
         assert loop is not None  # a stream was opened on it
         with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
-            loop.call_soon_threadsafe(wake_here, wakes)
+            loop.call_soon_threadsafe(self._waking.add, streams)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,7 +13,8 @@ from ferrum.engine.admission import Admission
 from ferrum.engine.host import Host
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.recorder import Recorder
-from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, Wake, wake_here
+from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
+from ferrum.engine.stream import RequestStream
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
 from ferrum.text.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ class Front:
         FerrumError: the engine could not be built.
     """
 
-    def __init__(self, parts: Parts, wake_all: Callable[[Sequence[Wake]], None] = wake_here) -> None:
+    def __init__(self, parts: Parts, wake_all: Callable[[Sequence[RequestStream]], None] = wake_here) -> None:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.recommended = parts.generation.sampling

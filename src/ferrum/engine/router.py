@@ -42,10 +42,10 @@ class Observer(Protocol):
 _LOG: Final = logging.getLogger(__name__)
 
 
-def wake_here(wakes: Sequence[Wake]) -> None:
-    """Run wake-ups in this thread."""
-    for wake in wakes:
-        wake()
+def wake_here(streams: Sequence[RequestStream]) -> None:
+    """Wake them all in this thread."""
+    for stream in streams:
+        stream.wake()
 
 
 class Router:
@@ -54,7 +54,7 @@ class Router:
     Args:
         host: where the engine lives; it is started here.
         max_requests: how many requests may be in the engine, waiting and running.
-        wake_all: runs the wake-ups of a step, once per step, on the host's thread.
+        wake_all: given the streams that have news, once per step, on the host's thread; wakes them.
 
     Attributes:
         observer: looks on, from the next request.
@@ -69,7 +69,7 @@ class Router:
         host: Host,
         *,
         max_requests: int = DEFAULT_MAX_REQUESTS,
-        wake_all: Callable[[Sequence[Wake]], None] = wake_here,
+        wake_all: Callable[[Sequence[RequestStream]], None] = wake_here,
     ) -> None:
         self.max_requests = max_requests
         self.observer: Observer | None = None
@@ -154,8 +154,7 @@ class Router:
         elif isinstance(report, Ended):
             touched = {id(stream): stream for stream in self._end(report.error)}
         if touched:
-            # Whoever gets its first news goes first: the last of many streams waits for all the others to be written.
-            self._wake_all([stream.wake for stream in sorted(touched.values(), key=lambda stream: stream.begun)])
+            self._wake_all(tuple(touched.values()))
 
     def _observe(self, request: Request, delta: Delta) -> None:
         for each in (self.recorder, self.observer):
