@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,9 +135,11 @@ def measure(model: str, kind: str, count: int) -> dict[str, Any]:
     return {"median": parts, "totals": sorted(round(run["total"], 4) for run in runs)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=7, help="processes of each kind")
+@contextmanager
+def asked(description: str) -> Iterator[tuple[argparse.Namespace, Path]]:
+    """The options of a script that measures starts, and the packed model, there for the block at least."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=7, help="starts of each kind")
     parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -143,6 +147,11 @@ def main() -> None:
         directory = options.model or Path(scratch) / "packed"
         if not directory.exists():
             make_model(directory)
+        yield options, directory
+
+
+def main() -> None:
+    with asked(__doc__) as (options, directory):
         cases = {"token ids": (str(directory), "ids"), "text": (str(directory), "text"), "built-in": (BUILT_IN, "text")}
         report = {name: measure(model, kind, options.count) for name, (model, kind) in cases.items()}
     for name, case in report.items():

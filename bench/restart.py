@@ -10,23 +10,20 @@ with the built-in model and with the packed one of `cold_start.py`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from cold_start import SHAPE, make_model
+from cold_start import SHAPE, asked
 
 from ferrum.runtime.hub import BUILT_IN
 
@@ -117,15 +114,7 @@ def _summary(runs: list[Mapping[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure both models and print a line for each kind of start."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=7, help="starts of each kind")
-    parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        packed = options.model or Path(scratch) / "packed"
-        if not packed.exists():
-            make_model(packed)
+    with asked(__doc__) as (options, packed):
         models = {"built-in": BUILT_IN, f"{SHAPE}, packed int8": str(packed)}
         report = {name: measure(model, options.count) for name, model in models.items()}
     for name, kinds in report.items():

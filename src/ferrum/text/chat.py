@@ -45,7 +45,7 @@ class ChatTemplate:
         origin: str | None = None,
     ) -> None:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
-        self.special_tokens = dict(special_tokens or {})
+        self._special_tokens = dict(special_tokens or {})
         self._origin = origin
         self._compiled: dict[str, Template] = {}
 
@@ -82,14 +82,14 @@ class ChatTemplate:
         chat = _conversation(messages)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
-            **self.special_tokens,
+            **self._special_tokens,
             **{str(name): _plain(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
             "tools": None if tools is None else _objects(tools, "tools"),
             "documents": None if documents is None else _objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._render(self._choose(tools is not None), variables)
+        text = self.fill(self._choose(tools is not None), variables)
         return text if final is None else _cut_at_mark(text, final)
 
     def _choose(self, with_tools: bool) -> str:
@@ -99,7 +99,8 @@ class ChatTemplate:
             return "default"
         raise self._fault(f"there is no default chat template among {sorted(self.sources)}")
 
-    def _render(self, name: str, variables: dict[str, Any]) -> str:
+    def fill(self, name: str, variables: dict[str, Any]) -> str:
+        """What the source of that name makes of its variables, JSON values all. Raises as `render` does."""
         from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
         from ferrum.text import sandbox

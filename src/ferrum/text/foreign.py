@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
-from ferrum.text.chat import ChatTemplate, Message
+from ferrum.text.chat import ChatTemplate
 
 MEMORY: Final = 512 << 20
 """Bytes of address space that a rendering may take."""
@@ -29,30 +28,11 @@ _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.foreign 
 class ForeignTemplate(ChatTemplate):
     """A chat template that came with a request. It renders as any other, but may take a tenth of a second for it."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def fill(self, name: str, variables: dict[str, Any]) -> str:
         """See `ChatTemplate`. Raises RequestError where it takes too much, too."""
-        job = {
-            "source": self.sources,
-            "special_tokens": self.special_tokens,
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            "documents": documents,
-            "template_kwargs": template_kwargs,
-        }
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
-            input=json.dumps(job).encode(),
+            input=json.dumps({"source": self.sources[name], "variables": variables}).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=False,
@@ -68,11 +48,11 @@ class ForeignTemplate(ChatTemplate):
 
 
 def child() -> None:
-    """Render the job on standard input, and write what became of it to standard output."""
+    """Fill in the template on standard input, and write what became of it to standard output."""
     _bound()
     job = json.load(sys.stdin)
     try:
-        text = ChatTemplate(job.pop("source"), job.pop("special_tokens")).render(**job)
+        text = ChatTemplate(job["source"]).fill("default", job["variables"])
         if len(text) > LONGEST:
             raise RequestError(f"it makes a text of more than {LONGEST} characters", param="chat_template")
         answer = {"text": text}
