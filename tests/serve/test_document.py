@@ -66,3 +66,12 @@ def test_many_cases_of_every_route(document: Any, route: tuple[str, str]) -> Non
 def test_the_routes_are_all_of_the_documents(shared: Served) -> None:
     paths = shared.http.get("/openapi.json").json()["paths"]
     assert {(method, path) for path, operations in paths.items() for method in operations} == set(ROUTES)
+
+
+def test_the_documents_seeds_are_the_servers_to_the_last_digit(shared: Served) -> None:
+    """All signed numbers of 64 bits, most of which no double holds."""
+    seed = shared.http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]["seed"]
+    low, above = seed["minimum"], seed["exclusiveMaximum"]
+    assert (type(low), low, type(above), above) == (int, -(2**63), int, 2**63)
+    answers = [shared.complete(max_tokens=1, seed=number) for number in (low - 1, low, above - 1, above)]
+    assert [answer.status_code for answer in answers] == [400, 200, 200, 400]

@@ -359,5 +359,10 @@ def value_schema(name: str) -> dict[str, Any]:
     normalise = _NORMALISE[name]
     if isinstance(normalise, _Integer | _Number):
         low = "exclusiveMinimum" if isinstance(normalise, _Number) and normalise.above else "minimum"
-        return {low: normalise.low} | ({} if normalise.high is None else {"maximum": normalise.high})
+        return {low: normalise.low} | ({} if normalise.high is None else _at_most(normalise.high))
     return dict(_SCHEMAS.get(normalise, {}))
+
+
+def _at_most(high: float) -> dict[str, float]:
+    """An upper bound that a double can hold, for many who read and write documents have no other numbers."""
+    return {"maximum": high} if float(high) == high else {"exclusiveMaximum": high + 1}

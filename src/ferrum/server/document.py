@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from ferrum.core.params import TOKEN_SCHEMA
 from ferrum.server.service import Service, State
+
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def document(app: FastAPI, service: Service) -> dict[str, Any]:
@@ -21,19 +24,28 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         made["components"]["schemas"].pop(name, None)
+    for schema in _objects(made):
+        _write_whole(schema)
     if service.state is State.READY:
-        _bound_tokens(made["components"]["schemas"], service.engine.info.vocab_size)
+        for schema in _objects(made):
+            if schema.get("format") == TOKEN_SCHEMA["format"]:
+                schema["maximum"] = service.engine.info.vocab_size - 1
         app.openapi_schema = made
     return made
 
 
-def _bound_tokens(schema: Any, vocab_size: int) -> None:
-    """Say of every token id in a schema which ones the model has."""
-    if isinstance(schema, dict):
-        if schema.get("format") == TOKEN_SCHEMA["format"]:
-            schema["maximum"] = vocab_size - 1
-        for part in schema.values():
-            _bound_tokens(part, vocab_size)
-    elif isinstance(schema, list):
-        for part in schema:
-            _bound_tokens(part, vocab_size)
+def _write_whole(schema: dict[str, Any]) -> None:
+    """Bounds in all their digits: the framework makes floats of them, and 2**63 would be written with 16."""
+    for name in _BOUNDS:
+        bound = schema.get(name)
+        if isinstance(bound, float) and bound.is_integer():
+            schema[name] = int(bound)
+
+
+def _objects(part: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a part of a document, outermost first."""
+    if isinstance(part, dict):
+        yield part
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else ():
+        yield from _objects(inner)
