@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
+from ferrum.core.params import MAX_CHOICES
+
 FEW = settings(
     max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -61,7 +63,7 @@ def map_body(context: Any, body: Any) -> Any:
     if isinstance(body.get("model"), str):
         body["model"] = "fake"
     if context.operation.path.endswith(("/completions", "/generate")):
-        if isinstance(body.get("n"), int):
+        if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # what is too much is to stay so
             body["n"] = min(body["n"], 4)
         for name in LIMITS if "max_completion_tokens" in body else LIMITS[:1]:
             limit = body.get(name)
