@@ -99,14 +99,18 @@ class ServedFake(FakeExecutor):
         assert self.owner is not None
         if self._seconds:
             time.sleep(self._seconds)
-        while self._hold is not None and Path(self._hold).exists():
-            time.sleep(0.001)
+        _wait(self._hold)
         for span in batch.spans if self._fails else ():
             if span.start == 0 and span.tokens[0] == CRASH:
                 raise ZeroDivisionError("a step that crashes")
             if span.start == 0 and span.tokens[0] == KILL:
                 os._exit(7)
         return super().submit(batch)
+
+
+def _wait(hold: str | None) -> None:
+    while hold is not None and Path(hold).exists():
+        time.sleep(0.001)
 
 
 def _fault(span: Span) -> FerrumError | None:
@@ -120,6 +124,7 @@ class FakeRecipe:
     Attributes:
         hold: path of a file; steps wait as long as it exists. So what a test needs to be live is live, however slow
             the machine.
+        hold_loading: the same for loading, which then writes to the file.
         drafts: how many tokens to guess per step: right ones, but for each third step.
         broken: fail to build.
         fails: prompts may command it to.
@@ -135,6 +140,7 @@ class FakeRecipe:
     context: int = CONTEXT
     seconds_per_step: float = 0.0
     hold: str | None = None
+    hold_loading: str | None = None
     drafts: int = 0
     broken: bool = False
     fails: bool = True
@@ -144,6 +150,9 @@ class FakeRecipe:
     def __call__(self) -> Built:
         if self.broken:
             raise Unsupported("this engine", "it is broken")
+        if self.hold_loading is not None:
+            Path(self.hold_loading).write_text("loading")
+            _wait(self.hold_loading)
         pages = PageTable([PageGroup("full", self.num_pages, self.page_size)])
         executor = ServedFake(pages, self.seconds_per_step, self.hold, fails=self.fails)
         scheduler = Scheduler(

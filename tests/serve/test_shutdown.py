@@ -21,13 +21,14 @@ from serve_kit import ENDLESS_TOKENS, USER, error_of, wait_for
 SCRIPT = """
 import sys
 from dataclasses import replace
-tests, port, hold, process = sys.argv[1:]
+tests, port, hold, loading, process = sys.argv[1:]
 sys.path.insert(0, tests)
 from serve_kit import chat_parts, SLOW
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
 from ferrum.server.run import serve
-parts = chat_parts(replace(SLOW, hold=hold), process=process == "process")
+recipe = replace(SLOW, hold=hold, hold_loading=loading or None)
+parts = chat_parts(recipe, process=process == "process")
 serve(lambda: AsyncEngine.from_parts(parts), ServerConfig(port=int(port), keep_alive_seconds=0.05))
 """
 TESTS = Path(__file__).parents[1]
@@ -35,7 +36,7 @@ TESTS = Path(__file__).parents[1]
 
 @dataclass
 class Started:
-    """A server in a process of its own: its steps wait while there is the file `hold`."""
+    """A server in a process of its own: its steps, or its loading, wait while there is the file `hold`."""
 
     process: subprocess.Popen[str]
     client: httpx.Client
@@ -52,20 +53,24 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def started(port: int, place: Path, *, process: bool = False) -> Iterator[Started]:
-    """A ready server; its engine in another process, if asked for."""
+def started(port: int, place: Path, *, process: bool = False, loads: bool = False) -> Iterator[Started]:
+    """A ready server; its engine in another process, if asked for. Or one that is loading."""
     hold = place / "hold"
+    if loads:
+        hold.touch()
+    holds = ("", str(hold)) if loads else (str(hold), "")
     kind = "process" if process else "thread"
-    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), str(hold), kind]
+    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), *holds, kind]
     with (
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         try:
-            wait_for(lambda: _ready(client), 120)
+            wait_for(lambda: _answers(client, 503 if loads else 200), 120)
             yield Started(server, client, hold)
         finally:
             server.kill()
+            hold.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -74,9 +79,9 @@ def port() -> Iterator[int]:
         yield port
 
 
-def _ready(client: httpx.Client) -> bool:
+def _answers(client: httpx.Client, status: int) -> bool:
     try:
-        return client.get("/ready").status_code == 200
+        return client.get("/ready").status_code == status
     except httpx.ConnectError:
         return False
 
@@ -152,6 +157,22 @@ def said(lines: list[str]) -> str:
     choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
     assert done == "[DONE]" and choices[-1]["finish_reason"] == "length"
     return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+@pytest.mark.parametrize(
+    ("number", "process"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, True)]
+)
+def test_a_signal_ends_a_server_that_is_loading(
+    port: int, tmp_path: Path, number: signal.Signals, process: bool
+) -> None:
+    """Though nothing ends the loading itself; and the process that does it."""
+    with started(port, tmp_path, process=process, loads=True) as server:
+        wait_for(lambda: server.hold.read_text() == "loading")
+        children = _children(server.process.pid)
+        assert len(children) == process
+        server.process.send_signal(number)
+        assert server.process.wait(60) == (-number if number is signal.SIGKILL else 0)
+        wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
 
 
 @pytest.mark.parametrize("process", [False, True])

@@ -24,6 +24,7 @@ from ferrum.core.errors import EngineDead
 from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
+from ferrum.engine.progress import leave
 
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"
 
@@ -144,28 +145,33 @@ def child(descriptor: int) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
+    inbox: SimpleQueue[Message] = SimpleQueue()
+    loaded = threading.Event()
     try:
         import ferrum.runtime.load  # noqa: F401 - it takes its time, and the recipe need not have come yet
 
-        built = connection.recv()()
+        recipe = connection.recv()
+        threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
+        built = recipe()
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent
         connection.send(Ended(as_step_error(error)))
         return
     gc.freeze()  # what there is by now will stay: to search it for garbage would hold up a step
-    connection.send(Started(built.info))
-    inbox: SimpleQueue[Message] = SimpleQueue()
-    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    loaded.set()
     with contextlib.suppress(OSError):  # nobody is left to be told
+        connection.send(Started(built.info))
         serve(built, inbox, connection.send)
 
 
-def _read(connection: Connection, inbox: SimpleQueue[Message]) -> None:
-    """Move messages from the connection to the inbox; a parent that is gone needs no engine."""
+def _read(connection: Connection, inbox: SimpleQueue[Message], loaded: threading.Event) -> None:
+    """Move messages from the connection to the inbox; a parent that is gone needs no engine, nor one to be loaded."""
     while True:
         try:
             inbox.put(connection.recv())
         except (EOFError, OSError):
+            if not loaded.is_set():
+                leave(1)
             inbox.put(Shutdown())
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from ferrum.core.errors import RequestError
 
@@ -89,6 +90,9 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
 PATIENCE: Final = 0.5
 """Seconds that loading may take without a bar: most models are there before one could be read."""
 
+SHOW_CURSOR: Final = "\x1b[?25h"
+"""What terminals know as DECTCEM."""
+
 
 class LoadingBar:
     """Bytes loaded, in MiB. The bar appears when loading turns out to take its time.
@@ -132,3 +136,10 @@ def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
     finally:
         if bar is not None:
             bar.close()
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once, whatever its threads do; the cursor, which a bar hides, is shown again."""
+    if sys.stderr.isatty():
+        print(SHOW_CURSOR, file=sys.stderr, flush=True)
+    os._exit(status)

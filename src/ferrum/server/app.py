@@ -66,7 +66,8 @@ def create_app(
     async def life(_: FastAPI) -> AsyncGenerator[None, None]:
         loading = asyncio.create_task(service.load(make_engine))
         yield
-        await loading
+        service.stop_loading()
+        await asyncio.wait([loading])
         await service.close()
 
     app = FastAPI(

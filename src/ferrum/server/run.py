@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.engine.client import AsyncEngine
+from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.protocol import PunctualProtocol
@@ -82,7 +83,7 @@ class Server(uvicorn.Server):
 
 
 def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal ends it. One that comes while the engine is still being built ends the process at once.
 
     Raises:
         ConfigError: the file of API keys cannot be used.
@@ -92,9 +93,11 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(partial(_settled, make_engine), config)
     Server(app, config).run()
-    failure = app.state.service.failure
-    if failure is not None:
-        raise failure
+    service: Service = app.state.service
+    if service.left_loading:
+        leave(0)  # the interpreter's own end would wait for the thread that loads, or break it in native code
+    if service.failure is not None:
+        raise service.failure
 
 
 def _settled(make_engine: Callable[[], AsyncEngine]) -> AsyncEngine:

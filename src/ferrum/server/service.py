@@ -8,9 +8,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import Enum
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -111,6 +112,7 @@ class Service:
         self.started = int(time.time())
         self.state = State.LOADING
         self.failure: Exception | None = None
+        self._built: Future[AsyncEngine] = Future()
         self._engine: AsyncEngine | None = None
         self._live: dict[tuple[str, str], Running] = {}
         self._rate = DrainRate()
@@ -122,9 +124,10 @@ class Service:
         self.http = HttpMetrics(self.registry)
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
-        """Build the engine, away from the event loop, which answers probes meanwhile."""
+        """Build the engine, away from the event loop, which answers probes meanwhile; until `stop_loading`."""
+        Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
-            self._engine = await asyncio.to_thread(make)
+            self._engine = await asyncio.wrap_future(self._built)
         except Exception as error:  # noqa: BLE001 - the command raises it again
             self.failure = error
             self.state = State.FAILED
@@ -145,6 +148,15 @@ class Service:
         engine = self.engine.front.config
         config = {"server": self.config.to_dict(), "engine": None if engine is None else engine.to_dict()}
         _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
+
+    def stop_loading(self) -> None:
+        """Wait no longer for an engine that is still being built: nobody can end that, and it may take minutes."""
+        self._built.cancel()
+
+    @property
+    def left_loading(self) -> bool:
+        """Whether the engine was not waited for: a thread is still building it."""
+        return self._built.cancelled()
 
     async def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
@@ -255,3 +267,17 @@ class Service:
         """End all that runs."""
         for running in self._live.values():
             running.abort()
+
+
+def _build(make: Callable[[], AsyncEngine], built: Future[AsyncEngine]) -> None:
+    """Build an engine for whoever waits for it; where nobody does any more, it is closed."""
+    try:
+        engine = make()
+    except Exception as error:  # noqa: BLE001 - it is raised where the engine is waited for
+        if built.set_running_or_notify_cancel():
+            built.set_exception(error)
+        return
+    if built.set_running_or_notify_cancel():
+        built.set_result(engine)
+    else:
+        engine.close()
