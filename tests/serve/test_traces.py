@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -144,6 +144,23 @@ def test_spans_reach_a_collector_before_the_server_ends() -> None:
     names = {span.name for scope in resource.scope_spans for span in scope.spans}
     assert names == {"llm_request", "queue", "prefill", "decode"}
     assert ("service.name", "ferrum") in {(each.key, each.value.string_value) for each in resource.resource.attributes}
+
+
+def test_a_collector_that_takes_nothing_holds_up_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ferrum.server.traces.CLOSE_SECONDS", 0.01)
+    taken = threading.Event()
+
+    class Stuck(SpanProcessor):
+        def shutdown(self) -> None:
+            taken.wait()
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Stuck())
+    Traces(provider, "m").close()
+    taken.set()
+    assert "not taken" in caplog.text
 
 
 def test_without_the_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ semantic conventions for generative AI.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 NANOSECONDS: Final = 1e9
+
+CLOSE_SECONDS: Final = 2.0
+"""How long a server that ends waits for the collector of its traces. An exporter would try for four times as long."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -124,8 +131,12 @@ class Traces:
         return {name: value for name, value in told.items() if value is not None}
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left; what the collector does not take within `CLOSE_SECONDS` is lost."""
+        sending = threading.Thread(target=self._provider.shutdown, name="ferrum-traces", daemon=True)
+        sending.start()
+        sending.join(CLOSE_SECONDS)
+        if sending.is_alive():
+            _LOG.warning("the last traces were not taken within %g s", CLOSE_SECONDS)
 
 
 def otlp_provider(endpoint: str) -> TracerProvider:
@@ -141,6 +152,7 @@ def otlp_provider(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise Unsupported("otlp_traces_endpoint", f"{error.name} is missing: pip install 'ferrum[otel]'") from None
-    provider = TracerProvider(resource=Resource.create({"service.name": "ferrum"}))
+    # `Traces.close` ends it: at the interpreter's exit there would be no limit of time.
+    provider = TracerProvider(resource=Resource.create({"service.name": "ferrum"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider
