@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
@@ -24,6 +25,8 @@ from ferrum.server.service import DrainRate
 from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for, wire
 
 ENDLESS = {"max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
+ODD = "...%2F?#\\ \n\0 é \N{GRINNING FACE}"
+"""All that paths know by other names or as something else, and yet an id."""
 
 
 def spied(recipe: FakeRecipe, built: list[Built]) -> Any:
@@ -72,13 +75,13 @@ def test_a_queued_request_leaves_too() -> None:
         assert server.http.delete("/v1/requests/first").status_code == 200 and first.result().status_code == 499
 
 
-def test_a_delete_ends_a_request_by_either_of_its_names() -> None:
+def test_a_delete_ends_a_request_by_either_of_its_names_whatever_they_are() -> None:
     with serving(chat_parts(SLOW)) as server, ThreadPoolExecutor() as pool:
-        for name in ("mine", "chatcmpl-mine"):
-            running = pool.submit(server.chat, request_id="mine", **ENDLESS)
+        for id, name in (("mine", "mine"), ("mine", "chatcmpl-mine"), (ODD, ODD), ("é" * 512, "é" * 512)):
+            running = pool.submit(server.chat, request_id=id, **ENDLESS)
             wait_for(lambda: server.service.num_live == 1)
-            deleted = server.http.delete(f"/v1/requests/{name}")
-            assert deleted.json() == {"id": "chatcmpl-mine", "object": "request", "cancelled": True}
+            deleted = server.http.delete(f"/v1/requests/{quote(name, safe='')}")
+            assert deleted.json() == {"id": f"chatcmpl-{id}", "object": "request", "cancelled": True}
             assert error_of(running.result(), 499)["code"] == "request_cancelled"
             server.wait_idle()
         assert error_of(server.http.delete("/v1/requests/mine"), 404)["code"] == "request_not_found"

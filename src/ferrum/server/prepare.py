@@ -12,6 +12,7 @@ from ferrum.core.types import Request
 from ferrum.engine.front import Front
 from ferrum.server.errors import ApiError, invalid, unsupported
 from ferrum.server.requests import Body, GenerationBody
+from ferrum.server.schemas import MAX_ID
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
 
@@ -109,8 +110,10 @@ def check_common(body: GenerationBody, front: Front) -> None:
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
     if body.cache_salt == "":
         raise invalid("cache_salt", "must not be empty")
-    if body.request_id == "":
-        raise invalid("request_id", "must not be empty")
+    if body.request_id is not None and not _can_stand_in_a_path(body.request_id):
+        raise invalid(
+            "request_id", f"must have 1 to {MAX_ID} letters, none of them a slash, and more than one or two dots"
+        )
     if (
         body.truncate_prompt_tokens is not None
         and body.truncate_prompt_tokens < 1
@@ -120,6 +123,10 @@ def check_common(body: GenerationBody, front: Front) -> None:
     prioritised = front.config is not None and front.config.policy == "priority"
     if body.priority and not prioritised:
         raise unsupported("priority", "the server does not run with --policy priority")
+
+
+def _can_stand_in_a_path(id: str) -> bool:
+    return 1 <= len(id) <= MAX_ID and "/" not in id and id not in {".", ".."}
 
 
 def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:

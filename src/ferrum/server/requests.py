@@ -145,7 +145,7 @@ class GenerationBody(Body):
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
     priority: Whole | None = Field(default=None, description="Smaller is served first, under the priority policy.")
-    request_id: str | None = _optional("Names the request; not that of a live one.", schemas.NOT_EMPTY)
+    request_id: str | None = _optional("Names the request; not that of a live one.", schemas.ID)
     cache_salt: str | None = _optional("Keeps cached prefixes apart; not empty.", schemas.NOT_EMPTY)
     truncate_prompt_tokens: Whole | None = _optional(
         "Keep so many tokens from the prompt's end; -1: as many as fit.", schemas.between(-1) | schemas.not_this(0)

@@ -40,6 +40,10 @@ Whole: TypeAlias = Annotated[int, _Whole()]
 NOT_EMPTY: Final[Schema] = {"minLength": 1, "minItems": 1}
 """Of a text or a list."""
 
+MAX_ID: Final = 512
+ID: Final[Schema] = {"minLength": 1, "maxLength": MAX_ID, "pattern": "^[^/]*$", "not": {"enum": [".", ".."]}}
+"""Of an id, which is to stand in a path: there, a slash is none of its letters, and dots alone are directions."""
+
 TEXTS: Final[Schema] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
