@@ -51,7 +51,7 @@ class Strangers:
 
     def submit(self, batch: StepBatch) -> StepOutput:
         """Run the step with strangers in it; the results of the batch alone."""
-        spans = [span for cache_id in self._seeds if (span := self._span(cache_id)) is not None]
+        spans = self._with_room([span for cache_id in self._seeds if (span := self._span(cache_id)) is not None])
         output = self._executor.submit(StepBatch((*batch.spans, *spans))).result()
         for span, result in zip(spans, output.results[len(batch.spans) :], strict=True):
             assert isinstance(result, SpanResult), result
@@ -71,6 +71,19 @@ class Strangers:
             return None
         tokens = text_of(self._seeds[cache_id])[start : start + self._random.choice((1, 2, 7, 40))]
         return Span(cache_id, start, tokens, Want.LOGITS)
+
+    def _with_room(self, spans: list[Span]) -> list[Span]:
+        """Those that surely find their pages: the scheduler has reserved for its own spans, nobody for these."""
+        pages = self._executor.lm.pages
+        free = min(pages.free(group.name) for group in pages.groups)
+        fitting = []
+        for span in spans:
+            group = pages.groups[0]
+            most = group.pages(span.end) - group.pages(span.start) + 1  # new ones, and a copy of the one it goes on in
+            if most <= free:
+                free -= most
+                fitting.append(span)
+        return fitting
 
     def _length(self, cache_id: str) -> int:
         pages = self._executor.lm.pages
