@@ -11,7 +11,10 @@ namespace ferrum {
 
 namespace {
 
-constexpr int kStepPauses = 2000;   // about 30 us: within a step
+// Within a step a thread spins for about 50 us, then lets others run for about 200 us before it sleeps: as long as waking
+// takes. Who sleeps sooner is late at the next barrier, where the other one falls asleep in turn, to the end of the step.
+constexpr int kStepPauses = 2000;
+constexpr int kStepYields = 300;
 constexpr int kIdlePauses = 10000;  // between steps: as long as sampling a few tokens takes
 
 void pause() {
@@ -51,18 +54,28 @@ void Signal::raise() {
     value_.fetch_add(1);
     if (sleepers_.load() == 0) return;
     const std::lock_guard<std::mutex> lock(mutex_);
+    waker_ = processor();
     changed_.notify_all();
 }
 
-void Signal::wait(uint64_t seen, int pauses) {
+void Signal::wait(uint64_t seen, int pauses, int yields) {
     for (int i = 0; i < pauses; ++i) {
         if (read() != seen) return;
         pause();
+    }
+    for (int i = 0; i < yields; ++i) {
+        if (read() != seen) return;
+        std::this_thread::yield();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
     changed_.wait(lock, [&] { return value_.load() != seen; });
     sleepers_.fetch_sub(1);
+    const int waker = waker_;
+    lock.unlock();
+    // A thread is often woken on the processor of the one that wakes it, and threads that sleep and wake in turns may
+    // share a processor for long, others being idle: no scheduler sees two that want to run.
+    if (waker >= 0 && processor() == waker) leave(waker);
 }
 
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads) {
@@ -78,7 +91,6 @@ Team::~Team() {
 void Team::run(Work work, void* context) {
     work_ = work;
     context_ = context;
-    processor_ = processor();
     started_.raise();
     work(context, 0);
     barrier();
@@ -91,17 +103,14 @@ void Team::barrier() {
         arrived_.store(0);
         passed_.raise();
     } else {
-        passed_.wait(seen, kStepPauses);
+        passed_.wait(seen, kStepPauses, kStepYields);
     }
 }
 
 void Team::serve(int thread) {
     for (uint64_t seen = 0;; ++seen) {
-        started_.wait(seen, kIdlePauses);
+        started_.wait(seen, kIdlePauses, 0);
         if (stopping_) return;
-        // Threads that sleep and wake in turns may share a processor for long, others being idle: no scheduler sees
-        // two that want to run. Each barrier then costs a whole spin, and a step many times its work.
-        if (processor_ >= 0 && processor() == processor_) leave(processor_);
         work_(context_, thread);
         barrier();
     }

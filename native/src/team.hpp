@@ -18,13 +18,14 @@ class Signal {
 public:
     uint64_t read() const { return value_.load(std::memory_order_acquire); }
     void raise();
-    // Returns once the value differs from `seen`: spins for `pauses`, then sleeps.
-    void wait(uint64_t seen, int pauses);
+    // Returns once the value differs from `seen`: spins for `pauses`, gives way to others for `yields`, then sleeps.
+    void wait(uint64_t seen, int pauses, int yields);
 
 private:
     std::atomic<uint64_t> value_{0};
     std::atomic<int> sleepers_{0};
     std::mutex mutex_;
+    int waker_ = -1;  // the processor of who raised last while somebody slept
     std::condition_variable changed_;
 };
 
@@ -51,7 +52,6 @@ private:
     Work work_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
-    int processor_ = -1;  // the caller's
     Signal started_, passed_;
     std::atomic<int> arrived_{0};
     std::vector<std::thread> workers_;
