@@ -106,6 +106,8 @@ struct Item {
     }
 
     void finish() {
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)  // pieces as far apart as those of q
+            for (int64_t r = 0; r < rows; ++r) prefetch_floats(a.out + at(head, r) * s.value_dim, s.value_dim);
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t r = 0; r < rows; ++r) {
                 float* to = a.out + at(head, r) * s.value_dim;

@@ -60,6 +60,8 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
     const auto* x = reinterpret_cast<const typename T::X*>(a.x) + tile.row * T::row_words(a.depth);
     const int64_t offset = panel * T::panel_bytes(a.depth);
     const std::byte *weight = a.weight + offset, *up = a.up != nullptr ? a.up + offset : nullptr;
+    // Results go to short pieces, a row apart, which the hardware does not foresee: their stores would wait for the memory.
+    for (int r = 0; r < MR; ++r) prefetch_floats(a.y + (tile.row + r) * a.outputs + panel * kPanel, kPanel);
     for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
         const bool first = vector == 0;  // the others find the panel, and what it fetched, in the cache
         vf total[MR][kVectors];

@@ -109,14 +109,17 @@ void turn_queries(const RopeArgs& a, const RopeItem& item) {
     }
 }
 
-// The inputs of an item lie in short pieces far apart, and so do the lines that its tokens are written to: the hardware
-// foresees neither.
+// The inputs of an item lie in short pieces far apart, and so do the lines that its tokens and queries are written to: the
+// hardware foresees none of them.
 void fetch(const RopeArgs& a, const RopeItem& item) {
     const int64_t heads = item.query >= 0 ? a.num_heads : a.num_kv_heads, head = item.query >= 0 ? item.query : item.kv_head;
     for (int64_t row = item.begin; row < item.end; ++row) {
         const int64_t at = row * heads + head;
         prefetch_floats((item.query >= 0 ? a.q : a.k) + at * a.head_dim, a.head_dim);
-        if (item.query < 0) prefetch_floats(a.v + at * a.store->value_dim, a.store->value_dim);
+        if (item.query < 0)
+            prefetch_floats(a.v + at * a.store->value_dim, a.store->value_dim);
+        else
+            prefetch_floats(a.q_out + at * a.head_dim, a.head_dim);
     }
     for (int64_t row = item.begin; item.query < 0 && row < item.end;) {
         const Run run = run_from(a, row, item.end, item.kv_head);
