@@ -8,6 +8,7 @@ from ferrum.cache.forecast import Growth, Holding, most_wanted
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import FinishReason, Request, Sequence
+from ferrum.scheduler.newcomers import Newcomers
 from ferrum.scheduler.outputs import OutputLengths
 from ferrum.scheduler.sequence import begin
 from scheduler_bench import Bench, lengths, stop_at
@@ -94,10 +95,13 @@ def test_limits_that_nobody_reaches_are_not_believed() -> None:
         ([], choice(90), 10),
         ([8, 10, 12], choice(5), 10),
         ([8, 10, 12], choice(5, max_tokens=3), 3),
-        ([8, 10, 12], choice(5, 9), 3),
+        ([8, 10, 12], choice(5, 9), 1),
         ([8, 10, 12], choice(5, 12), 17),
-        ([None, None, 10], choice(5, max_tokens=50), 50),
-        ([None, 8, 10], choice(5, max_tokens=50), 10),
+        ([None, None, 10], choice(5, max_tokens=50), 10),
+        ([None, None, 5], choice(5, 6, max_tokens=50), 11),
+        ([None], choice(1, 1, max_tokens=50), 6),
+        ([30, None], choice(5, 31, max_tokens=50), 19),
+        ([None, 8, 10], choice(5, max_tokens=50), 8),
     ],
 )
 def test_an_output_becomes_as_long_as_those_that_got_as_far(
@@ -108,7 +112,38 @@ def test_an_output_becomes_as_long_as_those_that_got_as_far(
         outputs.learn(choice(1, generated or 7, FinishReason.STOP if generated else FinishReason.LENGTH))
     outputs.learn(choice(1, 40, FinishReason.ERROR))
     outputs.learn(choice(1, 0, FinishReason.ABORT))
+    outputs.learn(choice(1, 60, FinishReason.LENGTH, max_tokens=60, stops=frozenset()))
+    outputs.watch([])
     assert outputs.to_come(asked, CONTEXT) == to_come
+
+
+def test_the_first_to_end_do_not_speak_for_those_that_still_run() -> None:
+    """Two of five ended at 8 and 10: three fifths go on beyond 10, and nobody knows for how long."""
+    outputs = OutputLengths()
+    for generated in (8, 10):
+        outputs.learn(choice(1, generated, FinishReason.STOP))
+    outputs.watch([choice(1, 40), choice(1, 40), choice(1, 30), choice(1, 45, max_tokens=50, stops=frozenset())])
+    assert [outputs.to_come(choice(1, generated), CONTEXT) for generated in (0, 9, 20)] == [10, 10, 21]
+    outputs.watch([choice(1, 9)])
+    assert outputs.to_come(choice(1), CONTEXT) == 10
+
+
+def test_a_refusal_stands_until_somebody_leaves_or_a_page_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    lasts = Newcomers.lasts
+
+    def noted(newcomers: Newcomers, newcomer: Sequence) -> bool:
+        asked.append(newcomer.cache_id)
+        return lasts(newcomers, newcomer)
+
+    monkeypatch.setattr(Newcomers, "lasts", noted)
+    bench = Bench(num_pages=6, budget=64)
+    bench.add("a", 4, max_tokens=13)
+    bench.add("b", 4, seed=1, max_tokens=13)
+    steps = bench.run()
+    begun = next(index for index, spans in enumerate(steps) if "b/0" in lengths(spans))
+    assert steps[begun - 1][0].cache_id == "a/0" and len(steps) == 2 * begun, "as soon as the other one has left"
+    assert asked == ["a/0", "b/0", "b/0"]
 
 
 def test_the_most_that_is_wanted_is_wanted_just_before_an_end() -> None:

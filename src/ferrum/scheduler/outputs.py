@@ -1,14 +1,16 @@
 """How long outputs become: what is known of their ends before they come.
 
-A choice that no token can stop ends at its limit. Others are thought to become as long as those before them that got as
-far; one of these that ran into its limit tells nothing of where it would have ended by itself, and counts as endless.
+A choice that no token can stop ends at its limit. Others are thought to end where half of those do that got as far: of
+the choices that have ended, and of those that run or ran into their limit, which would have come so far at least. But
+for these the first to end, the short ones, would speak for all.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from math import inf
-from statistics import median_high
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from ferrum.core.types import FinishReason, Sequence
@@ -16,21 +18,77 @@ from ferrum.core.types import FinishReason, Sequence
 WINDOW: Final = 64
 """Ended choices that are remembered."""
 
+ROUNDING: Final = 1e-9
+"""By which a half may be missed that is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A choice of so many tokens, and whether it ended by itself."""
+
+    length: int
+    by_itself: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """The share of choices that go on beyond a length: a step down at each of `lengths`, in ascending order.
+
+    Attributes:
+        shares: that go on beyond these.
+    """
+
+    lengths: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    def half(self, generated: int) -> int | None:
+        """The length at which half of those have ended that got as far; None where it is not known."""
+        passed = bisect_right(self.lengths, generated)
+        now = self.shares[passed - 1] if passed else 1.0
+        later = zip(self.lengths[passed:], self.shares[passed:], strict=True)
+        return next((length for length, share in later if 2 * share <= now + ROUNDING), None)
+
+
+def survival(ends: Iterable[int], others: Iterable[int]) -> Survival:
+    """The product-limit estimate of Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations" (1958).
+
+    Args:
+        ends: lengths of choices that have ended by themselves.
+        others: lengths of which is known only that these choices got as far.
+    """
+    lengths, known = sorted(ends), sorted(others)
+    share, shares = 1.0, []
+    for index, length in enumerate(lengths):
+        as_long = len(lengths) - index + len(known) - bisect_left(known, length)
+        share *= 1 - 1 / as_long
+        shares.append(share)
+    return Survival(tuple(lengths), tuple(shares))
+
 
 class OutputLengths:
-    """Learns from choices that have ended how many tokens others will generate.
+    """Learns from choices that have ended, and from those that run, how many tokens others will generate.
 
     The history as a forecast, and only the part of it that has got as far as the choice in question, are those of Gong
     et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025).
     """
 
     def __init__(self) -> None:
-        self._ended: deque[float] = deque(maxlen=WINDOW)
+        self._ended: deque[_Ended] = deque(maxlen=WINDOW)
+        self._known = survival((), ())
+        self._longest = 0
 
     def learn(self, sequence: Sequence) -> None:
-        """Take in a choice that has ended; one that failed or never began tells nothing."""
-        if sequence.generated and sequence.finish is not FinishReason.ERROR:
-            self._ended.append(inf if sequence.finish is FinishReason.LENGTH else sequence.generated)
+        """Take in a choice that has ended; what failed, never began or could but reach its limit tells nothing."""
+        by_itself = sequence.finish is not FinishReason.LENGTH
+        if sequence.generated and sequence.finish is not FinishReason.ERROR and (by_itself or _can_stop(sequence)):
+            self._ended.append(_Ended(sequence.generated, by_itself))
+
+    def watch(self, running: Iterable[Sequence]) -> None:
+        """Take in how far those have come that run: what `to_come` tells is of this moment."""
+        others = [each.length for each in self._ended if not each.by_itself]
+        others += [each.generated for each in running if _can_stop(each)]
+        self._known = survival([each.length for each in self._ended if each.by_itself], others)
+        self._longest = max((each.length for each in self._ended), default=0)
 
     def to_come(self, sequence: Sequence, context: int) -> int:
         """How many tokens the choice is still to generate, as far as one can tell.
@@ -38,15 +96,17 @@ class OutputLengths:
         Args:
             context: most tokens of prompt and output together.
         """
-        max_tokens = sequence.request.params.max_tokens
         limit = context - len(sequence.tokens)
-        if max_tokens is not None:
-            limit = min(limit, max_tokens - sequence.generated)
-            if not sequence.request.stop_token_ids:
-                return limit
-        longer = [length for length in self._ended if length > sequence.generated]
-        if longer:
-            limit = int(min(limit, median_high(longer) - sequence.generated))
-        else:
-            limit = min(limit, len(sequence.tokens))  # nobody is known to have got so far: as long again as by now
-        return limit
+        if sequence.request.params.max_tokens is not None:
+            limit = min(limit, sequence.request.params.max_tokens - sequence.generated)
+        if not _can_stop(sequence):
+            return limit
+        half = self._known.half(sequence.generated)
+        if half is None:  # most are not known to end: as far as the longest did, or as long again as by now
+            half = max(self._longest, sequence.generated + len(sequence.tokens))
+        return min(limit, half - sequence.generated)
+
+
+def _can_stop(sequence: Sequence) -> bool:
+    """Whether anything but its limit may end it."""
+    return bool(sequence.request.stop_token_ids) or sequence.request.params.max_tokens is None

@@ -78,6 +78,11 @@ class Waiting:
         queue = self._queues.get(self._share(sequence))
         return queue is not None and sequence in queue
 
+    @property
+    def next(self) -> Sequence | None:
+        """Who will be asked next, where only one share waits: else it depends on what is counted by then."""
+        return next(iter(self._queues.values()))[0] if len(self._queues) == 1 else None
+
     def add(self, sequence: Sequence) -> None:
         """Put the sequence in its place, and lift its share where it has not been waiting."""
         share = self._share(sequence)

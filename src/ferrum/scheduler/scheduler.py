@@ -15,7 +15,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from ferrum.cache.forecast import Growth
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
@@ -24,6 +23,7 @@ from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.live import LiveRequests
+from ferrum.scheduler.newcomers import Newcomers
 from ferrum.scheduler.outputs import OutputLengths
 from ferrum.scheduler.pacing import Pacing
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
@@ -92,6 +92,9 @@ class Scheduler:
         self._running = Ranked(self._live.rank)
         self._waiting = Waiting(self._live.rank, self._live.share)
         self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
+        self._newcomers = Newcomers(
+            self._live, self._running, pages, self._outputs, growth=self._growth, context=self._context
+        )
         self._in_flight: set[str] = set()
         self._homeless: list[TokenEvent] = []
         self.preemptions = 0
@@ -190,9 +193,9 @@ class Scheduler:
         Later newcomers do not overtake that one, or it might wait for ever.
         """
         behind = self._running_behind(range(2, self._max_sequence_length + 1))
-        if not behind and not self._waiting:
+        step.admits = bool(self._waiting) and not self._newcomers.is_refused(self._waiting.next)
+        if not behind and not step.admits:
             return
-        step.admits = True
         self._pacing.bound(step, self._running, behind, self._max_sequences)
         for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
             if not step.budget:
@@ -271,21 +274,26 @@ class Scheduler:
             victim.scheduled = None
         self._running.remove(victim)
         self._waiting.add(victim)
+        self._newcomers.reconsider()
 
     def _admit(self, sequence: Sequence, source: Sequence | Found, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
+        newcomers = self._newcomers
         if not self._make_place(sequence, step, lambda: len(self._running) < step.places):
+            if step.places == self._max_sequences:  # else there may be more of them soon, as costs become known
+                self._refuse(sequence)
             return False
         if isinstance(source, Sequence):
             self._siblings.share(source, sequence)
-            fits = self._lasts(sequence)
+            fits = newcomers.lasts(sequence)
         else:
             self._prefixes.adopt(sequence, source)
-            fits = self._make_place(sequence, step, lambda: self._fits(sequence) and self._lasts(sequence))
+            fits = self._make_place(sequence, step, lambda: newcomers.fits(sequence) and newcomers.lasts(sequence))
         count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
+            self._refuse(sequence)
             return False
         if not isinstance(source, Sequence):
             self._prefixes.admit(sequence, reusable(sequence, self._live.scored(sequence)))
@@ -294,6 +302,11 @@ class Scheduler:
         self._waiting.count_prompt(sequence, count)
         step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
         return True
+
+    def _refuse(self, newcomer: Sequence) -> None:
+        """Remember it, but for what may change by itself: those in flight will be asked to give way, too."""
+        if not self._in_flight:
+            self._newcomers.refuse(newcomer)
 
     # The end of a step
 
@@ -376,22 +389,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         self._prefixes.leave(sequence)
+        self._newcomers.reconsider()
         self.drafter.forget(sequence)
         self._outputs.learn(sequence)
         self._live.remove(sequence)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        return self._pages.fits(len(sequence.tokens), self._growth, cache_id=sequence.cache_id)
-
-    def _lasts(self, newcomer: Sequence) -> bool:
-        """Whether it and all that are served before it find their pages to the end, as far as one can tell.
-
-        Those that are served after it will make room.
-        """
-        rank = self._live.rank(newcomer)
-        before = [each for each in self._running if self._live.rank(each) < rank]
-        growths = [
-            Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
-            for each in (*before, newcomer)
-        ]
-        return not before or self._pages.lasts(growths, self._growth)
