@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import socket
 from typing import Any
 
 import pytest
@@ -71,6 +72,14 @@ def test_a_model_that_is_not_there_ends_the_server_with_the_reason(capsys: pytes
         build("./nothing-here")
     assert execute(["serve", "./nothing-here", "--port", "0"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: ")
+
+
+def test_a_port_that_is_taken_ends_the_server_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert execute(["serve", "--port", str(port), "--engine-host", "thread"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("ferrum: ") and f"{port} of 127.0.0.1" in told
 
 
 def test_without_its_libraries_it_says_what_to_install(

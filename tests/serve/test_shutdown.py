@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 import pytest
 
-from serve_kit import ENDLESS_TOKENS, USER, error_of, wait_for
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.host import Built
+from serve_kit import ENDLESS_TOKENS, SLOW, USER, chat_parts, error_of, serving, wait_for
 
 SCRIPT = """
 import sys
@@ -173,6 +175,21 @@ def test_a_signal_ends_a_server_that_is_loading(
         server.process.send_signal(number)
         assert server.process.wait(60) == (-number if number is signal.SIGKILL else 0)
         wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
+
+
+def test_an_engine_that_comes_when_its_server_has_ended_is_closed() -> None:
+    go = Event()
+    built: list[Built] = []
+
+    def load() -> AsyncEngine:
+        go.wait()
+        built.append(SLOW())
+        return AsyncEngine.from_parts(chat_parts(lambda: built[0]))  # type: ignore[arg-type]
+
+    with serving(load, ready=False) as server:
+        assert server.http.get("/health").status_code == 503
+    go.set()
+    wait_for(lambda: bool(built) and built[0].executor.stopped)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("process", [False, True])

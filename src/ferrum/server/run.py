@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import uvicorn
 from fastapi import FastAPI
 
+from ferrum.core.errors import ConfigError
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
@@ -86,13 +87,16 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
     """Serve until a signal ends it. One that comes while the engine is still being built ends the process at once.
 
     Raises:
-        ConfigError: the file of API keys cannot be used.
+        ConfigError: the file of API keys cannot be used, or nobody can listen on the port.
         Exception: what kept the engine from being built.
     """
     log_to_stderr()
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(partial(_settled, make_engine), config)
-    Server(app, config).run()
+    try:
+        Server(app, config).run()
+    except SystemExit:  # so uvicorn ends where it cannot listen, after a line that tells why
+        raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
     service: Service = app.state.service
     if service.left_loading:
         leave(0)  # the interpreter's own end would wait for the thread that loads, or break it in native code
