@@ -173,6 +173,7 @@ WRONG: Final[list[tuple[str, Any, str]]] = [
     ("min_p", 1.5, "min_p"),
     ("seed", 2**63, "seed"),
     ("stop", "", "stop"),
+    ("stop", [], "stop"),
     ("stop", ["a", ""], "stop"),
     ("stop", ["x" * i for i in range(1, 66)], "stop"),
     ("stop_token_ids", [97], "stop_token_ids"),

@@ -108,6 +108,8 @@ def check_common(body: GenerationBody, front: Front) -> None:
         raise invalid("prompt_logprobs", "not with stream = true")
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
+    if body.stop == []:
+        raise invalid("stop", "must not be an empty list")
     if body.cache_salt == "":
         raise invalid("cache_salt", "must not be empty")
     if body.request_id is not None and not _can_stand_in_a_path(body.request_id):

@@ -124,7 +124,7 @@ class GenerationBody(Body):
     top_k: Whole | None = _sampling("top_k")
     min_p: float | None = _sampling("min_p")
     seed: Whole | None = _sampling("seed")
-    stop: str | list[str] | None = _sampling("stop")
+    stop: str | list[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
     stop_token_ids: list[Whole] | None = _sampling("stop_token_ids")
     bad_words: list[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
