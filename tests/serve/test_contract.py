@@ -230,6 +230,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
         ({"echo": True}, "echo"),
         ({"chat_template": "{% bad"}, "chat_template"),
         ({"safety_identifier": "x" * 65}, "safety_identifier"),
+        ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
+        ({"service_tier": "first"}, "service_tier"),
     ],
 )
 def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:

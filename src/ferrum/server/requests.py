@@ -224,8 +224,10 @@ class ChatRequest(GenerationBody, TemplateBody):
     metadata: dict[str, str] | None = Field(default=None, description="No effect.", max_length=16)
     safety_identifier: str | None = Field(default=None, description="No effect.", max_length=64)
     prompt_cache_key: str | None = Field(default=None, description="No effect.")
-    prompt_cache_retention: str | None = Field(default=None, description="No effect.")
-    service_tier: str | None = Field(default=None, description="No effect.")
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(default=None, description="No effect.")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
+        default=None, description="No effect."
+    )
     store: bool | None = Field(default=None, description="No effect.")
     verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="No effect.")
 
