@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import schemathesis
@@ -86,11 +86,18 @@ def _large(limit: Any) -> bool:
     return isinstance(limit, int | float) and limit > MOST_TOKENS
 
 
-def check(document: Any, route: tuple[str, str], profile: settings, checks: Collection[str] | None = None) -> None:
+def check(
+    document: Any,
+    route: tuple[str, str],
+    profile: settings,
+    checks: Collection[str] | None = None,
+    also: Sequence[Callable[[Any, Any, Any], None]] = (),
+) -> None:
     """Valid and invalid requests of a route; any answer that the document does not know is a failure.
 
     Args:
         checks: by name; None: all of them.
+        also: more checks, of a context, a response and its case.
     """
     method, path = route
     operation = document[path][method]
@@ -104,7 +111,7 @@ def check(document: Any, route: tuple[str, str], profile: settings, checks: Coll
     def run(case: Any) -> None:
         response = case.call()
         left = names - ({"positive_data_acceptance"} if unsayable(response) else set())
-        case.validate_response(response, checks=[every[name] for name in sorted(left)])
+        case.validate_response(response, checks=[*(every[name] for name in sorted(left)), *also])
         served.append(response.status_code)
 
     run()

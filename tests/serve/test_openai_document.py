@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
+from jsonschema_rs import Draft202012Validator
 
 from document_kit import FEW, MANY, check
 from serve_kit import Served
@@ -23,21 +26,94 @@ CHECKS = (
 )
 
 
-@pytest.fixture(scope="session")
-def openai_document(unfailing: Served) -> Any:
+CHUNKS = {"/chat/completions": "CreateChatCompletionStreamResponse", "/completions": "CreateCompletionResponse"}
+"""What the events of a route's streams hold."""
+UNKNOWN = ("prompt_cache_breakpoint", "prompt_cache_options")
+"""Fields that the server has no use for and names as ignored."""
+PASSED_ON = ("audio", "function_call")
+"""Fields of an assistant's message that go to the chat template as they are."""
+
+
+@cache
+def published() -> Any:
+    """The document, mended where its words and its schemas contradict one another.
+
+    Completions are streamed, too; until the end of a choice its chunks have no reason for it, and but for the last one
+    no usage. The first token of all has no log-probability. Nulls are marked as in documents of version 3.0. Fields
+    that the server does not know may hold anything.
+    """
     document = json.loads(DOCUMENT.read_text())
     del document["security"]  # this server asks for no key; those that do are tested in test_operation
-    schema = schemathesis.openapi.from_dict(document)
+    for route in CHUNKS:  # here stand the chunks, where readers of documents look for events: `chunks_conform` knows
+        document["paths"][route]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
+    completion = document["components"]["schemas"]["CreateCompletionResponse"]["properties"]
+    choice = completion["choices"]["items"]["properties"]
+    scores = choice["logprobs"]["anyOf"][0]["properties"]
+    for part in (scores["token_logprobs"]["items"], scores["top_logprobs"]["items"]):
+        part["nullable"] = True
+    for schema in document["components"]["schemas"].values():
+        for name in UNKNOWN:
+            schema.get("properties", {}).pop(name, None)
+    for name in PASSED_ON:
+        del document["components"]["schemas"]["ChatCompletionRequestAssistantMessage"]["properties"][name]
+    return _with_nulls(document)
+
+
+@cache
+def chunks_of(route: str) -> Draft202012Validator:
+    """Holds a chunk of a route to what is published."""
+    components = deepcopy(published()["components"])
+    whole = components["schemas"]["CreateCompletionResponse"]["properties"]
+    choice = whole["choices"]["items"]["properties"]
+    whole["usage"], choice["finish_reason"] = _or_null(whole["usage"]), _or_null(choice["finish_reason"])
+    return Draft202012Validator({"$ref": f"#/components/schemas/{CHUNKS[route]}", "components": components})
+
+
+def _or_null(schema: Any) -> Any:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _with_nulls(part: Any) -> Any:
+    """`nullable` in the words of JSON Schema."""
+    if isinstance(part, list):
+        return [_with_nulls(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    whole = {name: _with_nulls(each) for name, each in part.items() if name != "nullable"}
+    return _or_null(whole) if part.get("nullable") is True else whole
+
+
+def chunks_conform(_: Any, response: Any, case: Any) -> None:
+    """Every event of a stream is a chunk, and the last one says that it is over."""
+    if not response.headers["content-type"][0].startswith("text/event-stream"):
+        return
+    events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    found = [error for event in events for error in chunks_of(case.operation.path).iter_errors(json.loads(event))]
+    assert not found, found
+
+
+@pytest.fixture(scope="session")
+def openai_document(unfailing: Served) -> Any:
+    schema = schemathesis.openapi.from_dict(published())
     schema.config.update(base_url=f"{unfailing.url}/v1")
+    schema.config.max_stream_events = 1 << 20  # all of every stream
     return schema
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_a_hundred_cases_of_every_route(openai_document: Any, route: tuple[str, str]) -> None:
-    check(openai_document, route, FEW, CHECKS)
+    check(openai_document, route, FEW, CHECKS, [chunks_conform])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_many_cases_of_every_route(openai_document: Any, route: tuple[str, str]) -> None:
-    check(openai_document, route, MANY, CHECKS)
+    check(openai_document, route, MANY, CHECKS, [chunks_conform])
+
+
+def test_fields_that_the_server_does_not_know_are_named(unfailing: Served) -> None:
+    part = {"type": "text", "text": "hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    reply = unfailing.chat(messages=[{"role": "user", "content": [part]}], prompt_cache_options={"ttl": "30m"})
+    named = reply.headers["x-ferrum-ignored"].split(", ")
+    assert sorted(named) == ["messages[0].content[0].prompt_cache_breakpoint", "prompt_cache_options"]
