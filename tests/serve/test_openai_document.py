@@ -13,6 +13,7 @@ import schemathesis
 from jsonschema_rs import Draft202012Validator
 
 from document_kit import FEW, MANY, check
+from ferrum.core.params import MAX_STOP_STRINGS
 from serve_kit import Served
 
 DOCUMENT = Path(__file__).parents[1] / "data" / "openai-openapi-core.json"
@@ -30,6 +31,8 @@ CHUNKS = {"/chat/completions": "CreateChatCompletionStreamResponse", "/completio
 """What the events of a route's streams hold."""
 UNKNOWN = ("prompt_cache_breakpoint", "prompt_cache_options")
 """Fields that the server has no use for and names as ignored."""
+OF_REQUESTS = ("Request", "ModelResponseProperties", "StreamOptions", "StopConfiguration")
+"""What is in the names of schemas of requests, and of no others."""
 PASSED_ON = ("audio", "function_call")
 """Fields of an assistant's message that go to the chat template as they are."""
 
@@ -39,24 +42,40 @@ def published() -> Any:
     """The document, mended where its words and its schemas contradict one another.
 
     Completions are streamed, too; until the end of a choice its chunks have no reason for it, and but for the last one
-    no usage. The first token of all has no log-probability. Nulls are marked as in documents of version 3.0. Fields
-    that the server does not know may hold anything.
+    no usage. The first token of all has no log-probability. Nulls are marked as in documents of version 3.0.
+
+    And where the server takes more, as its own document has it: null for whatever may be left out, more stop strings,
+    biases with a point; fields that it does not know may hold anything.
     """
     document = json.loads(DOCUMENT.read_text())
     del document["security"]  # this server asks for no key; those that do are tested in test_operation
     for route in CHUNKS:  # here stand the chunks, where readers of documents look for events: `chunks_conform` knows
         document["paths"][route]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
-    completion = document["components"]["schemas"]["CreateCompletionResponse"]["properties"]
+    schemas = document["components"]["schemas"]
+    completion = schemas["CreateCompletionResponse"]["properties"]
     choice = completion["choices"]["items"]["properties"]
     scores = choice["logprobs"]["anyOf"][0]["properties"]
     for part in (scores["token_logprobs"]["items"], scores["top_logprobs"]["items"]):
         part["nullable"] = True
-    for schema in document["components"]["schemas"].values():
-        for name in UNKNOWN:
-            schema.get("properties", {}).pop(name, None)
     for name in PASSED_ON:
-        del document["components"]["schemas"]["ChatCompletionRequestAssistantMessage"]["properties"][name]
+        del schemas["ChatCompletionRequestAssistantMessage"]["properties"][name]
+    for name in schemas:
+        if any(part in name for part in OF_REQUESTS):
+            _widen(schemas[name])
     return _with_nulls(document)
+
+
+def _widen(schema: Any) -> None:
+    """Let the schema of a request have what the server takes beyond it."""
+    for part in (*schema.get("allOf", ()), *schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        _widen(part)
+    if "maxItems" in schema:
+        schema["maxItems"] = MAX_STOP_STRINGS
+    fields = schema.get("properties", {})
+    for name in [each for each in fields if each not in schema.get("required", ())]:
+        if name == "logit_bias":
+            fields[name]["additionalProperties"] = {"type": "number"}
+        fields[name] = {} if name in UNKNOWN else _or_null(fields[name])
 
 
 @cache
