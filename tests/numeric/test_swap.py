@@ -97,6 +97,22 @@ def test_one_slow_copy_ends_nothing_and_slow_ones_are_not_for_ever() -> None:
     assert all(tried[AGAIN - 3 :]), "one in a while is copied all the same, and tells that they are fast again"
 
 
+def test_pages_that_nobody_asks_for_again_are_not_copied_for_long() -> None:
+    clock = Clock()
+    swap, _ = keeper(1000, recompute=20.0, clock=clock)
+
+    def leave(number: int) -> None:
+        clock.copies = [1.0]
+        swap.evicted("main", NamedPage(0, b"%d" % number))
+
+    for number in range(100):
+        leave(number)
+    found = [brought(swap, b"%d" % number) for number in range(100)]
+    assert found[:18] == [True] * 18 and sum(found[18:]) == 1, "one in 19 has to come back, and none has; one is tried"
+    leave(100)
+    assert brought(swap, b"100"), "all but that one were asked for by now"
+
+
 def test_it_needs_the_prefix_cache() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=ModelConfig(model="m"), prefix_cache=False, swap_gib=1)

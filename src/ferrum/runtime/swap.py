@@ -21,10 +21,42 @@ AGAIN: Final = 64
 """Of so many pages that were not worth a copy one is copied all the same: the machine may have become faster."""
 
 
+class Returns:
+    """How many of the pages that had to make room are asked for again, whether they were copied or not.
+
+    Args:
+        most: pages that are remembered, the last ones.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._asked: OrderedDict[tuple[str, Name], bool] = OrderedDict()
+        self._count = 0
+
+    @property
+    def share(self) -> float:
+        """The part of them, above 0 and at most 1: all, as long as nothing is known."""
+        return (self._count + 1) / (len(self._asked) + 1)
+
+    def left(self, page: tuple[str, Name]) -> None:
+        """The page makes room."""
+        self._count -= self._asked.pop(page, False)
+        self._asked[page] = False
+        if len(self._asked) > self._most:
+            self._count -= self._asked.popitem(last=False)[1]
+
+    def asked(self, page: tuple[str, Name]) -> None:
+        """Somebody wants the page."""
+        if self._asked.get(page) is False:
+            self._asked[page] = True
+            self._count += 1
+
+
 class SwapKeeper:
     """Keeps pages from the moment they lose their place; see `PageKeeper`. A page that comes back leaves its buffer.
 
-    Whether a page is copied or computed again is decided by what both have taken on this machine so far.
+    Whether a page is copied or computed again is decided by what both have taken on this machine so far, and by how
+    many of the pages that made room were asked for again: most of those of answers that have ended never are.
 
     Args:
         pages: whose keeper this becomes.
@@ -53,6 +85,8 @@ class SwapKeeper:
         self._bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOW)
         self._refused = 0
+        # As many as would still be here, had all been copied.
+        self._returns = Returns(max(1, capacity // min(kernels.page_bytes(group.name) for group in pages.groups)))
         pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
@@ -63,7 +97,9 @@ class SwapKeeper:
     def evicted(self, group: str, named: NamedPage) -> None:
         """See `PageKeeper`."""
         size = self._kernels.page_bytes(group)
-        if size > self._capacity or not self._pays(size):
+        pays = self._pays(size)
+        self._returns.left((group, named.name))
+        if size > self._capacity or not pays:
             return
         begun = self._clock()
         content = self._kernels.read_page(group, named.page)
@@ -93,6 +129,7 @@ class SwapKeeper:
         return whole
 
     def _fill(self, wanted: Wanted) -> bool:
+        self._returns.asked((wanted.group, wanted.name))
         content = self._buffers.pop((wanted.group, wanted.name), None)
         if content is None:
             return False
@@ -101,9 +138,12 @@ class SwapKeeper:
         return True
 
     def _pays(self, size: int) -> bool:
-        """Whether a page's way out and back takes less time than to compute it; yes while one of both is unknown."""
-        known = self._recompute()
-        if not (known and self._rates) or 2 * size * median(self._rates) < known:
+        """Whether a page's way out, and back if it is asked for, takes less time than to compute it then.
+
+        Yes while one of both is unknown.
+        """
+        known, share = self._recompute(), self._returns.share
+        if not (known and self._rates) or (1 + share) * size * median(self._rates) < share * known:
             return True
         self._refused += 1
         return self._refused % AGAIN == 0
