@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench_kit import cell_of, report_of
 from command_kit import Outcome, command_line
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
 from ferrum.cli.main import NEXT_STEPS, explain
@@ -312,3 +313,19 @@ def test_plan_asks_about_powers_of_two_up_to_the_context() -> None:
     plan = MemoryPlan(weights=0, activations=0, activation_row=0, tables=0, pool=())
     for context, lengths in ((1024, [256, 512, 1024]), (1000, [256, 512, 1000]), (100, [100])):
         assert [length for length, _ in plan.fitting(context)] == lengths
+
+
+def test_bench_compare_ends_with_one_on_a_regression_and_two_on_a_wrong_file(
+    ferrum: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    good, bad, none = (str(tmp_path / name) for name in ("good.json", "bad.json", "none.json"))
+    report_of(cell_of("w", 0.8)).write(Path(good))
+    report_of(cell_of("w", 0.7)).write(Path(bad))
+    assert ferrum("bench", "compare", good, good)[0] == 0
+    code, out, _ = ferrum("bench", "compare", good, bad)
+    assert code == 1 and "regressed" in out
+    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe"):
+        Path(none).write_bytes(nonsense)
+        code, _, told = ferrum("bench", "compare", good, none)
+        assert code == 2 and none in told
+    assert ferrum("bench", "compare", good, str(tmp_path / "missing.json"))[0] == 2

@@ -16,7 +16,6 @@ from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer, run_command
 from ferrum.bench.report import PeerCell, Report, Spent, cell, median_error
 from ferrum.bench.series import Judged, Sample
 from ferrum.cli.bench import BAR, bar
-from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
 
 
@@ -120,20 +119,6 @@ def test_different_settings_are_not_compared(setting):
     with pytest.raises(RequestError) as told:
         compare(report_of(), report_of(**setting))
     assert told.value.param == next(iter(setting))
-
-
-def test_the_command_ends_with_one_on_a_regression_and_two_on_a_wrong_file(tmp_path, capsys):
-    good, bad, none = (tmp_path / name for name in ("good.json", "bad.json", "none.json"))
-    report_of(cell_of("w", 0.8)).write(good)
-    report_of(cell_of("w", 0.7)).write(bad)
-    assert execute(["bench", "compare", str(good), str(good)]) == 0
-    assert execute(["bench", "compare", str(good), str(bad)]) == 1
-    assert "regressed" in capsys.readouterr().out
-    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe"):
-        none.write_bytes(nonsense)
-        assert execute(["bench", "compare", str(good), str(none)]) == 2
-        assert none.name in capsys.readouterr().err
-    assert execute(["bench", "compare", str(good), str(tmp_path / "missing.json")]) == 2
 
 
 # Peers
