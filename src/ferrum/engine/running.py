@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Self
 
 from ferrum.core.types import Request
@@ -28,7 +28,7 @@ class Running:
     def __init__(self, router: Router, tokenizer: Tokenizer | None, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
         self._router = router
-        self._news = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
         self._ready: deque[int] = deque()
         self._left = len(self.requests)
         self._streams: list[RequestStream] = []
@@ -43,7 +43,7 @@ class Running:
     def _waker(self, place: int) -> Wake:
         def wake() -> None:
             self._ready.append(place)
-            self._news.set()
+            self._rouse()
 
         return wake
 
@@ -57,14 +57,55 @@ class Running:
 
     async def __anext__(self) -> tuple[int, Delta]:
         while self._left:
-            if not self._ready:
-                self._news.clear()
-                await self._news.wait()
-                continue
+            news = self._take()
+            if news is not None:
+                return news
+            await self._wait(asyncio.get_running_loop())
+        raise StopAsyncIteration
+
+    async def beats(self, patience: float) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+        """The same, and None after `patience` seconds without any."""
+        loop = asyncio.get_running_loop()
+        since, silent = loop.time(), False
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            """See whether the reader has waited for long: cheaper than a timer at each of its waits."""
+            nonlocal timer, silent
+            left = since + patience - loop.time()
+            if left <= 0:
+                silent, left = True, patience
+                self._rouse()
+            timer = loop.call_later(left, look)
+
+        timer = loop.call_later(patience, look)
+        try:
+            while self._left:
+                news = self._take()
+                if news is not None or silent:
+                    yield news
+                    since, silent = loop.time(), False
+                else:
+                    await self._wait(loop)
+        finally:
+            timer.cancel()
+
+    def _take(self) -> tuple[int, Delta] | None:
+        """The next news, if there are any."""
+        while self._ready:
             place = self._ready.popleft()
             delta = self._streams[place].take()
             if delta is not None:
                 self._ready.append(place)  # it may have more, of another choice
                 self._left -= delta.usage is not None
                 return place, delta
-        raise StopAsyncIteration
+        return None
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Until a request has news, or the reader is roused."""
+        self._waiting = loop.create_future()
+        await self._waiting
+
+    def _rouse(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

@@ -108,6 +108,7 @@ class ChatJob:
         self.id = head.id
         self.requests = (request,)
         self.tally = Tally(self.requests, body.stream_options)
+        self.uniform = not (body.return_token_ids or self.tally.in_each)
         self._head = head
         self._namer = namer
         self._prefix = prefix

@@ -146,6 +146,7 @@ class CompletionJob:
         self.id = head.id
         self.requests = tuple(requests)
         self.tally = Tally(self.requests, body.stream_options)
+        self.uniform = not (body.return_token_ids or self.tally.in_each)
         self._head = head
         self._body = body
         self._n = n

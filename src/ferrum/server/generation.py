@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrum.core.errors import FerrumError
-from ferrum.engine.outputs import Delta
 from ferrum.engine.running import Running
 from ferrum.server.errors import CancelledError, as_api_error
+from ferrum.server.events import KEEP_ALIVE, EventWriter
 from ferrum.server.guard import CLIENT_GONE
 from ferrum.server.replies import Reply
 from ferrum.server.service import Service
 from ferrum.server.writers import Job
 
-DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """No proxy may hold events back."""
 
@@ -74,36 +72,26 @@ class Generation(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, running: Running, scope: Scope, send: Send) -> None:
+        events = EventWriter(self._job)
+        send_part: Send = scope["state"]["send"]
         started = False
         try:
-            async for news in self._beats(running):
-                data = KEEP_ALIVE if news is None else b"".join(map(sse, self._job.push(*news)))
-                if data:
-                    if not started:
+            async with aclosing(running.beats(self._service.config.keep_alive_seconds)) as beats:
+                async for news in beats:
+                    data = KEEP_ALIVE if news is None else events.news(*news)
+                    if data and not started:
                         await send(self._start())
                         started = True
-                    await send(_part(data))
-            await send(_part(b"".join(map(sse, self._job.end())) + DONE))
+                    if data:
+                        await send_part(_part(data))
+            await send_part(_part(events.end()))
         except FerrumError as error:
             if not started or self._gone:
                 raise
             # The status is sent; the error comes as an event, and no end that looks like a good one.
             scope["state"]["log"]["error"] = type(error).__name__
-            await send(_part(b"data: " + as_api_error(error, scope["state"]["request_id"]).body() + b"\n\n"))
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _beats(self, running: Running) -> AsyncGenerator[tuple[int, Delta] | None, None]:
-        """The news as they come, and None for every time of silence."""
-        while True:
-            try:
-                async with asyncio.timeout(self._service.config.keep_alive_seconds):
-                    news = await anext(running)
-            except TimeoutError:
-                yield None
-            except StopAsyncIteration:
-                return
-            else:
-                yield news
+            await send_part(_part(b"data: " + as_api_error(error, scope["state"]["request_id"]).body() + b"\n\n"))
+        await send_part({"type": "http.response.body", "body": b""})
 
     def _start(self) -> Message:
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -124,11 +112,6 @@ async def watched(receive: Receive, gone: Callable[[], None], running: Running) 
         yield
     finally:
         watching.cancel()
-
-
-def sse(reply: Reply) -> bytes:
-    """A chunk as an event."""
-    return b"data: " + reply.json_bytes() + b"\n\n"
 
 
 def _part(data: bytes) -> Message:

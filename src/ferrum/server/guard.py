@@ -35,7 +35,8 @@ _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 class Guard:
     """The outermost part of the application.
 
-    It gives the scope's state `request_id`, `tenant`, `service` and `log`: what the request's log line is to tell.
+    It gives the scope's state `request_id`, `tenant`, `service`, `log`: what the request's log line is to tell, and
+    `send`: for the parts of a response that has begun, past the layers that only look for its beginning.
 
     Args:
         app: what it guards.
@@ -61,6 +62,7 @@ class Guard:
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
         scope["state"] = state = {**scope.get("state", {}), **state}
         sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]))
+        state["send"] = sender
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._hold)
         began = time.monotonic()

@@ -265,6 +265,7 @@ class SessionJob:
         self.id = job.id
         self.requests = job.requests
         self.tally = job.tally
+        self.uniform = False  # every token is kept
         self.end = job.end
         self.fold = job.fold
 

@@ -36,6 +36,11 @@ class Job(Protocol):
         """What it cost so far."""
         ...
 
+    @property
+    def uniform(self) -> bool:
+        """Whether chunks that tell of text alone are alike but for that text, and all that they do is counted."""
+        ...
+
     def push(self, place: int, delta: Delta) -> Iterator[Reply]:
         """The chunks of a delta of the request at `place`. Raises FerrumError where the delta tells of a failure."""
         ...
@@ -72,10 +77,11 @@ class Tally:
 
     Attributes:
         at_end: whether one more chunk tells them.
+        in_each: whether every chunk does.
     """
 
     def __init__(self, requests: Sequence[Request], options: StreamOptions | None) -> None:
-        self._each = bool(options and options.continuous_usage_stats)
+        self.in_each = bool(options and options.continuous_usage_stats)
         self.at_end = bool(options and options.include_usage)
         self.prompt = sum(len(request.prompt) for request in requests)
         self.completion = 0
@@ -91,7 +97,7 @@ class Tally:
 
     def of_chunk(self) -> dict[str, Usage | None]:
         """What a chunk tells of them: all so far, null where that is for the last one, or nothing."""
-        if self._each:
+        if self.in_each:
             return {"usage": self.usage()}
         return {"usage": None} if self.at_end else {}
 
