@@ -244,6 +244,7 @@ def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 1, "n": 0}, "n"),
         ({"best_of": 21}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),

@@ -108,6 +108,8 @@ def check_common(body: GenerationBody, front: Front) -> None:
         raise invalid("prompt_logprobs", "not with stream = true")
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
+    if body.n is not None and body.n < 1:  # with `best_of`, so many are not what is sampled
+        raise invalid("n", f"must be at least 1, not {body.n}")
     if body.stop == []:
         raise invalid("stop", "must not be an empty list")
     if body.cache_salt == "":
