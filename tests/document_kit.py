@@ -37,10 +37,11 @@ UNSAYABLE = {
     "chat_template_kwargs": "may not replace",
     "dimensions": "the model's vectors have",
     "arguments": "must be JSON|must be a JSON object",
+    "request_id": "is live",  # a stream that was left may be, a moment longer
 }
 """Why a body that fits the document may still be refused, by the field that the refusal names: relations of two
-numbers, lengths in tokens, keys of an object as numbers, the last item of a list, what the model is, and languages
-within a text (a template, JSON). JSON Schema has no words for these.
+numbers, lengths in tokens, keys of an object as numbers, the last item of a list, what the model is, who is served, and
+languages within a text (a template, JSON). JSON Schema has no words for these.
 """
 
 
