@@ -97,6 +97,8 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
         Server(app, config).run()
     except SystemExit:  # so uvicorn ends where it cannot listen, after a line that tells why
         raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
+    finally:
+        gc.unfreeze()  # or what the engine's cycles hold would outlast the library that frees it
     service: Service = app.state.service
     if service.left_loading:
         leave(0)  # the interpreter's own end would wait for the thread that loads, or break it in native code
