@@ -22,9 +22,14 @@ _MARK: Final = "\x01"
 _MARK_JSON: Final = to_json(_MARK)
 
 
+def event(data: bytes) -> bytes:
+    """A line of JSON as an event."""
+    return b"data: " + data + b"\n\n"
+
+
 def sse(reply: Reply) -> bytes:
     """A chunk as an event."""
-    return b"data: " + reply.json_bytes() + b"\n\n"
+    return event(reply.json_bytes())
 
 
 class EventWriter:

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ferrum.core.errors import FerrumError
 from ferrum.engine.running import Running
 from ferrum.server.errors import CancelledError, as_api_error
-from ferrum.server.events import KEEP_ALIVE, EventWriter
+from ferrum.server.events import KEEP_ALIVE, EventWriter, event
 from ferrum.server.guard import CLIENT_GONE
 from ferrum.server.replies import Reply
 from ferrum.server.service import Service
@@ -90,7 +90,7 @@ class Generation(Response):
                 raise
             # The status is sent; the error comes as an event, and no end that looks like a good one.
             scope["state"]["log"]["error"] = type(error).__name__
-            await send_part(_part(b"data: " + as_api_error(error, scope["state"]["request_id"]).body() + b"\n\n"))
+            await send_part(_part(event(as_api_error(error, scope["state"]["request_id"]).body())))
         await send_part({"type": "http.response.body", "body": b""})
 
     def _start(self) -> Message:
