@@ -206,7 +206,11 @@ NB_MODULE(_native, module) {
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
-        .def_prop_ro("threads", [](const Runtime& r) { return r.team.size(); })
+        .def_prop_ro("threads", [](const Runtime& r) { return r.team.most(); })
+        .def("use", [](Runtime& r, int threads) {
+            const std::lock_guard<std::mutex> lock(r.running);
+            r.team.use(threads);
+        })
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
         .def("pack", &pack)
         .def("quantize", &quantize)

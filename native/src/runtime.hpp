@@ -17,7 +17,7 @@ namespace ferrum {
 
 class Runtime {
 public:
-    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads), shares(team.size()) {}
+    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads), shares(team.most()) {}
 
     // Scratch for one operation at a time: packed rows that all threads share, and room for each thread. Grows when
     // operations are made, never while they run.
@@ -25,8 +25,8 @@ public:
         if (shared > shared_.size()) shared_ = Buffer(shared);
         if (per_thread > thread_bytes_) {
             thread_bytes_ = (per_thread + 4095) / 4096 * 4096 + 64;
-            own_ = Buffer(thread_bytes_ * team.size());
-            for (int thread = 0; thread < team.size(); ++thread) forbid(own(thread) + per_thread, own(thread) + thread_bytes_);
+            own_ = Buffer(thread_bytes_ * team.most());
+            for (int thread = 0; thread < team.most(); ++thread) forbid(own(thread) + per_thread, own(thread) + thread_bytes_);
         }
     }
     std::byte* shared() const { return shared_.data(); }

@@ -14,7 +14,7 @@ constexpr int64_t kScan = 1024;  // logits that are looked at twice while they a
 
 Best::Best(const Runtime& runtime, const float* logits, int32_t* out, int64_t columns, int64_t extent, int64_t most_rows)
     : logits_(logits), out_(out), columns_(columns), extent_(extent), most_rows_(most_rows),
-      found_(static_cast<size_t>(runtime.team.size() * most_rows)) {}
+      found_(static_cast<size_t>(runtime.team.most() * most_rows)) {}
 
 void Best::run(Runtime& runtime, int thread) {
     const int64_t rows = runtime.step.count(extent_), threads = runtime.team.size();

@@ -48,7 +48,7 @@ struct DescribeWish {
 class SamplerTeam {
 public:
     explicit SamplerTeam(Runtime& runtime)
-        : runtime_(runtime), samplers_(static_cast<size_t>(runtime.team.size()), Sampler(runtime.kernels)) {}
+        : runtime_(runtime), samplers_(static_cast<size_t>(runtime.team.most()), Sampler(runtime.kernels)) {}
 
     // Tokens as Sampler::draw and Sampler::greedy tell them.
     std::vector<int64_t> draw(const std::vector<DrawWish>& wishes);

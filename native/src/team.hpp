@@ -17,9 +17,10 @@ namespace ferrum {
 class Signal {
 public:
     uint64_t read() const { return value_.load(std::memory_order_acquire); }
-    void raise();
-    // Returns once the value differs from `seen`: spins for `pauses`, gives way to others for `yields`, then sleeps.
-    void wait(uint64_t seen, int pauses, int yields);
+    // Changes it to `value`; one thread at a time.
+    void raise(uint64_t value);
+    // Returns the value once it differs from `seen`: spins for `pauses`, gives way to others for `yields`, then sleeps.
+    uint64_t wait(uint64_t seen, int pauses, int yields);
 
 private:
     std::atomic<uint64_t> value_{0};
@@ -39,20 +40,25 @@ public:
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
+    // The threads that there are.
+    int most() const { return static_cast<int>(workers_.size()) + 1; }
+    // Those that take part in a run: all, unless told otherwise between runs.
     int size() const { return size_; }
-    // Runs work on every thread, the caller being thread 0; returns when all are done. One call at a time.
+    void use(int threads) { size_ = threads < 1 ? 1 : threads > most() ? most() : threads; }
+    // Runs work on every thread that takes part, the caller being thread 0; returns when all are done. One call at a time.
     void run(Work work, void* context);
-    // Called by every thread of the team within `run`: nobody goes on before all have come.
+    // Called by every thread that takes part, within `run`: nobody goes on before all have come.
     void barrier();
 
 private:
+    void start(int threads);
     void serve(int thread);
 
-    const int size_;
+    int size_ = 1;
+    uint64_t runs_ = 0;
     Work work_ = nullptr;
     void* context_ = nullptr;
-    bool stopping_ = false;
-    Signal started_, passed_;
+    Signal started_, passed_;  // the first one's value tells, in its low half, how many take part; none: the end
     std::atomic<int> arrived_{0};
     std::vector<std::thread> workers_;
 };

@@ -82,13 +82,14 @@ class NativeProgram:
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = self._begin(kernels, tables)
-        self._kernels.lowering.runtime.run(self._native)
+        self._kernels.run(self._native, counts[Extent.ROWS])
         return NetworkOutput(*(self._view(value, counts) for value in self.program.output.parts))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step, and return the seconds of each of the program's operations, as the library's team sees them."""
         self._begin(kernels, tables)
         lowering = self._kernels.lowering
+        lowering.runtime.use(self._kernels.threads)
         return list(lowering.library.time_all(lowering.runtime, self._operations))
 
     def _begin(self, kernels: Kernels, tables: StepTables) -> dict[Extent, int]:

@@ -22,6 +22,7 @@ from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
+from ferrum.scheduler.first_tokens import FirstTokens
 from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.newcomers import Newcomers
 from ferrum.scheduler.outputs import OutputLengths
@@ -90,6 +91,7 @@ class Scheduler:
         self._context = min(max_sequence_length, self._storable + 1)
         self._live = LiveRequests(policy)
         self._running = Ranked(self._live.rank)
+        self._first_tokens = FirstTokens(self._costs, self._live.share)
         self._waiting = Waiting(self._live.rank, self._live.share)
         self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
         self._newcomers = Newcomers(
@@ -175,6 +177,7 @@ class Scheduler:
             error = KvExhausted("the pages that others hold leave no room for this sequence")
             self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
             self._plan_prompts(step)
+        self._first_tokens.hurry(step, self._running)
         self._add_drafts(step)
         plan = step.close()
         if plan is not None:

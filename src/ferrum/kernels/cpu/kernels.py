@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ferrum.cache.pages import PageCopy
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
 from ferrum.kernels.cpu.rope import GrowingRope
+from ferrum.kernels.cpu.team_size import TeamSize
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 
@@ -44,13 +46,14 @@ class NativeKernels:
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, library.Runtime(tier, threads or available_threads()))
         self.table_bytes = 0
+        self._team_size = TeamSize(self.threads)
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
         self._tables: StepTables | None = None
 
     @property
     def threads(self) -> int:
-        """Size of the team."""
+        """Size of the team; a step may do with fewer of them (`TeamSize`)."""
         return int(self.lowering.runtime.threads)
 
     @property
@@ -103,6 +106,14 @@ class NativeKernels:
         )
         for rope in self._ropes:
             rope.reach(int(tables.positions.max(initial=0)))
+
+    def run(self, program: Any, rows: int) -> None:
+        """Run a program of the library on the step that has begun, by as many threads as its rows are worth."""
+        runtime = self.lowering.runtime
+        runtime.use(self._team_size.choose(rows))
+        begun = perf_counter()
+        runtime.run(program)
+        self._team_size.observe(perf_counter() - begun)
 
     @property
     def tables(self) -> StepTables:

@@ -1,0 +1,81 @@
+"""How many of a team's threads take part in a step: all, but fewer in short steps of a crowded machine.
+
+A step has many barriers, and each waits for the last thread. Where others want the processors, too, the system puts a
+thread aside for some milliseconds now and then. A step that is shorter than that is over sooner without those who would
+have to be waited for, and leaves their processors to the others. No bit of any answer depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Final
+
+try:
+    import resource
+except ImportError:  # not every system has it
+    resource = None  # type: ignore[assignment]
+
+SHORT: Final = 0.005
+"""Seconds of a short step: about as long as a system lets one thread run while others wait."""
+
+WINDOW: Final = 9
+"""Steps of about one number of rows that tell how long they take."""
+
+LOOK: Final = 64
+"""Steps between two looks at how crowded the machine is."""
+
+CROWDED: Final = 16
+"""At least so often between two looks the caller's thread was put aside: the team is halved."""
+
+CALM: Final = 2
+"""At most so often: the team is doubled."""
+
+
+def times_put_aside() -> int:
+    """How often this thread lost its processor while it would have gone on; 0 where the system does not tell."""
+    which = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if which is None else resource.getrusage(which).ru_nivcsw
+
+
+class TeamSize:
+    """Chooses for each step, and learns from it. Used by the thread that runs the steps.
+
+    Args:
+        most: threads of the team.
+        aside: counts how often the caller was put aside.
+    """
+
+    def __init__(self, most: int, aside: Callable[[], int] = times_put_aside) -> None:
+        self._most = most
+        self._aside = aside
+        self._before = aside()
+        self._short = most
+        self._steps = 0
+        self._octave = 0
+        self._seconds: dict[int, deque[float]] = {}
+
+    def choose(self, rows: int) -> int:
+        """The threads of the next step, of so many rows."""
+        self._octave = rows.bit_length()
+        self._steps += 1
+        if self._steps % LOOK == 0:
+            self._look()
+        return self._short if self._is_short() else self._most
+
+    def observe(self, seconds: float) -> None:
+        """The step that was chosen for has taken so long."""
+        self._seconds.setdefault(self._octave, deque(maxlen=WINDOW)).append(seconds)
+
+    def _is_short(self) -> bool:
+        """Whether such a step is short, or one of more rows."""
+        return any(key >= self._octave and median(seen) <= SHORT for key, seen in self._seconds.items())
+
+    def _look(self) -> None:
+        now = self._aside()
+        aside, self._before = now - self._before, now
+        if aside >= CROWDED:
+            self._short = max(1, self._short // 2)
+        elif aside <= CALM:
+            self._short = min(self._most, 2 * self._short)

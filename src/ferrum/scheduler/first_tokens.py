@@ -1,0 +1,59 @@
+"""Whose first tokens come in a step of their own: those of a share that has nothing yet, where that is cheap.
+
+A step of many that decode takes long, and a short prompt in it waits for all of them. Computed without them it is there
+much sooner, and they wait little more than they would have: no token depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ferrum.core.step import Span
+from ferrum.core.types import Sequence
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.plan import OpenStep
+
+CHEAP: Final = 0.5
+"""A step without those who decode is worth it where it takes at most this part of the step with them."""
+
+
+class FirstTokens:
+    """Decides which steps those who decode sit out; never two in a row.
+
+    Args:
+        costs: what steps take; while they know of none, nobody sits out.
+        share: whose turn a sequence takes.
+    """
+
+    def __init__(self, costs: StepCosts, share: Callable[[Sequence], str]) -> None:
+        self._costs = costs
+        self._share = share
+        self._hurried = False
+
+    def hurry(self, step: OpenStep, running: Iterable[Sequence]) -> None:
+        """Take those who decode out of a step that brings a share its first tokens, where it is much shorter so.
+
+        Args:
+            step: planned, but for guesses.
+            running: the sequences that run.
+        """
+        decoding = [sequence for sequence, _ in step.spans() if sequence.generated]
+        self._hurried = bool(decoding) and not self._hurried and self._is_first(step, running) and self._is_cheap(step)
+        if self._hurried:
+            for sequence in decoding:
+                step.drop(sequence)
+
+    def _is_first(self, step: OpenStep, running: Iterable[Sequence]) -> bool:
+        """Whether the step ends a prompt of a share that has no answer yet."""
+        served = {self._share(sequence) for sequence in running if sequence.generated}
+        return any(span.end == len(each.tokens) and self._share(each) not in served for each, span in step.spans())
+
+    def _is_cheap(self, step: OpenStep) -> bool:
+        """Whether the step takes much less time without those who decode."""
+        alone = self._seconds(span for sequence, span in step.spans() if not sequence.generated)
+        return 0 < alone <= CHEAP * self._seconds(span for _, span in step.spans())
+
+    def _seconds(self, spans: Iterable[Span]) -> float:
+        chosen = list(spans)
+        return self._costs.predict(sum(len(span.tokens) for span in chosen), sum(span.start for span in chosen))
