@@ -51,9 +51,10 @@ void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
 
 void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
 
-void begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
-           const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
-           const MaybeFloats& embeddings) {
+// Returns the greatest position.
+int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
+              const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
+              const MaybeFloats& embeddings) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "pages of another number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "tables that contradict each other");
     Step& step = runtime.step;
@@ -74,6 +75,7 @@ void begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& po
     }
     step.has_embeddings = embeddings.has_value();
     if (embeddings) step.embeddings.assign(embeddings->data(), embeddings->data() + embeddings->size());
+    return step.positions.empty() ? 0 : *std::max_element(step.positions.begin(), step.positions.end());
 }
 
 OperationPointer embed(std::shared_ptr<Weight> table, const Out<float>& out, int64_t extent) {

@@ -109,6 +109,17 @@ def test_threads_that_take_each_others_panels_change_no_bit(dtype):
         np.testing.assert_array_equal(crowd.matmul(x[:rows]), whole[:rows])
 
 
+def test_any_number_of_threads_may_take_part_from_run_to_run():
+    """Those that sit a run out may miss several, and are there when they are wanted again."""
+    rng = np.random.default_rng(12)
+    weight, x = weight_of(rng, 200, 96, INTEGERS[0]), normal(rng, 12, 96)
+    crowd = NativeKernels(TIERS[0], 5).weight(weight)
+    whole = NativeKernels(TIERS[0], 1).weight(weight).matmul(x)
+    for part in rng.integers(-1, 8, 300):
+        crowd.runtime.use(int(part))
+        np.testing.assert_array_equal(crowd.matmul(x), whole)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_packing_loses_nothing(tier, dtype):

@@ -72,6 +72,7 @@ class NativeProgram:
             for start, size in zip(map(int, starts), self._sizes, strict=False)
         ]
         self._operations = [self._lower(op) for op in program.ops]
+        self._output = [(value.extent, self._matrix(value)) for value in program.output.parts]
         self._native = kernels.lowering.library.Program(self._operations)
 
     def nbytes(self, extent: Extent) -> int:
@@ -83,7 +84,7 @@ class NativeProgram:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = self._begin(kernels, tables)
         self._kernels.run(self._native, counts[Extent.ROWS])
-        return NetworkOutput(*(self._view(value, counts) for value in self.program.output.parts))
+        return NetworkOutput(*(matrix[: counts[extent]] for extent, matrix in self._output))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step, and return the seconds of each of the program's operations, as the library's team sees them."""
@@ -105,8 +106,9 @@ class NativeProgram:
     def _memory(self, value: Value) -> NDArray[Any]:
         return self._buffers[self.program.placement[value]].view(value.dtype)
 
-    def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
-        rows = counts[value.extent]
+    def _matrix(self, value: Value) -> NDArray[Any]:
+        """The value's memory: as many rows as there can be."""
+        rows = self._limits[value.extent]
         return self._memory(value)[: rows * value.columns].reshape(rows, value.columns)
 
     def _place(self, value: Value) -> Place:

@@ -95,7 +95,7 @@ class NativeKernels:
     def begin(self, tables: StepTables) -> None:
         """See `Kernels.begin`. The library copies the tables."""
         self._tables = tables
-        self.lowering.runtime.begin(
+        furthest = self.lowering.runtime.begin(
             tables.token_ids,
             tables.positions,
             tables.span_rows,
@@ -105,7 +105,7 @@ class NativeKernels:
             tables.embeddings,
         )
         for rope in self._ropes:
-            rope.reach(int(tables.positions.max(initial=0)))
+            rope.reach(furthest)
 
     def run(self, program: Any, rows: int) -> None:
         """Run a program of the library on the step that has begun, by as many threads as its rows are worth."""

@@ -7,7 +7,7 @@ have to be waited for, and leaves their processors to the others. No bit of any 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from statistics import median
 from typing import Final
@@ -52,9 +52,10 @@ class TeamSize:
         self._aside = aside
         self._before = aside()
         self._short = most
+        self._shorter = 0
         self._steps = 0
         self._octave = 0
-        self._seconds: dict[int, deque[float]] = {}
+        self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
 
     def choose(self, rows: int) -> int:
         """The threads of the next step, of so many rows."""
@@ -62,20 +63,18 @@ class TeamSize:
         self._steps += 1
         if self._steps % LOOK == 0:
             self._look()
-        return self._short if self._is_short() else self._most
+        return self._short if self._octave <= self._shorter else self._most
 
     def observe(self, seconds: float) -> None:
         """The step that was chosen for has taken so long."""
-        self._seconds.setdefault(self._octave, deque(maxlen=WINDOW)).append(seconds)
-
-    def _is_short(self) -> bool:
-        """Whether such a step is short, or one of more rows."""
-        return any(key >= self._octave and median(seen) <= SHORT for key, seen in self._seconds.items())
+        self._seconds[self._octave].append(seconds)
 
     def _look(self) -> None:
+        """See how crowded the machine is, and up to how many rows steps are short."""
         now = self._aside()
         aside, self._before = now - self._before, now
         if aside >= CROWDED:
             self._short = max(1, self._short // 2)
         elif aside <= CALM:
             self._short = min(self._most, 2 * self._short)
+        self._shorter = max((key for key, seen in self._seconds.items() if median(seen) <= SHORT), default=0)
