@@ -26,6 +26,11 @@ from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
 from ferrum.engine.progress import leave
 
+SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may keep the interpreter from one that waits for it, on both sides. Python's own 5 ms are as long
+as a step, and a request crosses threads four times before its first token is sent, beside the work for all others.
+"""
+
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"
 
 
@@ -158,6 +163,7 @@ def child(descriptor: int) -> None:
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent
         connection.send(Ended(as_step_error(error)))
         return
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what there is by now will stay: to search it for garbage would hold up a step
     loaded.set()
     with contextlib.suppress(OSError):  # nobody is left to be told

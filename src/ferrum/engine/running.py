@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Self
 
 from ferrum.core.types import Request
@@ -12,6 +12,42 @@ from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Router, Wake
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
+
+
+class _Silence:
+    """Whether a reader has waited for long: one timer looks now and then, cheaper than one at each of its waits.
+
+    Args:
+        loop: runs the timer.
+        patience: seconds.
+        rouse: called when they are over.
+
+    Attributes:
+        long: whether they are.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: float, rouse: Callable[[], None]) -> None:
+        self.long = False
+        self._loop = loop
+        self._patience = patience
+        self._rouse = rouse
+        self._since = loop.time()
+        self._timer = loop.call_later(patience, self._look)
+
+    def end(self) -> None:
+        """There was something to read."""
+        self._since, self.long = self._loop.time(), False
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._since + self._patience - self._loop.time()
+        if left <= 0:
+            self.long, left = True, self._patience
+            self._rouse()
+        self._timer = self._loop.call_later(left, self._look)
 
 
 class Running:
@@ -66,29 +102,17 @@ class Running:
     async def beats(self, patience: float) -> AsyncGenerator[tuple[int, Delta] | None, None]:
         """The same, and None after `patience` seconds without any."""
         loop = asyncio.get_running_loop()
-        since, silent = loop.time(), False
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            """See whether the reader has waited for long: cheaper than a timer at each of its waits."""
-            nonlocal timer, silent
-            left = since + patience - loop.time()
-            if left <= 0:
-                silent, left = True, patience
-                self._rouse()
-            timer = loop.call_later(left, look)
-
-        timer = loop.call_later(patience, look)
+        silence = _Silence(loop, patience, self._rouse)
         try:
             while self._left:
                 news = self._take()
-                if news is not None or silent:
+                if news is not None or silence.long:
                     yield news
-                    since, silent = loop.time(), False
+                    silence.end()
                 else:
                     await self._wait(loop)
         finally:
-            timer.cancel()
+            silence.stop()
 
     def _take(self) -> tuple[int, Delta] | None:
         """The next news, if there are any."""
@@ -97,9 +121,16 @@ class Running:
             delta = self._streams[place].take()
             if delta is not None:
                 self._ready.append(place)  # it may have more, of another choice
-                self._left -= delta.usage is not None
+                if delta.usage is not None:
+                    self._end_one()
                 return place, delta
         return None
+
+    def _end_one(self) -> None:
+        """One request more is over; after the last one their streams are let go, which know this reader again."""
+        self._left -= 1
+        if not self._left:
+            self._streams.clear()
 
     async def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         """Until a request has news, or the reader is roused."""

@@ -74,6 +74,7 @@ class Guard:
         finally:
             self._held -= body.received
             self._record(scope, sender, body, time.monotonic() - began)
+            state.clear()  # what it holds knows it again: all of it would wait for a search for garbage
 
     def _hold(self, size: int) -> None:
         """Count bytes that a request holds until it is over. Raises ApiError, 429, when all together hold too many."""

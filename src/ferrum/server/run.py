@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
 from ferrum.engine.client import AsyncEngine
+from ferrum.engine.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
@@ -26,11 +27,6 @@ from ferrum.server.service import Service, State
 
 POLL_SECONDS: Final = 0.05
 """How often a draining server looks whether it is done."""
-
-SWITCH_SECONDS: Final = 0.0005
-"""How long a thread may keep the interpreter from one that waits for it. Python's own 5 ms are as long as a step, and a
-request crosses threads twice before its first token is sent, while the event loop writes the tokens of others.
-"""
 
 
 class Server(uvicorn.Server):

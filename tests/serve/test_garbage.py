@@ -1,0 +1,38 @@
+"""What a request held goes with its end: a search for garbage would hold up every other stream."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from serve_kit import Served, events
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 3}, {"max_tokens": 0, "echo": True}, {"max_tokens": -1}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_of_ours_is_left_to_be_searched_for(server: Served, stream: bool, options: dict[str, Any]) -> None:
+    asked = {"prompt": "ab", "max_tokens": 5, "stream": stream, **options}
+
+    def ask() -> None:
+        response = server.complete(**asked)
+        assert response.status_code == (400 if asked["max_tokens"] < 0 else 200)
+        assert not stream or response.status_code == 400 or events(response)
+
+    ask()
+    server.wait_idle()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            ask()
+        server.wait_idle()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("ferrum")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
