@@ -113,7 +113,8 @@ class ModelConfig(JsonRecord):
         default="auto", metadata=about("Instruction tier of the native kernels; auto: this machine's best.", ISAS)
     )
     threads: int | None = field(
-        default=None, metadata=about("Threads of the native kernels; none: as many as processors allowed.", least=1)
+        default=None,
+        metadata=about("Most threads of the native kernels; none: as many as processors allowed.", least=1),
     )
     max_batch_size: int = field(default=32, metadata=about("Most sequences of one step.", least=1))
     max_sequence_length: int | None = field(
