@@ -11,12 +11,15 @@ from serve_kit import Served, events
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 3}, {"max_tokens": 0, "echo": True}, {"max_tokens": -1}])
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_nothing_of_ours_is_left_to_be_searched_for(server: Served, stream: bool, options: dict[str, Any]) -> None:
-    asked = {"prompt": "ab", "max_tokens": 5, "stream": stream, **options}
+def test_nothing_of_ours_is_left_to_be_searched_for(
+    server: Served, stream: bool, connection: str, options: dict[str, Any]
+) -> None:
+    asked = {"model": "fake", "prompt": "ab", "max_tokens": 5, "stream": stream, **options}
 
     def ask() -> None:
-        response = server.complete(**asked)
+        response = server.http.post("/v1/completions", json=asked, headers={"connection": connection})
         assert response.status_code == (400 if asked["max_tokens"] < 0 else 200)
         assert not stream or response.status_code == 400 or events(response)
 

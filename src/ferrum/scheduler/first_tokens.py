@@ -7,12 +7,15 @@ much sooner, and they wait little more than they would have: no token depends on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Sequence as Series
+from typing import Final, TypeAlias
 
 from ferrum.core.step import Span
 from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.plan import OpenStep
+
+Planned: TypeAlias = Series[tuple[Sequence, Span]]
 
 CHEAP: Final = 0.5
 """A step without those who decode is worth it where it takes at most this part of the step with them."""
@@ -38,22 +41,23 @@ class FirstTokens:
             step: planned, but for guesses.
             running: the sequences that run.
         """
-        decoding = [sequence for sequence, _ in step.spans() if sequence.generated]
-        self._hurried = bool(decoding) and not self._hurried and self._is_first(step, running) and self._is_cheap(step)
+        spans = step.spans()
+        first = [(sequence, span) for sequence, span in spans if not sequence.generated]
+        self._hurried = (
+            0 < len(first) < len(spans)
+            and not self._hurried
+            and self._is_awaited(first, running)
+            and 0 < self._seconds(first) <= CHEAP * self._seconds(spans)
+        )
         if self._hurried:
-            for sequence in decoding:
+            for sequence in [each for each, _ in spans if each.generated]:
                 step.drop(sequence)
 
-    def _is_first(self, step: OpenStep, running: Iterable[Sequence]) -> bool:
-        """Whether the step ends a prompt of a share that has no answer yet."""
+    def _is_awaited(self, first: Planned, running: Iterable[Sequence]) -> bool:
+        """Whether one of these spans ends a prompt of a share that has no answer yet."""
         served = {self._share(sequence) for sequence in running if sequence.generated}
-        return any(span.end == len(each.tokens) and self._share(each) not in served for each, span in step.spans())
+        return any(span.end == len(each.tokens) and self._share(each) not in served for each, span in first)
 
-    def _is_cheap(self, step: OpenStep) -> bool:
-        """Whether the step takes much less time without those who decode."""
-        alone = self._seconds(span for sequence, span in step.spans() if not sequence.generated)
-        return 0 < alone <= CHEAP * self._seconds(span for _, span in step.spans())
-
-    def _seconds(self, spans: Iterable[Span]) -> float:
-        chosen = list(spans)
-        return self._costs.predict(sum(len(span.tokens) for span in chosen), sum(span.start for span in chosen))
+    def _seconds(self, spans: Planned) -> float:
+        """What a step of these would take."""
+        return self._costs.predict(sum(len(span.tokens) for _, span in spans), sum(span.start for _, span in spans))

@@ -42,7 +42,6 @@ class PunctualProtocol(H11Protocol):
         """See `asyncio.Protocol`."""
         self._stop_timer()
         super().connection_lost(exc)
-        self.cycle = None  # type: ignore[assignment] # it knows this connection: both would wait for a search for garbage
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_seconds, self.transport.close)

@@ -51,8 +51,8 @@ class TeamSize:
         self._most = most
         self._aside = aside
         self._before = aside()
-        self._short = most
-        self._shorter = 0
+        self._few = most
+        self._short_octave = 0
         self._steps = 0
         self._octave = 0
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
@@ -63,7 +63,7 @@ class TeamSize:
         self._steps += 1
         if self._steps % LOOK == 0:
             self._look()
-        return self._short if self._octave <= self._shorter else self._most
+        return self._few if self._octave <= self._short_octave else self._most
 
     def observe(self, seconds: float) -> None:
         """The step that was chosen for has taken so long."""
@@ -74,7 +74,7 @@ class TeamSize:
         now = self._aside()
         aside, self._before = now - self._before, now
         if aside >= CROWDED:
-            self._short = max(1, self._short // 2)
+            self._few = max(1, self._few // 2)
         elif aside <= CALM:
-            self._short = min(self._most, 2 * self._short)
-        self._shorter = max((key for key, seen in self._seconds.items() if median(seen) <= SHORT), default=0)
+            self._few = min(self._most, 2 * self._few)
+        self._short_octave = max((key for key, seen in self._seconds.items() if median(seen) <= SHORT), default=0)
