@@ -4,8 +4,8 @@
     python bench/fair_sharing.py --engine-host thread --policy fcfs --out bench/results/fair_sharing.json
 
 A server of its own serves the built-in model. The polite key's times to the first token are measured alone, then while
-the greedy key, in a process of its own, keeps its 100 requests queued; a step's time is the median time between two
-pieces of a polite stream then. That is a series; the file keeps those of earlier runs.
+the greedy key, in a process of its own, keeps its 100 requests queued; a step is the mean one of that time, by the
+server's count. That is a series; the file keeps those of earlier runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import asyncio
 import json
 import math
 import platform
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any, Final
+from urllib.request import urlopen
 
 from ferrum.bench.serve_process import own_server
 from ferrum.core.config import HOSTS, POLICIES
@@ -46,42 +48,51 @@ def server(host: str, policy: str) -> Iterator[str]:
             yield served.address
 
 
-async def stream(url: str, key: str, max_tokens: int, pause: float = 0.0) -> list[float]:
-    """The moments at which the pieces of a stream came, after the one at which it was asked for.
-
-    By a bare socket: a client that reads every piece as JSON would take the processors from the server.
-
-    Args:
-        pause: seconds between two looks for pieces.
-    """
-    host, port = url.removeprefix("http://").split(":")
+def request(key: str, max_tokens: int) -> bytes:
+    """A streamed completion."""
     asked = {"model": "ferrum-tiny", "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    moments = [time.perf_counter()]
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(head.encode() + body)
-    first = await reader.readuntil(b"data: ")
-    assert first.startswith(b"HTTP/1.1 200"), first
-    moments.append(time.perf_counter())
-    while await reader.read(1 << 16):
-        moments.append(time.perf_counter())
-        if pause:
-            await asyncio.sleep(pause)
-    writer.close()
-    return moments
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def polite(url: str, seconds: int) -> tuple[list[float], list[float]]:
-    """Times to the first token of one request a second, and the times between all later pieces."""
-    asked = []
-    for _ in range(seconds):
-        asked.append(asyncio.create_task(stream(url, "polite", 8)))
-        await asyncio.sleep(1.0)
-    streams = await asyncio.gather(*asked)
-    gaps = [later - earlier for moments in streams for earlier, later in pairwise(moments[1:])]
-    return [moments[1] - moments[0] for moments in streams], gaps
+def address(url: str) -> tuple[str, int]:
+    """Host and port."""
+    host, port = url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def first_token(url: str) -> float:
+    """Seconds until the first token of a polite request came. A thread reads it, which does nothing else."""
+    asked = time.perf_counter()
+    with socket.create_connection(address(url)) as connection:
+        connection.sendall(request("polite", 8))
+        come = b""
+        while b"data: " not in come:
+            data = connection.recv(1 << 16)
+            assert data and come[:12] in (b"", b"HTTP/1.1 200"), come
+            come += data
+        seconds = time.perf_counter() - asked
+        while connection.recv(1 << 16):
+            pass
+    return seconds
+
+
+def polite(url: str, seconds: int) -> list[float]:
+    """Times to the first token of one request a second."""
+    with ThreadPoolExecutor(seconds) as threads:
+        asked = []
+        for _ in range(seconds):
+            asked.append(threads.submit(first_token, url))
+            time.sleep(1.0)
+        return [each.result() for each in asked]
+
+
+def steps(url: str) -> float:
+    """How many steps the server's engine has taken."""
+    with urlopen(f"{url}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("vllm:iteration_tokens_total_count"))
 
 
 async def greedy(url: str, requests: int) -> None:
@@ -90,7 +101,11 @@ async def greedy(url: str, requests: int) -> None:
     async def ask(number: int) -> None:
         lengths = Random(number)
         while True:
-            await stream(url, "greedy", lengths.randint(32, 256), GREEDY_PAUSE)
+            reader, writer = await asyncio.open_connection(*address(url))
+            writer.write(request("greedy", lengths.randint(32, 256)))
+            while await reader.read(1 << 16):
+                await asyncio.sleep(GREEDY_PAUSE)
+            writer.close()
 
     await asyncio.gather(*map(ask, range(requests)))
 
@@ -108,16 +123,17 @@ def pressed(url: str, requests: int) -> Iterator[None]:
 
 def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
     """The polite key's times alone and beside the greedy one."""
-    asyncio.run(polite(url, 3))  # warm-up
-    alone, _ = asyncio.run(polite(url, seconds))
+    polite(url, 3)  # warm-up
+    alone = polite(url, seconds)
     with pressed(url, requests):
-        beside, gaps = asyncio.run(polite(url, seconds))
-    step = median(gaps)
+        before, began = steps(url), time.perf_counter()
+        beside = polite(url, seconds)
+        step = (time.perf_counter() - began) / (steps(url) - before)
     return {
         "alone_p99": p99(alone),
         "beside_p99": p99(beside),
         "beside_median": median(beside),
-        "step_median": step,
+        "step_mean": step,
         "bound": p99(alone) + 2 * step,
         "alone": alone,
         "beside": beside,

@@ -33,7 +33,9 @@ def test_nothing_of_ours_is_left_to_be_searched_for(
         server.wait_idle()
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = {type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith("ferrum")}
+        left = {
+            type(each).__qualname__ for each in gc.garbage if type(each).__module__.startswith(("ferrum", "asyncio"))
+        }
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

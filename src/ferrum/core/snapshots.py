@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.serial import JsonRecord
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class PrefixCounts(JsonRecord):
     """The prefix cache.
@@ -30,6 +32,7 @@ class PrefixCounts(JsonRecord):
     shared_pages: int = 0
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts(JsonRecord):
     """Speculative decoding, since the start.

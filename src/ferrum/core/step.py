@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, RequestError
 from ferrum.core.params import SamplingParams
+from ferrum.core.pickling import pickled_by_fields
 
 Array = Any
 """An array of the executor's own kind (numpy on the CPU). The core passes it on and indexes it, nothing more."""
@@ -138,6 +139,7 @@ class StepBatch:
         return sum(len(span.tokens) for span in self.spans)
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities of one position, from the raw logits.

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
+from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.step import Array, Sampling, TokenLogprobs
 
 
@@ -103,6 +104,7 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """News of one choice: new tokens, perhaps its end. Exactly one event per choice has a `finish_reason`.

@@ -90,6 +90,13 @@ class AsyncEngine(FrontDoor):
         finally:
             running.abort()
 
+    def settle(self) -> None:
+        """Serve the running event loop, and none after it: it folds the news of the engine itself.
+
+        A request then waits for one thread less, thrice. The loop must run until `close` has returned.
+        """
+        self._front.router.deliver_on(asyncio.get_running_loop())
+
     def open(self, requests: Sequence[Request]) -> Running:
         """Queue admitted requests (`front.admission`) now, all of them or none, on the running event loop.
 

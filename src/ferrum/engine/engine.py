@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Final, Protocol
 
 from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
+from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Abort, EngineStats, Message, Shutdown
 from ferrum.engine.steps import TakenStep, taken_step
 from ferrum.scheduler.plan import Plan
@@ -52,7 +53,7 @@ class Engine:
         executor: Submits,
         scheduler: Scheduler,
         *,
-        inbox: SimpleQueue[Message],
+        inbox: Inbox,
         post: Callable[[tuple[TokenEvent, ...]], None],
         depth: int = 0,
         recorded: bool = False,

@@ -2,8 +2,9 @@
 
     client --send--> inbox --> Engine.run --> report --> deliver --> client
 
-A host starts its engine from a recipe, passes messages to it and hands its reports to `deliver`, on its own thread.
-When the engine has ended for any reason, even by the death of its process, `deliver` gets one last report: `Ended`.
+A host starts its engine from a recipe, passes messages to it and hands its reports to `deliver`, on a thread of its own
+or, where it is told so, on an event loop. When the engine has ended for any reason, even by the death of its process,
+`deliver` gets one last report: `Ended`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine, Submits
+from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Events, Message, Report, Shutdown, Wake
 from ferrum.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:  # an engine needs none
+    from asyncio import AbstractEventLoop
 
 
 class Executor(Submits, Protocol):
@@ -70,6 +76,10 @@ class Host(Protocol):
         """Pass a message on, without ever waiting for the engine; to an ended engine it is dropped."""
         ...
 
+    def deliver_on(self, loop: AbstractEventLoop) -> None:
+        """Deliver on this event loop from now on, to its end or the engine's. Called on it, at most once."""
+        ...
+
     def close(self) -> None:
         """Shut the engine down and wait for its end. Idempotent."""
         ...
@@ -82,11 +92,12 @@ class ThreadHost:
         self._recipe = recipe
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._loop: AbstractEventLoop | None = None
 
     def start(self, deliver: Deliver) -> EngineInfo:
         """See `Host`."""
         built = self._recipe()
-        arguments = (built, self._inbox, deliver)
+        arguments = (built, self._inbox, partial(self._pass_on, deliver))
         self._thread = threading.Thread(target=serve, args=arguments, name="ferrum-engine", daemon=True)
         self._thread.start()
         return built.info
@@ -95,6 +106,17 @@ class ThreadHost:
         """See `Host`."""
         self._inbox.put(message)
 
+    def deliver_on(self, loop: AbstractEventLoop) -> None:
+        """See `Host`. The engine's thread has its step to compute."""
+        self._loop = loop
+
+    def _pass_on(self, deliver: Deliver, report: Report) -> None:
+        if self._loop is None:
+            deliver(report)
+        else:
+            with suppress(RuntimeError):  # a loop that is closed serves nobody any more
+                self._loop.call_soon_threadsafe(deliver, report)
+
     def close(self) -> None:
         """See `Host`."""
         self._inbox.put(Shutdown())
@@ -102,7 +124,7 @@ class ThreadHost:
             self._thread.join(JOIN_SECONDS)
 
 
-def serve(built: Built, inbox: SimpleQueue[Message], deliver: Deliver) -> None:
+def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
     """Run an engine in this thread until it is shut down or breaks; `Ended` is delivered last, and exactly once.
 
     The engine holds the executor's lease for as long as it runs, and shuts the executor down at its end.

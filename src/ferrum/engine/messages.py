@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.memory import MemoryPlan
+from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.steps import TakenStep
@@ -80,6 +81,7 @@ class Started:
     info: EngineInfo
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine at one moment.
@@ -102,6 +104,7 @@ class EngineStats:
     step_tokens: tuple[int, ...] = ()
 
 
+@pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class Events:
     """The news of one step, and how the engine stands after it.

@@ -1,9 +1,10 @@
 """An engine in a process of its own.
 
-    client --send--> pump ==socket==> pump --> inbox --> Engine.run ==socket==> pump --> deliver --> client
+    client --send--> Writer ==socket==> SocketInbox --> Engine.run ==socket==> Reader --> deliver --> client
 
-The pumps are threads: neither side ever waits for the other one to read. The process is started by its interpreter's
-command line and not by `multiprocessing`, which would run the caller's main script in it once more.
+The engine reads its messages between its steps; reports are read by a thread here, or by the event loop that serves the
+clients. The process is started by its interpreter's command line and not by `multiprocessing`, which would run the
+caller's main script in it once more.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ import contextlib
 import gc
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
 
 from ferrum.core.errors import EngineDead
+from ferrum.engine import wire
 from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
+from ferrum.engine.inbox import SocketInbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
 from ferrum.engine.progress import leave
+
+if TYPE_CHECKING:  # no engine of ours needs it
+    from asyncio import AbstractEventLoop
 
 SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter from one that waits for it, on both sides. Python's own 5 ms are as long
@@ -51,12 +57,13 @@ class Child:
                 pass_fds=[there.fileno()],
                 start_new_session=True,
             )
-        self.connection = Connection(here.detach())
+        self.end = here
 
     def stop(self) -> None:
         """End it at once, if it has not ended. Idempotent."""
         self.process.kill()
         self.process.wait()
+        self.end.close()
 
     def __enter__(self) -> Self:
         return self
@@ -76,72 +83,125 @@ class ProcessHost:
     def __init__(self, recipe: Recipe, child: Child | None = None) -> None:
         self._recipe = recipe
         self._child = child
-        self._process: subprocess.Popen[bytes] | None = None
-        self._outgoing: SimpleQueue[Message | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._reports: _Reports | None = None
 
     def start(self, deliver: Deliver) -> EngineInfo:
         """See `Host`."""
-        child = self._child or Child()
-        self._process, connection = child.process, child.connection
+        child = self._child = self._child or Child()
+        reports = _Reports(child, deliver)
         try:
-            connection.send(self._recipe)
-            report = _receive(connection, child.process)
+            wire.send(child.end, self._recipe)
+            report = reports.next()
         except BaseException:
             child.stop()
             raise
         if not isinstance(report, Started):
-            child.process.wait()
+            child.stop()
             assert isinstance(report, Ended)
             raise report.error or EngineDead("the engine ended before it began")
-        reports = threading.Thread(target=self._pump_reports, args=(connection, child.process, deliver), daemon=True)
-        messages = threading.Thread(target=self._pump_messages, args=(connection,), daemon=True)
-        self._threads = [reports, messages]
-        for thread in self._threads:
-            thread.start()
+        self._writer = wire.Writer(child.end)
+        self._reports = reports
+        reports.start()
         return report.info
 
     def send(self, message: Message) -> None:
         """See `Host`."""
-        self._outgoing.put(message)
+        self._writer.send(message)
+
+    def deliver_on(self, loop: AbstractEventLoop) -> None:
+        """See `Host`. The loop reads them itself: no thread has to be woken, nor to get hold of the interpreter."""
+        if self._reports is not None:
+            self._reports.read_on(loop)
 
     def close(self) -> None:
         """See `Host`. A process that does not end in time is killed."""
-        if self._process is None:
+        if self._child is None or self._reports is None:
             return
-        self._outgoing.put(Shutdown())
+        self._writer.send(Shutdown())
         try:
-            self._process.wait(JOIN_SECONDS)
+            self._child.process.wait(JOIN_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-    def _pump_reports(self, connection: Connection, process: subprocess.Popen[bytes], deliver: Deliver) -> None:
-        report = _receive(connection, process)
-        while not isinstance(report, Ended):
-            deliver(report)
-            report = _receive(connection, process)
-        self._outgoing.put(None)
-        deliver(report)
-
-    def _pump_messages(self, connection: Connection) -> None:
-        while (message := self._outgoing.get()) is not None:
-            with contextlib.suppress(OSError):  # a process that has gone is reported by the other pump
-                connection.send(message)
+            self._child.process.kill()
+        self._reports.join()
+        self._writer.close()
 
 
-def _receive(connection: Connection, process: subprocess.Popen[bytes]) -> Report:
-    """The next report; the end of the connection is one, too."""
-    try:
-        report: Report = connection.recv()
-    except (EOFError, OSError):
-        return Ended(EngineDead(f"the engine's process ended with exit code {process.wait()}"))
-    except Exception as error:  # noqa: BLE001 - nothing that cannot be read may leave the clients waiting
-        process.kill()
-        return Ended(EngineDead(f"the engine's process sent what cannot be read: {type(error).__name__}: {error}"))
-    return report
+class _Reports:
+    """Reads what the engine's process reports, until its end, and delivers it: on a thread, or on an event loop.
+
+    Args:
+        child: the process.
+        deliver: gets every report; the end of the connection is one, too.
+    """
+
+    def __init__(self, child: Child, deliver: Deliver) -> None:
+        self._child = child
+        self._deliver = deliver
+        self._reader = wire.Reader(child.end)
+        self._over = False
+
+    def start(self) -> None:
+        """Read and deliver on a thread."""
+        self._stop, stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, args=(stopped,), name="ferrum-reports", daemon=True)
+        self._thread.start()
+
+    def read_on(self, loop: AbstractEventLoop) -> None:
+        """Read and deliver on a loop, and not on the thread any more."""
+        self._stop.close()
+        self.join()
+        if not self._over:
+            loop.add_reader(self._child.end, self._turn, loop)
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+            self._stop.close()
+
+    def next(self) -> Report:
+        """The next report; the end of the connection is one, too."""
+        process = self._child.process
+        try:
+            report: Report = self._reader.wait()
+        except (EOFError, OSError):
+            return Ended(EngineDead(f"the engine's process ended with exit code {process.wait()}"))
+        except Exception as error:  # noqa: BLE001 - nothing that cannot be read may leave the clients waiting
+            process.kill()
+            return Ended(EngineDead(f"the engine's process sent what cannot be read: {type(error).__name__}: {error}"))
+        return report
+
+    def _run(self, stopped: socket.socket) -> None:
+        news = select.poll()
+        news.register(self._child.end, select.POLLIN)
+        news.register(stopped, select.POLLIN)
+        with stopped:
+            while not self._over:
+                if not self._reader.ready and any(each == stopped.fileno() for each, _ in news.poll()):
+                    return
+                self._pass_on()
+        self._child.end.close()
+
+    def _turn(self, loop: AbstractEventLoop) -> None:
+        """Deliver one report if it has come; whoever else waits for the loop gets his turn before the next one."""
+        if self._over:
+            return
+        try:
+            whole = self._reader.look()
+        except (EOFError, OSError):
+            whole = True  # it is the end
+        if whole:
+            self._pass_on()
+        if self._over:
+            loop.remove_reader(self._child.end)
+            self._child.end.close()
+        elif self._reader.ready:
+            loop.call_soon(self._turn, loop)
+
+    def _pass_on(self) -> None:
+        report = self.next()
+        self._over = isinstance(report, Ended)
+        self._deliver(report)
 
 
 def child(descriptor: int) -> None:
@@ -149,35 +209,32 @@ def child(descriptor: int) -> None:
     # The process is ours alone, and so is what it logs: what was asked for by a switch is to be seen.
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
-    inbox: SimpleQueue[Message] = SimpleQueue()
+    end = socket.socket(fileno=descriptor)
+    inbox = SocketInbox(end)
     loaded = threading.Event()
     try:
         import ferrum.runtime.load  # noqa: F401 - it takes its time, and the recipe need not have come yet
 
-        recipe = connection.recv()
-        threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
+        recipe = inbox.reader.wait()
+        threading.Thread(target=_watch, args=(end, loaded), daemon=True).start()
         built = recipe()
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - it is raised again in the parent
-        connection.send(Ended(as_step_error(error)))
+        wire.send(end, Ended(as_step_error(error)))
         return
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what there is by now will stay: to search it for garbage would hold up a step
     loaded.set()
     with contextlib.suppress(OSError):  # nobody is left to be told
-        connection.send(Started(built.info))
-        serve(built, inbox, connection.send)
+        wire.send(end, Started(built.info))
+        serve(built, inbox, partial(wire.send, end))
 
 
-def _read(connection: Connection, inbox: SimpleQueue[Message], loaded: threading.Event) -> None:
-    """Move messages from the connection to the inbox; a parent that is gone needs no engine, nor one to be loaded."""
-    while True:
-        try:
-            inbox.put(connection.recv())
-        except (EOFError, OSError):
-            if not loaded.is_set():
-                leave(1)
-            inbox.put(Shutdown())
-            return
+def _watch(end: socket.socket, loaded: threading.Event) -> None:
+    """A parent that goes while its engine is being loaded needs none. Later the engine looks for itself."""
+    gone = select.poll()
+    gone.register(end, 0)  # a hang-up is told of unasked
+    gone.poll()
+    if not loaded.is_set():
+        leave(1)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
 from ferrum.core.types import Request, TokenEvent
@@ -21,6 +21,9 @@ from ferrum.engine.outputs import Delta
 from ferrum.engine.recorder import Recorder
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 DEFAULT_MAX_REQUESTS: Final = 1024
 
@@ -106,8 +109,9 @@ class Router:
         """
         with self._lock:
             self.check_open()
-            watched = self.observer is not None or self.recorder is not None
-            observe = self._observe if watched else None
+            observe = None if self.observer is None else self.observer.delta
+            if self.recorder is not None:
+                observe = self._observe
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
@@ -131,6 +135,10 @@ class Router:
         """End a request and free what it holds, within a step; harmless when it is over."""
         if not stream.over:
             self._host.send(Abort(stream.request.request_id))
+
+    def deliver_on(self, loop: AbstractEventLoop) -> None:
+        """See `Host`."""
+        self._host.deliver_on(loop)
 
     def close(self) -> None:
         """End all requests and the engine. Idempotent."""

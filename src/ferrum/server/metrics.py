@@ -19,6 +19,7 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.outputs import Delta
+from ferrum.server.quick_metrics import QuickCounter, QuickHistogram
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
@@ -182,7 +183,8 @@ class Metrics:
             "position",
             map(str, range(MAX_DRAFT)),
         )
-        self._generated = self._counter("generation_tokens", "Generated tokens.")
+        labels = dict(zip(LABELS, self._names, strict=True))
+        self._generated = QuickCounter("vllm:generation_tokens", "Generated tokens.", labels, self._registry)
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
         self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
         reasons = ("stop", "length", "abort", "error", "repetition")
@@ -208,7 +210,13 @@ class Metrics:
         self._to_first = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
         )
-        self._between = self._histogram("inter_token_latency_seconds", "From token to token.", TOKEN_BUCKETS)
+        self._between = QuickHistogram(
+            "vllm:inter_token_latency_seconds",
+            "From token to token.",
+            dict(zip(LABELS, self._names, strict=True)),
+            TOKEN_BUCKETS,
+            self._registry,
+        )
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time from token to token of a choice.", TOKEN_BUCKETS
         )
@@ -251,8 +259,8 @@ class Metrics:
     def delta(self, request: Request, delta: Delta) -> None:
         """See `Observer`."""
         now = self._clock()
-        seen = self._seen.setdefault(request.request_id, _Seen())
-        times = seen.choices.setdefault(delta.index, _Times())
+        seen = self._seen.get(request.request_id) or self._seen.setdefault(request.request_id, _Seen())
+        times = seen.choices.get(delta.index) or seen.choices.setdefault(delta.index, _Times())
         if delta.token_ids:
             if not seen.begun:
                 seen.begun = True
@@ -271,11 +279,9 @@ class Metrics:
         if times.last is None:
             times.first = now
             self._to_first.observe(now - request.arrival)
-            gaps, gap = count - 1, 0.0
+            self._between.observe(0.0, count - 1)
         else:
-            gaps, gap = count, (now - times.last) / count
-        for _ in range(gaps):
-            self._between.observe(gap)
+            self._between.observe((now - times.last) / count, count)
         times.last = now
         times.tokens += count
 

@@ -42,6 +42,8 @@ class PunctualProtocol(H11Protocol):
         """See `asyncio.Protocol`."""
         self._stop_timer()
         super().connection_lost(exc)
+        # asyncio's transport knows itself by a method of its own: it would wait for a search for garbage.
+        self.loop.call_soon(vars(self.transport).pop, "_read_ready_cb", None)
 
     def _start_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._head_seconds, self.transport.close)

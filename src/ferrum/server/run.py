@@ -22,6 +22,7 @@ from ferrum.engine.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
+from ferrum.server.garbage import put_off, search_in_pauses
 from ferrum.server.protocol import PunctualProtocol
 from ferrum.server.service import Service, State
 
@@ -49,21 +50,22 @@ class Server(uvicorn.Server):
         self._service: Service = app.state.service
         self._drain_seconds = config.drain_seconds
         self._signals = 0
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         """Take a signal; what it means is done on the event loop."""
         self._signals += 1
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """See uvicorn. The signals are watched from here on."""
+        """See uvicorn. The signals, and the pauses, are watched from here on."""
         await super().startup(sockets)
-        self._watch = asyncio.create_task(self._watch_signals())
+        pauses = search_in_pauses(lambda: self._service.num_live)
+        self._tasks = [asyncio.create_task(each) for each in (self._watch_signals(), pauses)]
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """See uvicorn. Nothing is left of the watch."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """See uvicorn. Nothing is left of the watches."""
+        for each in self._tasks:
+            each.cancel()
         await super().shutdown(sockets)
 
     async def _watch_signals(self) -> None:
@@ -90,7 +92,8 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(partial(_settled, make_engine), config)
     try:
-        Server(app, config).run()
+        with put_off():
+            Server(app, config).run()
     except SystemExit:  # so uvicorn ends where it cannot listen, after a line that tells why
         raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
     finally:

@@ -80,6 +80,7 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
+        self._for_deltas = [each.delta for each in observers]
 
     def step(self, stats: EngineStats) -> None:
         """See `Observer`."""
@@ -88,8 +89,8 @@ class Observers:
 
     def delta(self, request: Request, delta: Delta) -> None:
         """See `Observer`."""
-        for each in self._observers:
-            each.delta(request, delta)
+        for tell in self._for_deltas:
+            tell(request, delta)
 
 
 class Service:
@@ -134,6 +135,7 @@ class Service:
             _LOG.error("the model could not be loaded: %s", error)
             return
         engine = self._engine
+        engine.settle()
         metrics = Metrics(self.registry, self.model, engine.info, self.context)
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
         own = OwnMetrics(self.registry, self.model, lambda: self.num_live)

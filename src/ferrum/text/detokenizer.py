@@ -78,22 +78,18 @@ class Detokenizer:
         Raises:
             InvalidToken: an id is negative or not an integer.
         """
-        kept, certain = 0, []
-        for token_id in () if self._ended else token_ids:
-            kept += 1
+        pushed = () if self._ended else tuple(token_ids)
+        if self._stops is None:
+            return Delta(self._characters.decode(b"".join([self._bytes(each) for each in pushed])), len(pushed))
+        certain = []
+        for kept, token_id in enumerate(pushed, 1):
             self._spared -= 1
-            if self._skip_special and self._tokenizer.is_special(token_id):
-                continue
-            text = self._characters.decode(self._tokenizer.token_bytes(token_id))
-            if self._stops is None:
-                certain.append(text)
-                continue
-            text, stop = self._scan(self._stops, text)
+            text, stop = self._scan(self._stops, self._characters.decode(self._bytes(token_id)))
             certain.append(text)
             if stop is not None:
                 self._ended = True
                 return Delta("".join(certain), kept, stop)
-        return Delta("".join(certain), kept)
+        return Delta("".join(certain), len(pushed))
 
     def finish(self) -> str:
         """The text still held back; bytes of an incomplete character become U+FFFD, which completes no stop string."""
@@ -101,6 +97,11 @@ class Detokenizer:
             return ""
         self._ended = True
         return self._held + self._characters.decode(b"", final=True)
+
+    def _bytes(self, token_id: int) -> bytes:
+        if self._skip_special and self._tokenizer.is_special(token_id):
+            return b""
+        return self._tokenizer.token_bytes(token_id)
 
     def _scan(self, stops: StopStrings, text: str) -> tuple[str, str | None]:
         """Split new text into what is certain now and what is held, or end at a stop string."""

@@ -1,0 +1,42 @@
+"""When garbage is searched for: while nobody is served.
+
+A search stops every stream: for 10 to 100 ms among the objects of a hundred live requests. What our requests leave
+needs none (`tests/serve/test_garbage.py`), so only the youngest objects are searched as Python does, in less than a
+millisecond, and the others in a pause; or after so long without one that an error's leavings might have gathered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+NEVER: Final = 1 << 30
+LOOK_SECONDS: Final = 0.5
+MOST_PUT_OFF: Final = 2000
+"""Searches of the youngest objects, seven hundred at a time, after which all are searched whoever is served."""
+
+
+@contextmanager
+def put_off() -> Iterator[None]:
+    """Within the block Python searches the youngest objects alone."""
+    before = gc.get_threshold()
+    gc.set_threshold(before[0], NEVER, NEVER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+async def search_in_pauses(num_live: Callable[[], int]) -> None:
+    """Search all objects when nobody has been served for a while, if there are new ones. Runs until it is cancelled."""
+    idle = False
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        _, young, _ = gc.get_count()
+        was_idle, idle = idle, not num_live()
+        paused = idle and was_idle and young
+        if paused or young > MOST_PUT_OFF:
+            gc.collect()
