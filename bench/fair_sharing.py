@@ -11,10 +11,10 @@ server's count. That is a series; the file keeps those of earlier runs.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import platform
+import selectors
 import socket
 import tempfile
 import time
@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.request import urlopen
 
 from ferrum.bench.serve_process import own_server
@@ -33,7 +33,7 @@ from ferrum.core.config import HOSTS, POLICIES
 from ferrum.runtime.hub import BUILT_IN
 
 PROMPT: Final = "def read(path):\n"
-GREEDY_PAUSE: Final = 0.05
+GREEDY_PAUSE: Final = 0.02
 """The greedy key's client looks so seldom, for it shares two processors with the server that is measured."""
 
 
@@ -95,25 +95,32 @@ def steps(url: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith("vllm:iteration_tokens_total_count"))
 
 
-async def greedy(url: str, requests: int) -> None:
+def greedy(url: str, requests: int) -> None:
     """So many requests at any time, of different lengths, without end."""
+    streams = selectors.DefaultSelector()
+    lengths = Random(0)
 
-    async def ask(number: int) -> None:
-        lengths = Random(number)
-        while True:
-            reader, writer = await asyncio.open_connection(*address(url))
-            writer.write(request("greedy", lengths.randint(32, 256)))
-            while await reader.read(1 << 16):
-                await asyncio.sleep(GREEDY_PAUSE)
-            writer.close()
+    def ask() -> None:
+        connection = socket.create_connection(address(url))
+        connection.sendall(request("greedy", lengths.randint(32, 256)))
+        streams.register(connection, selectors.EVENT_READ)
 
-    await asyncio.gather(*map(ask, range(requests)))
+    for _ in range(requests):
+        ask()
+    while True:
+        time.sleep(GREEDY_PAUSE)
+        for key, _ in streams.select(0):
+            connection = cast("socket.socket", key.fileobj)
+            if not connection.recv(1 << 14):
+                streams.unregister(connection)
+                connection.close()
+                ask()
 
 
 @contextmanager
 def pressed(url: str, requests: int) -> Iterator[None]:
     """Within the block a greedy key presses the server."""
-    process = get_context("fork").Process(target=lambda: asyncio.run(greedy(url, requests)), daemon=True)
+    process = get_context("fork").Process(target=greedy, args=(url, requests), daemon=True)
     process.start()
     time.sleep(5.0)
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 
@@ -21,9 +22,10 @@ from engine_fakes import (
 )
 from ferrum.core.errors import EngineDead, InvalidToken, NonFiniteLogits, QueueFull, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.core.types import FinishReason
+from ferrum.core.types import FinishReason, Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
+from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta, join
 
 ENDLESS = greedy(None, ignore_eos=True)
@@ -36,6 +38,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine]:
     served = AsyncEngine.from_parts(parts(SLOW, process=request.param == "process", max_requests=32))
     yield served
     served.close()
+
+
+class Onlooker:
+    """Notes in which threads news are folded. An `Observer`."""
+
+    def __init__(self, threads: set[threading.Thread]) -> None:
+        self._threads = threads
+
+    def step(self, stats: EngineStats) -> None:
+        pass
+
+    def delta(self, request: Request, delta: Delta) -> None:
+        self._threads.add(threading.current_thread())
 
 
 async def collect(deltas: AsyncIterator[Delta]) -> dict[int, Delta]:
@@ -251,5 +266,46 @@ def test_a_slow_consumer_holds_one_delta_per_choice() -> None:
             await idle(engine)
             rest = [delta async for delta in deltas]
             assert len(rest) <= 3 and rest[-1].usage is not None and rest[-1].usage.completion_tokens == 1000
+
+    run(test)
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+def test_an_engine_that_has_settled_on_a_loop_serves_it_as_ever(process: bool) -> None:
+    async def test() -> None:
+        engine = AsyncEngine.from_parts(parts(SLOW, process=process))
+        before = asyncio.create_task(collect(engine.generate([9, 9], greedy(200, ignore_eos=True))))
+        await asyncio.sleep(0.02)
+        engine.settle()
+        folded: set[threading.Thread] = set()
+        engine.front.router.observer = Onlooker(folded)
+        params = greedy(30, n=2, logprobs=0)
+        found = await asyncio.gather(*(collect(engine.generate([3 + i, 5], params)) for i in range(10)))
+        for i, choices in enumerate(found):
+            assert {index: whole.token_ids for index, whole in choices.items()} == {
+                index: followed([3 + i, 5], params, index) for index in range(2)
+            }
+        assert (await before)[0].token_ids == followed([9, 9], greedy(200, ignore_eos=True))
+        assert folded == {threading.current_thread()}
+        live = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(engine.close)
+        assert (await live)[0].finish_reason is FinishReason.ABORT
+        with pytest.raises(EngineDead):
+            engine.generate([1])
+
+    run(test)
+
+
+def test_a_loop_that_an_engine_has_settled_on_learns_of_its_death() -> None:
+    async def test() -> None:
+        engine = AsyncEngine.from_parts(parts(SLOW, process=True))
+        engine.settle()
+        live = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
+        await asyncio.sleep(0.05)
+        killer = await collect(engine.generate([KILL], greedy()))
+        for whole in (killer[0], (await live)[0]):
+            assert isinstance(whole.error, EngineDead) and "code 7" in str(whole.error)
+        engine.close()
 
     run(test)

@@ -12,30 +12,35 @@ from ferrum.engine.waking import TOGETHER, Waking
 NAMES = [f"s{number}" for number in range(3 * TOGETHER)]
 
 
-def woken_by_turn(*steps: tuple[list[str], list[str]]) -> list[list[str]]:
+def woken_by_turn(*steps: tuple[list[str], list[str]], took: float = 0.0, turns: int = 20) -> list[list[str]]:
     """The streams woken in each turn of a loop, when one step after the other has news for those that had news before
-    and those that had none."""
-    turns: list[list[str]] = [[]]
+    and those that had none.
+
+    Args:
+        took: seconds of a processor that each turn with somebody to wake takes.
+        turns: of the loop after the last step, which take no time.
+    """
+    found: list[list[str]] = [[]]
 
     def stream(name: str, begun: bool) -> RequestStream:
         request = admission().admit([1], greedy(), request_id=name)
-        made = RequestStream(request, name, None, lambda: turns[-1].append(name))
+        made = RequestStream(request, name, None, lambda: found[-1].append(name))
         if begun:
             made.push(TokenEvent(name, 0, (5,)))
             assert made.take() is not None
         return made
 
     async def run() -> None:
-        waking = Waking(asyncio.get_running_loop())
+        waking = Waking(asyncio.get_running_loop(), clock=lambda: took * sum(map(bool, found)))
         known: dict[str, RequestStream] = {}
         for begun, fresh in steps:
             waking.add([known.setdefault(name, stream(name, name in begun)) for name in (*begun, *fresh)])
-        while turns[-1]:
-            turns.append([])
+        for _ in range(turns):
+            found.append([])
             await asyncio.sleep(0)
 
     asyncio.run(run())
-    return turns[:-1]
+    return [turn for turn in found if turn]
 
 
 def test_the_loop_looks_after_others_between_a_few_streams_and_the_next_few() -> None:
@@ -51,6 +56,13 @@ def test_who_gets_a_first_token_is_woken_before_those_who_go_on() -> None:
 
 
 def test_who_waits_to_be_woken_is_woken_once() -> None:
-    turns = woken_by_turn((NAMES, []), (NAMES, []))
+    turns = woken_by_turn((NAMES, []), (NAMES, []), turns=3)
     woken = [name for turn in turns for name in turn]
-    assert sorted(woken) == sorted(NAMES + NAMES[:TOGETHER])  # the first few had been woken by then
+    assert len(woken) == len(set(woken))
+
+
+def test_who_had_news_is_let_alone_for_a_while_after_a_round_and_who_has_none_is_not() -> None:
+    first, again = (NAMES, []), (NAMES[:TOGETHER], ["new"])
+    assert woken_by_turn(first, again, took=0.0)[-1] == NAMES[:TOGETHER]
+    later = woken_by_turn(first, again, took=10.0)
+    assert later[-1] != NAMES[:TOGETHER] and [name for turn in later for name in turn if name not in NAMES] == ["new"]

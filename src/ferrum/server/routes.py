@@ -111,12 +111,12 @@ BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def make_router(service: Service) -> APIRouter:
-    """All routes of a server."""
+    """All routes of a server; every request is held against them in this order."""
     router = APIRouter(route_class=JsonRoute)
-    _add_probes(router, service)
-    _add_models(router, service)
     _add_generation(router, service)
     _add_tokens(router, service)
+    _add_probes(router, service)
+    _add_models(router, service)
     return router
 
 

@@ -1,0 +1,110 @@
+"""Objects between two processes: whole, in order, and nobody who sends them waits."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty
+
+import pytest
+
+from ferrum.engine.inbox import SocketInbox
+from ferrum.engine.messages import Abort, Shutdown, Wake
+from ferrum.engine.wire import Reader, Writer, send
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    here, there = socket.socketpair()
+    with here, there:
+        yield here, there
+
+
+def test_a_writer_never_waits_for_a_reader_that_is_behind(pair: Pair) -> None:
+    here, there = pair
+    items = [b"x" * size for size in (0, 1, 70_000, 3_000_000, 5)] * 3
+    writer = Writer(here)
+    for item in items:  # far more than a socket holds, and nobody reads
+        writer.send(item)
+    reader = Reader(there)
+    assert [reader.wait() for _ in items] == items
+    writer.send("late")
+    assert reader.wait() == "late"
+    writer.close()
+    writer.close()
+
+
+def test_a_look_takes_in_what_has_come_and_waits_for_nothing(pair: Pair) -> None:
+    here, there = pair
+    reader = Reader(there)
+    data = pickle.dumps({"a": list(range(50))})
+    for piece in (*struct.pack("!Q", len(data)), *data[:-1]):
+        assert not reader.look()
+        here.send(bytes([piece]))
+    assert not reader.look() and not reader.ready
+    here.send(data[-1:] + b"\0")  # and the beginning of another one
+    assert reader.look() and reader.ready
+    assert reader.wait() == {"a": list(range(50))}
+    assert not reader.look()
+
+
+def test_the_end_of_the_other_side_is_told_after_all_that_it_sent(pair: Pair) -> None:
+    here, there = pair
+    send(here, "last")
+    here.close()
+    reader = Reader(there)
+    assert reader.look() and reader.wait() == "last"
+    for read in (reader.look, reader.wait):
+        with pytest.raises(EOFError):
+            read()
+
+
+def test_what_is_sent_to_nobody_is_dropped(pair: Pair) -> None:
+    here, there = pair
+    writer = Writer(here)
+    writer.send(b"x" * 3_000_000)  # its thread is in the middle of it
+    there.close()
+    for _ in range(3):
+        writer.send("more")
+    writer.close()
+
+
+def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: Pair) -> None:
+    here, there = pair
+    inbox = SocketInbox(there)
+    assert inbox.empty()
+    with pytest.raises(Empty):
+        inbox.get(timeout=0.001)
+    send(here, Abort("a"))
+    send(here, Abort("b"))
+    assert not inbox.empty()
+    assert [inbox.get(), inbox.get()] == [Abort("a"), Abort("b")]
+    inbox.put(Wake())
+    assert not inbox.empty() and inbox.get() == Wake() and inbox.empty()
+
+
+@pytest.mark.parametrize("source", ["socket", "thread"])
+def test_who_waits_at_an_inbox_is_woken(pair: Pair, source: str) -> None:
+    here, there = pair
+    inbox = SocketInbox(there)
+    later = threading.Timer(0.05, (lambda: send(here, Wake())) if source == "socket" else lambda: inbox.put(Wake()))
+    later.start()
+    began = time.monotonic()
+    assert inbox.get(timeout=30) == Wake()
+    assert time.monotonic() - began < 20
+    later.join()
+
+
+def test_an_inbox_whose_clients_are_gone_has_one_shutdown(pair: Pair) -> None:
+    here, there = pair
+    inbox = SocketInbox(there)
+    send(here, Abort("a"))
+    here.close()
+    assert [inbox.get(), inbox.get()] == [Abort("a"), Shutdown()]
+    assert inbox.empty()

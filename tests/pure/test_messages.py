@@ -1,0 +1,59 @@
+"""Messages cross to another process whole, and two deltas of a choice join to one that has lost nothing."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import FinishReason, TokenEvent
+from ferrum.engine.messages import EngineStats, Events
+from ferrum.engine.outputs import Delta, Usage, join
+
+LOGPROBS = TokenLogprobs(3, -0.5, 2, ((1, -0.25), (3, -0.5)))
+EVENT = TokenEvent("r", 1, (2, 3), (LOGPROBS,), (LOGPROBS,), FinishReason.STOP, 7, 5, None, "t", 1.5, 2, (0.5, 1.0))
+STATS = EngineStats(1, 2, 0.5, 3, PrefixCounts(1, 2, 3, 4, 5, 6, 7, 8), SpeculationCounts(1, 2, 3, (4,)), (5, 6))
+
+
+@pytest.mark.parametrize("message", [LOGPROBS, EVENT, STATS, Events((EVENT, EVENT), STATS)])
+def test_every_field_of_a_message_crosses(message: Any) -> None:
+    crossed = pickle.loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    for field in fields(message):  # those, too, that do not count when two are compared
+        assert getattr(crossed, field.name) == getattr(message, field.name)
+        assert type(getattr(crossed, field.name)) is type(getattr(message, field.name))
+
+
+def test_an_error_crosses_with_its_event() -> None:
+    crossed = pickle.loads(pickle.dumps(replace(EVENT, error=NonFiniteLogits("row 3"))))
+    assert isinstance(crossed.error, NonFiniteLogits) and str(crossed.error) == "row 3"
+
+
+def test_a_joined_delta_has_the_news_of_both_and_all_else_of_the_later_one() -> None:
+    whole = Delta(
+        "r",
+        1,
+        (4,),
+        "b",
+        ({},),
+        None,
+        FinishReason.LENGTH,
+        9,
+        Usage(1, 2),
+        NonFiniteLogits("x"),
+        5,
+        "t",
+        2.5,
+        3,
+        (1.0,),
+    )
+    earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5)
+    news = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
+    joined, wanted = join(earlier, whole), replace(whole, **news)  # type: ignore[arg-type]
+    assert all(getattr(joined, field.name) == getattr(wanted, field.name) for field in fields(Delta))
+    for field in fields(Delta):  # a field that is new one day would be forgotten here first
+        assert getattr(whole, field.name) != field.default or field.name == "prompt_logprobs"
