@@ -11,6 +11,7 @@ several runs: a file of results keeps the rows of cells that are not measured ag
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -49,6 +50,7 @@ def measure(sizes: list[int], kinds: list[str], steps: int, quantize: str) -> li
     )
     executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in kinds}
+    gc.freeze()  # as an engine does in its own process
     for block in range(max(1, steps // BLOCK)):
         for (size, rules), times in seen.items():
             prompts = [[(block + 7 * index) % 1000] * CONTEXT for index in range(size)]
