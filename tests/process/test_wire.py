@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from queue import Empty
 
 import pytest
@@ -24,6 +25,13 @@ def pair() -> Iterator[Pair]:
     here, there = socket.socketpair()
     with here, there:
         yield here, there
+
+
+@pytest.fixture
+def inbox(pair: Pair) -> Iterator[SocketInbox]:
+    """At the second socket."""
+    with closing(SocketInbox(pair[1])) as made:
+        yield made
 
 
 def test_a_writer_never_waits_for_a_reader_that_is_behind(pair: Pair) -> None:
@@ -75,9 +83,8 @@ def test_what_is_sent_to_nobody_is_dropped(pair: Pair) -> None:
     writer.close()
 
 
-def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: Pair) -> None:
-    here, there = pair
-    inbox = SocketInbox(there)
+def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: Pair, inbox: SocketInbox) -> None:
+    here, _ = pair
     assert inbox.empty()
     with pytest.raises(Empty):
         inbox.get(timeout=0.001)
@@ -90,9 +97,8 @@ def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: 
 
 
 @pytest.mark.parametrize("source", ["socket", "thread"])
-def test_who_waits_at_an_inbox_is_woken(pair: Pair, source: str) -> None:
-    here, there = pair
-    inbox = SocketInbox(there)
+def test_who_waits_at_an_inbox_is_woken(pair: Pair, inbox: SocketInbox, source: str) -> None:
+    here, _ = pair
     later = threading.Timer(0.05, (lambda: send(here, Wake())) if source == "socket" else lambda: inbox.put(Wake()))
     later.start()
     began = time.monotonic()
@@ -101,9 +107,8 @@ def test_who_waits_at_an_inbox_is_woken(pair: Pair, source: str) -> None:
     later.join()
 
 
-def test_an_inbox_whose_clients_are_gone_has_one_shutdown(pair: Pair) -> None:
-    here, there = pair
-    inbox = SocketInbox(there)
+def test_an_inbox_whose_clients_are_gone_has_one_shutdown(pair: Pair, inbox: SocketInbox) -> None:
+    here, _ = pair
     send(here, Abort("a"))
     here.close()
     assert [inbox.get(), inbox.get()] == [Abort("a"), Shutdown()]

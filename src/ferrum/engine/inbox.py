@@ -65,6 +65,11 @@ class SocketInbox:
         self._woken.recv(1)
         return self._put.get()
 
+    def close(self) -> None:
+        """Nobody waits here any more. The socket is left as it is."""
+        self._wake.close()
+        self._woken.close()
+
     def _come(self) -> bool:
         """Whether there is a whole message of the socket's."""
         if not self._closed:

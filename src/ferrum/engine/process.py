@@ -229,6 +229,7 @@ def child(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # nobody is left to be told
         wire.send(end, Started(built.info))
         serve(built, inbox, partial(wire.send, end))
+    inbox.close()
 
 
 def _watch(end: socket.socket, loaded: threading.Event) -> None:
