@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import selectors
 import socket
@@ -133,18 +134,26 @@ def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
     polite(url, 3)  # warm-up
     alone = polite(url, seconds)
     with pressed(url, requests):
-        before, began = steps(url), time.perf_counter()
+        before, stolen, began = steps(url), stolen_seconds(), time.perf_counter()
         beside = polite(url, seconds)
-        step = (time.perf_counter() - began) / (steps(url) - before)
+        took = time.perf_counter() - began
+        step, stolen = took / (steps(url) - before), (stolen_seconds() - stolen) / took
     return {
         "alone_p99": p99(alone),
         "beside_p99": p99(beside),
         "beside_median": median(beside),
         "step_mean": step,
         "bound": p99(alone) + 2 * step,
+        "stolen_processors": stolen,
         "alone": alone,
         "beside": beside,
     }
+
+
+def stolen_seconds() -> float:
+    """How long processors of this machine, wanted here, have served other machines of the same host."""
+    _, *spent = Path("/proc/stat").read_text().splitlines()[0].split()
+    return int(spent[7]) / os.sysconf("SC_CLK_TCK")
 
 
 def p99(values: list[float]) -> float:
@@ -163,7 +172,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with server(arguments.engine_host, arguments.policy) as url:
         result = measure(url, arguments.seconds, arguments.requests)
-    told = {name: f"{1e3 * value:.1f} ms" for name, value in result.items() if isinstance(value, float)}
+    times = {name: value for name, value in result.items() if isinstance(value, float) and name != "stolen_processors"}
+    told = {name: f"{1e3 * value:.1f} ms" for name, value in times.items()}
+    told["stolen_processors"] = f"{result['stolen_processors']:.3f}"
     print(arguments.engine_host, arguments.policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
     if arguments.out is not None:
         add(arguments.out, {"engine_host": arguments.engine_host, "policy": arguments.policy, **result})

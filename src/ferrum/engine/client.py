@@ -1,7 +1,7 @@
 """The asynchronous client: `AsyncEngine`. With the server the only place that knows asyncio.
 
 Nothing is computed on the event loop but admission: a request's work happens in the engine and on the host's thread,
-and the loop is woken once per step.
+and the loop is woken once per step. A server's loop takes the thread's part, too (`settle`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class AsyncEngine(FrontDoor):
         return Running(self._front.router, self._front.tokenizer, requests)
 
     def _wake_all(self, streams: Sequence[RequestStream]) -> None:
-        """Wake the consumers of a step; called on the host's thread."""
+        """Wake the consumers of a step; called from any thread."""
         loop = self._loop
         assert loop is not None  # a stream was opened on it
         with suppress(RuntimeError):  # a loop that is closed has nobody left to wake

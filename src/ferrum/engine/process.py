@@ -139,6 +139,7 @@ class _Reports:
         self._deliver = deliver
         self._reader = wire.Reader(child.end)
         self._over = False
+        self._turning = False
 
     def start(self) -> None:
         """Read and deliver on a thread."""
@@ -151,7 +152,7 @@ class _Reports:
         self._stop.close()
         self.join()
         if not self._over:
-            loop.add_reader(self._child.end, self._turn, loop)
+            loop.add_reader(self._child.end, self._look, loop)
 
     def join(self) -> None:
         """Wait for the end of the thread."""
@@ -182,21 +183,24 @@ class _Reports:
                 self._pass_on()
         self._child.end.close()
 
+    def _look(self, loop: AbstractEventLoop) -> None:
+        if not self._turning:
+            self._turn(loop)
+
     def _turn(self, loop: AbstractEventLoop) -> None:
         """Deliver one report if it has come; whoever else waits for the loop gets his turn before the next one."""
-        if self._over:
-            return
         try:
             whole = self._reader.look()
         except (EOFError, OSError):
             whole = True  # it is the end
         if whole:
             self._pass_on()
-        if self._over:
+        self._turning = not self._over and self._reader.ready
+        if self._turning:
+            loop.call_soon(self._turn, loop)
+        elif self._over:
             loop.remove_reader(self._child.end)
             self._child.end.close()
-        elif self._reader.ready:
-            loop.call_soon(self._turn, loop)
 
     def _pass_on(self) -> None:
         report = self.next()

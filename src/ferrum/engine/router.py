@@ -1,7 +1,7 @@
 """Between clients and one engine: opens requests, routes the engine's reports to their streams, bounds their number.
 
-Events are folded here, on the host's thread, so that a stop string ends its choice in the engine as soon as it can,
-however slowly its consumer reads.
+Events are folded here, where the host delivers them, so that a stop string ends its choice in the engine as soon as it
+can, however slowly its consumer reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Wake: TypeAlias = Callable[[], None]
 
 
 class Observer(Protocol):
-    """Looks on, on the host's thread: what it does delays the engine."""
+    """Looks on where the host delivers: what it does delays the clients, and an engine in a thread."""
 
     def step(self, stats: EngineStats) -> None:
         """The engine has reported."""
@@ -57,7 +57,7 @@ class Router:
     Args:
         host: where the engine lives; it is started here.
         max_requests: how many requests may be in the engine, waiting and running.
-        wake_all: given the streams that have news, once per step, on the host's thread; wakes them.
+        wake_all: given the streams that have news, once per step, where the host delivers; wakes them.
 
     Attributes:
         observer: looks on, from the next request.
@@ -147,7 +147,7 @@ class Router:
             self.recorder.close()
 
     def _deliver(self, report: Report) -> None:
-        """Take a report of the engine, on the host's thread."""
+        """Take a report of the engine."""
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
             if self.recorder is not None:
