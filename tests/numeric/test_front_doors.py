@@ -125,7 +125,7 @@ def test_an_engines_process_ends_when_its_parent_is_gone() -> None:
 import os, ferrum
 llm = ferrum.LLM({BUILT_IN!r}, kernels="reference", kv_capacity=1024, host="process")
 next(llm.stream("x", ferrum.SamplingParams(max_tokens=None, ignore_eos=True)))
-print(llm.front.router._host._process.pid, flush=True)
+print(llm.front.router._host._child.process.pid, flush=True)
 os._exit(0)
 """
     done = subprocess.run([sys.executable, "-"], input=script, stdout=subprocess.PIPE, text=True, check=True)
