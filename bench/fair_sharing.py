@@ -144,7 +144,7 @@ def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
         "beside_median": median(beside),
         "step_mean": step,
         "bound": p99(alone) + 2 * step,
-        "stolen_processors": stolen,
+        "stolen_per_second": stolen,
         "alone": alone,
         "beside": beside,
     }
@@ -172,9 +172,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with server(arguments.engine_host, arguments.policy) as url:
         result = measure(url, arguments.seconds, arguments.requests)
-    times = {name: value for name, value in result.items() if isinstance(value, float) and name != "stolen_processors"}
-    told = {name: f"{1e3 * value:.1f} ms" for name, value in times.items()}
-    told["stolen_processors"] = f"{result['stolen_processors']:.3f}"
+    told = {name: f"{1e3 * value:.1f} ms" for name, value in result.items() if isinstance(value, float)}
     print(arguments.engine_host, arguments.policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
     if arguments.out is not None:
         add(arguments.out, {"engine_host": arguments.engine_host, "policy": arguments.policy, **result})

@@ -271,12 +271,12 @@ def test_a_slow_consumer_holds_one_delta_per_choice() -> None:
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-def test_an_engine_that_has_settled_on_a_loop_serves_it_as_ever(process: bool) -> None:
+def test_a_loop_to_which_reports_are_delivered_is_served_as_ever(process: bool) -> None:
     async def test() -> None:
         engine = AsyncEngine.from_parts(parts(SLOW, process=process))
         before = asyncio.create_task(collect(engine.generate([9, 9], greedy(200, ignore_eos=True))))
         await asyncio.sleep(0.02)
-        engine.settle()
+        engine.deliver_here()
         folded: set[threading.Thread] = set()
         engine.front.router.observer = Onlooker(folded)
         params = greedy(30, n=2, logprobs=0)
@@ -297,10 +297,10 @@ def test_an_engine_that_has_settled_on_a_loop_serves_it_as_ever(process: bool) -
     run(test)
 
 
-def test_a_loop_that_an_engine_has_settled_on_learns_of_its_death() -> None:
+def test_a_loop_to_which_reports_are_delivered_learns_of_the_engines_death() -> None:
     async def test() -> None:
         engine = AsyncEngine.from_parts(parts(SLOW, process=True))
-        engine.settle()
+        engine.deliver_here()
         live = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
         await asyncio.sleep(0.05)
         killer = await collect(engine.generate([KILL], greedy()))

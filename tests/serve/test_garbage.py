@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Any
 
 import pytest
 
+from ferrum.server import garbage
 from serve_kit import Served, events
 
 
@@ -41,3 +43,36 @@ def test_nothing_of_ours_is_left_to_be_searched_for(
         gc.garbage.clear()
         gc.enable()
     assert not left
+
+
+def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int) -> int:
+    """How often all objects were searched meanwhile."""
+    found: list[None] = []
+    monkeypatch.setattr(garbage, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0 if found else young, 0))
+    monkeypatch.setattr(gc, "collect", lambda: found.append(None))
+
+    async def some_time() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(garbage.search_in_pauses(lambda: live), 0.1)
+
+    asyncio.run(some_time())
+    monkeypatch.undo()
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("live", "young", "wanted"),
+    [(0, 1, 1), (0, 0, 0), (1, 1, 0), (1, garbage.MOST_PUT_OFF, 0), (1, garbage.MOST_PUT_OFF + 1, 1)],
+)
+def test_old_objects_are_searched_once_in_a_pause_or_after_very_long(
+    monkeypatch: pytest.MonkeyPatch, live: int, young: int, wanted: int
+) -> None:
+    assert searches(monkeypatch, live, young) == wanted
+
+
+def test_python_searches_the_youngest_alone_for_a_while() -> None:
+    before = gc.get_threshold()
+    with garbage.put_off():
+        assert gc.get_threshold() == (before[0], garbage.NEVER, garbage.NEVER)
+    assert gc.get_threshold() == before

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_fakes import FakeRecipe, admission, greedy
@@ -18,6 +20,7 @@ from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.outputs import Delta, Usage
 from ferrum.server.metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
 from ferrum.server.own_metrics import OwnMetrics
+from ferrum.server.quick_metrics import QuickCounter, QuickHistogram
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -254,3 +257,23 @@ def test_a_stopped_choice_is_counted_as_its_client_sees_it() -> None:
         text = server.http.get("/metrics").text
         assert 'finished_reason="stop",model_name="fake"} 1.0' in text
         assert samples(server)["vllm:generation_tokens_total"] == 30 + reply["usage"]["completion_tokens"]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 9.0]), st.integers(0, 3))))
+def test_quick_metrics_show_what_the_librarys_own_would(values: list[tuple[float, int]]) -> None:
+    ours, theirs, labels = CollectorRegistry(), CollectorRegistry(), {"a": "x", "b": "y"}
+    quick = QuickHistogram("h", "help", labels, (0.5, 1.0, 2.0), ours)
+    slow = Histogram("h", "help", tuple(labels), buckets=(0.5, 1.0, 2.0), registry=theirs).labels(**labels)
+    quick_count = QuickCounter("c", "help", labels, ours)
+    slow_count = Counter("c", "help", tuple(labels), registry=theirs).labels(**labels)
+    for value, times in values:
+        quick.observe(value, times)
+        quick_count.inc(times)
+        slow_count.inc(times)
+        for _ in range(times):
+            slow.observe(value)
+
+    def lines(registry: CollectorRegistry) -> list[str]:
+        return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+
+    assert lines(ours) == lines(theirs)

@@ -1,7 +1,7 @@
 """The asynchronous client: `AsyncEngine`. With the server the only place that knows asyncio.
 
 Nothing is computed on the event loop but admission: a request's work happens in the engine and on the host's thread,
-and the loop is woken once per step. A server's loop takes the thread's part, too (`settle`).
+and the loop is woken once per step. A server's loop takes the thread's part, too (`deliver_here`).
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ class AsyncEngine(FrontDoor):
         finally:
             running.abort()
 
-    def settle(self) -> None:
-        """Serve the running event loop, and none after it: it folds the news of the engine itself.
+    def deliver_here(self) -> None:
+        """Serve the running event loop, and none after it: it reads and folds the engine's reports itself.
 
-        A request then waits for one thread less, thrice. The loop must run until `close` has returned.
+        No thread of the host's has to be woken for them, nor to get hold of the interpreter beside the loop. Called at
+        most once; the loop must run until `close` has returned.
         """
         self._front.router.deliver_on(asyncio.get_running_loop())
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # no engine of ours needs it
 
 SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter from one that waits for it, on both sides. Python's own 5 ms are as long
-as a step, and a request crosses threads four times before its first token is sent, beside the work for all others.
+as a step, for which nobody shall wait who only passes something on: a long prompt is encoded beside the loop that
+streams, pages come back from disk beside the loop that steps.
 """
 
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"

@@ -109,9 +109,8 @@ class Router:
         """
         with self._lock:
             self.check_open()
-            observe = None if self.observer is None else self.observer.delta
-            if self.recorder is not None:
-                observe = self._observe
+            watched = self.observer is not None or self.recorder is not None
+            observe = self._observe if watched else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)

@@ -1,8 +1,8 @@
 """When garbage is searched for: while nobody is served.
 
 A search stops every stream: for 10 to 100 ms among the objects of a hundred live requests. What our requests leave
-needs none (`tests/serve/test_garbage.py`), so only the youngest objects are searched as Python does, in less than a
-millisecond, and the others in a pause; or after so long without one that an error's leavings might have gathered.
+needs none (`tests/serve/test_garbage.py`), so only the youngest objects are searched as Python does, a few hundred at a
+time, and the others in a pause; or after so long without one that an error's leavings might have gathered.
 """
 
 from __future__ import annotations

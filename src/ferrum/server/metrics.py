@@ -125,6 +125,9 @@ class Metrics:
         self._add_sizes(token_buckets(context))
         self._add_latencies()
 
+    def _labels(self) -> dict[str, str]:
+        return dict(zip(LABELS, self._names, strict=True))
+
     def _gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self._registry)
         gauge.labels(*self._names).set_function(read)
@@ -183,8 +186,7 @@ class Metrics:
             "position",
             map(str, range(MAX_DRAFT)),
         )
-        labels = dict(zip(LABELS, self._names, strict=True))
-        self._generated = QuickCounter("vllm:generation_tokens", "Generated tokens.", labels, self._registry)
+        self._generated = QuickCounter("vllm:generation_tokens", "Generated tokens.", self._labels(), self._registry)
         self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
         self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
         reasons = ("stop", "length", "abort", "error", "repetition")
@@ -213,7 +215,7 @@ class Metrics:
         self._between = QuickHistogram(
             "vllm:inter_token_latency_seconds",
             "From token to token.",
-            dict(zip(LABELS, self._names, strict=True)),
+            self._labels(),
             TOKEN_BUCKETS,
             self._registry,
         )

@@ -1,4 +1,4 @@
-"""What is counted at every token: a counter and a histogram that cost a tenth of the library's own.
+"""What is counted at every token: a counter and a histogram that cost a fraction of the library's own.
 
 Theirs take a lock for each bucket and total. These are written by one thread at a time, the one that delivers reports,
 and a collector sees a token more or less.

@@ -80,7 +80,6 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
-        self._for_deltas = [each.delta for each in observers]
 
     def step(self, stats: EngineStats) -> None:
         """See `Observer`."""
@@ -89,8 +88,8 @@ class Observers:
 
     def delta(self, request: Request, delta: Delta) -> None:
         """See `Observer`."""
-        for tell in self._for_deltas:
-            tell(request, delta)
+        for each in self._observers:
+            each.delta(request, delta)
 
 
 class Service:
@@ -135,7 +134,7 @@ class Service:
             _LOG.error("the model could not be loaded: %s", error)
             return
         engine = self._engine
-        engine.settle()
+        engine.deliver_here()
         metrics = Metrics(self.registry, self.model, engine.info, self.context)
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
         own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
