@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum.kernels.cpu.team_size import CALM, CROWDED, LOOK, SHORT, TeamSize, times_put_aside
+from ferrum.kernels.cpu.team_size import CALM, CROWDED, LOOK, MOST_PATIENCE, SHORT, TeamSize, times_put_aside
 
 
 class Machine:
@@ -34,6 +34,35 @@ def test_short_steps_of_a_crowded_machine_have_half_as_many_threads_each_time() 
     assert [machine.steps(CROWDED) for _ in range(5)] == [4, 2, 1, 1, 1]
     assert machine.steps(CALM + 1) == 1
     assert [machine.steps(0) for _ in range(4)] == [2, 4, 8, 8]
+
+
+def looks_until(machine: Machine, threads: int, aside: int) -> int:
+    """How many looks at such a machine it takes until the team has so many threads."""
+    return next(count for count in range(1, 10 * MOST_PATIENCE) if machine.steps(aside) == threads)
+
+
+def test_a_size_that_had_to_be_taken_back_is_tried_ever_more_seldom() -> None:
+    machine = Machine(2)
+    machine.steps(CROWDED)
+    tried_after = []
+    for _ in range(7):
+        tried_after.append(looks_until(machine, 2, 0))
+        assert machine.steps(CROWDED) == 1
+    assert tried_after == [1, 2, 4, 8, 16, 32, 32]
+    assert MOST_PATIENCE == 32
+
+
+def test_patience_wears_off_while_the_whole_team_runs_undisturbed() -> None:
+    machine = Machine(2)
+    machine.steps(CROWDED)
+    for _ in range(4):
+        looks_until(machine, 2, 0)
+        machine.steps(CROWDED)
+    looks_until(machine, 2, 0)
+    for _ in range(4):
+        assert machine.steps(0) == 2
+    machine.steps(CROWDED)
+    assert looks_until(machine, 2, 0) == 1
 
 
 def test_long_steps_have_all_threads_however_crowded_it_is() -> None:

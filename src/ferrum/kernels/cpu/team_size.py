@@ -30,7 +30,11 @@ CROWDED: Final = 16
 """At least so often between two looks the caller's thread was put aside: the team is halved."""
 
 CALM: Final = 2
-"""At most so often: the team is doubled."""
+"""At most so often: the team may be doubled."""
+
+MOST_PATIENCE: Final = 32
+"""Calm looks that a doubling waits for at most. Each one that had to be taken back doubles their number: a machine that
+is crowded by the whole team is often calm beside half of it, and would be tried at every other look."""
 
 
 def times_put_aside() -> int:
@@ -52,6 +56,9 @@ class TeamSize:
         self._aside = aside
         self._before = aside()
         self._few = most
+        self._patience = 1
+        self._calm_looks = 0
+        self._grown = False
         self._short_octave = 0
         self._steps = 0
         self._octave = 0
@@ -74,7 +81,24 @@ class TeamSize:
         now = self._aside()
         aside, self._before = now - self._before, now
         if aside >= CROWDED:
-            self._few = max(1, self._few // 2)
+            self._shrink()
         elif aside <= CALM:
-            self._few = min(self._most, 2 * self._few)
+            self._grow()
         self._short_octave = max((key for key, seen in self._seconds.items() if median(seen) <= SHORT), default=0)
+
+    def _shrink(self) -> None:
+        if self._grown:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._grown, self._calm_looks = False, 0
+        self._few = max(1, self._few // 2)
+
+    def _grow(self) -> None:
+        """Where the machine has been calm for long enough. A size that it is calm beside is no trial any more."""
+        self._grown = False
+        if self._few == self._most:
+            self._patience = max(1, self._patience // 2)
+            return
+        self._calm_looks += 1
+        if self._calm_looks >= self._patience:
+            self._grown, self._calm_looks = True, 0
+            self._few = min(self._most, 2 * self._few)
