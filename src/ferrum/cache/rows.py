@@ -174,6 +174,8 @@ class PageRows:
             False where a group has too few free pages; then nothing has changed.
         """
         stored = self._stored.get(cache_id)
+        if stored is not None and self._is_there(stored, length):
+            return True
         if stored is None:
             stored = Stored([[] for _ in self.groups], [0] * len(self.groups), 0, self._tick())
         plan = [self._wanted(index, stored, length) for index in range(len(self.groups))]
@@ -185,6 +187,15 @@ class PageRows:
                 partial = stored.length // group.page_size
                 row[partial] = pool.replace(row[partial])
             row.extend(pool.take() for _ in range(new))
+        return True
+
+    def _is_there(self, stored: Stored, length: int) -> bool:
+        """Whether the rows hold `length` tokens as they are: nearly always, as a page is many steps' worth."""
+        for index, group in enumerate(self.groups):
+            if len(stored.rows[index]) * group.page_size < length:
+                return False
+            if length > stored.length and self._must_copy(index, stored):
+                return False
         return True
 
     def _wanted(self, index: int, stored: Stored, length: int) -> tuple[bool, int]:
