@@ -178,7 +178,8 @@ class Scheduler:
             self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
             self._plan_prompts(step)
         self._first_tokens.hurry(step, self._running)
-        self._add_drafts(step)
+        if not isinstance(self.drafter, NoDrafts):
+            self._add_drafts(step)
         plan = step.close()
         if plan is not None:
             self._in_flight.update(sequence.cache_id for sequence in plan.sequences)
