@@ -12,26 +12,33 @@ from ferrum.engine.waking import TOGETHER, Waking
 NAMES = [f"s{number}" for number in range(3 * TOGETHER)]
 
 
-def woken_by_turn(*steps: tuple[list[str], list[str]], took: float = 0.0, turns: int = 20) -> list[list[str]]:
-    """The streams woken in each turn of a loop, when one step after the other has news for those that had news before
-    and those that had none.
+def woken_by_turn(
+    *steps: tuple[list[str], list[str]], took: float = 0.0, others_took: float = 0.0, turns: int = 20
+) -> list[list[str]]:
+    """The streams that write in each turn of a loop, when one step after the other has news for those that had news
+    before and those that had none.
 
     Args:
-        took: seconds of a processor that each turn with somebody to wake takes.
+        took: seconds of a processor that a stream takes to write.
+        others_took: seconds that each turn takes besides.
         turns: of the loop after the last step, which take no time.
     """
     found: list[list[str]] = [[]]
 
+    def seconds() -> float:
+        return took * sum(map(len, found)) + others_took * len(found)
+
     def stream(name: str, begun: bool) -> RequestStream:
+        loop = asyncio.get_running_loop()
         request = admission().admit([1], greedy(), request_id=name)
-        made = RequestStream(request, name, None, lambda: found[-1].append(name))
+        made = RequestStream(request, name, None, lambda: loop.call_soon(lambda: found[-1].append(name)))
         if begun:
             made.push(TokenEvent(name, 0, (5,)))
             assert made.take() is not None
         return made
 
     async def run() -> None:
-        waking = Waking(asyncio.get_running_loop(), clock=lambda: took * sum(map(bool, found)))
+        waking = Waking(asyncio.get_running_loop(), clock=seconds)
         known: dict[str, RequestStream] = {}
         for begun, fresh in steps:
             waking.add([known.setdefault(name, stream(name, name in begun)) for name in (*begun, *fresh)])
@@ -66,3 +73,8 @@ def test_who_had_news_is_let_alone_for_a_while_after_a_round_and_who_has_none_is
     assert woken_by_turn(first, again, took=0.0)[-1] == NAMES[:TOGETHER]
     later = woken_by_turn(first, again, took=10.0)
     assert later[-1] != NAMES[:TOGETHER] and [name for turn in later for name in turn if name not in NAMES] == ["new"]
+
+
+def test_what_others_take_of_the_loop_does_not_make_the_pause_longer() -> None:
+    first, again = (NAMES, []), (NAMES[:TOGETHER], [])
+    assert woken_by_turn(first, again, others_took=10.0)[-1] == NAMES[:TOGETHER]

@@ -23,9 +23,10 @@ SHARE: Final = 0.25
 class Waking:
     """The streams that are still to be woken, each once; those without any news before go first. Used on the loop only.
 
-    The others are woken in rounds. The loop leaves them alone after each for as long as `SHARE` says, of what the round
-    took of a processor: next to nothing for a few streams, and steps of a small model where there are many. They lose
-    nothing: to write the tokens of three steps costs hardly more than to write one.
+    The others are woken in rounds. The loop leaves them alone after each for as long as `SHARE` says, of what writing to
+    them took: next to nothing for a few streams, and steps of a small model where there are many. They lose nothing: to
+    write the tokens of three steps costs hardly more than to write one. What the loop does for others meanwhile does not
+    count: a burst of newcomers would hold up everybody else three times as long again.
 
     Args:
         loop: on which the consumers run.
@@ -38,7 +39,8 @@ class Waking:
         self._first: dict[int, RequestStream] = {}
         self._round: dict[int, RequestStream] = {}
         self._others: dict[int, RequestStream] = {}
-        self._began: float | None = None
+        self._began = 0.0
+        self._spent = 0.0
         self._turning = False
         self._pausing = False
 
@@ -59,21 +61,26 @@ class Waking:
             self._turn()
 
     def _turn(self) -> None:
-        if self._round and self._began is None:
-            self._began = self._clock()
+        """Wake a few. They write in the loop's next turn, one after the other, between the two that time them."""
+        goes_on = bool(self._round)
+        self._loop.call_soon(self._before_writing)
         for _ in range(TOGETHER):
             waiting = self._first or self._round
             if waiting:
                 waiting.pop(next(iter(waiting))).wake()
-        self._loop.call_soon(self._after_turn)
+        self._loop.call_soon(self._after_writing, goes_on)
 
-    def _after_turn(self) -> None:
-        """Those who were woken have written."""
-        if self._began is not None and not self._round:
-            pause = (self._clock() - self._began) * (1 / SHARE - 1)
-            self._began = None
-            self._pausing = True
-            self._loop.call_later(pause, self._go_on)
+    def _before_writing(self) -> None:
+        self._began = self._clock()
+
+    def _after_writing(self, goes_on: bool) -> None:
+        """Add up what a round takes, of whose streams some have written; after the last ones comes the pause."""
+        if goes_on:
+            self._spent += self._clock() - self._began
+            if not self._round:
+                self._pausing = True
+                self._loop.call_later(self._spent * (1 / SHARE - 1), self._go_on)
+                self._spent = 0.0
         self._turning = False
         self._begin()
 
