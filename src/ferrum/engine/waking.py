@@ -23,10 +23,10 @@ SHARE: Final = 0.25
 class Waking:
     """The streams that are still to be woken, each once; those without any news before go first. Used on the loop only.
 
-    The others are woken in rounds. The loop leaves them alone after each for as long as `SHARE` says, of what writing to
-    them took: next to nothing for a few streams, and steps of a small model where there are many. They lose nothing: to
-    write the tokens of three steps costs hardly more than to write one. What the loop does for others meanwhile does not
-    count: a burst of newcomers would hold up everybody else three times as long again.
+    The others are woken in rounds. The loop leaves them alone after each for as long as `SHARE` says, of what writing
+    to them took: next to nothing for a few streams, and steps of a small model where there are many. They lose nothing:
+    to write the tokens of three steps costs hardly more than to write one. What the loop does for others meanwhile does
+    not count: a burst of newcomers would hold up everybody else three times as long again.
 
     Args:
         loop: on which the consumers run.
