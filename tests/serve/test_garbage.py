@@ -46,12 +46,12 @@ def test_nothing_of_ours_is_left_to_be_searched_for(
     assert not left
 
 
-def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int) -> int:
+def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int, new: int) -> int:
     """How often this thread searched all objects; a server of another test may have its pauses meanwhile."""
     found: list[None] = []
     mine = threading.current_thread()
     monkeypatch.setattr(garbage, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(gc, "get_count", lambda: (0, 0 if found else young, 0))
+    monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 0) if found else (new, young, 0))
     monkeypatch.setattr(gc, "collect", lambda: found.append(None) if threading.current_thread() is mine else None)
 
     async def some_time() -> None:
@@ -64,13 +64,20 @@ def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("live", "young", "wanted"),
-    [(0, 1, 1), (0, 0, 0), (1, 1, 0), (1, garbage.MOST_PUT_OFF, 0), (1, garbage.MOST_PUT_OFF + 1, 1)],
+    ("live", "young", "new", "wanted"),
+    [
+        (0, 1, 0, 1),
+        (0, 0, garbage.FEW + 1, 1),
+        (0, 0, garbage.FEW, 0),
+        (1, 1, garbage.FEW + 1, 0),
+        (1, garbage.MOST_PUT_OFF, 0, 0),
+        (1, garbage.MOST_PUT_OFF + 1, 0, 1),
+    ],
 )
 def test_old_objects_are_searched_once_in_a_pause_or_after_very_long(
-    monkeypatch: pytest.MonkeyPatch, live: int, young: int, wanted: int
+    monkeypatch: pytest.MonkeyPatch, live: int, young: int, new: int, wanted: int
 ) -> None:
-    assert searches(monkeypatch, live, young) == wanted
+    assert searches(monkeypatch, live, young, new) == wanted
 
 
 def test_python_searches_the_youngest_alone_for_a_while() -> None:

@@ -20,6 +20,9 @@ YOUNG: Final = 20_000
 all that have come since then and live are looked at: mostly those of running requests, however few more they are.
 """
 
+FEW: Final = 700
+"""So few new objects are worth no search in a pause."""
+
 MOST_PUT_OFF: Final = 70
 """Searches of the youngest objects after which all are searched whoever is served."""
 
@@ -40,8 +43,8 @@ async def search_in_pauses(num_live: Callable[[], int]) -> None:
     idle = False
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        _, young, _ = gc.get_count()
+        new, young, _ = gc.get_count()
         was_idle, idle = idle, not num_live()
-        paused = idle and was_idle and young
+        paused = idle and was_idle and (young or new > FEW)
         if paused or young > MOST_PUT_OFF:
             gc.collect()
