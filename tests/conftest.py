@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# What passes once passes again: only long searches draw other examples each time.
-settings.register_profile("repeatable", derandomize=True, database=None)
+# What passes once passes again, however slow the machine: only long searches draw other examples each time.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
 pytest.register_assert_rewrite("contract_kit", "contract_verbs", "contract_llm", "scheduler_bench")
