@@ -57,6 +57,7 @@ constexpr int kChains = 12;
 void spin_f32_avx512(int64_t rounds) { FERRUM_SPIN("vfmadd231ps %%zmm14,%%zmm15,%%zmm\\r"); }
 void spin_bf16_avx512(int64_t rounds) { FERRUM_SPIN("vdpbf16ps %%zmm14,%%zmm15,%%zmm\\r"); }
 void spin_int8_avx512(int64_t rounds) { FERRUM_SPIN("vpdpbusd %%zmm14,%%zmm15,%%zmm\\r"); }
+void spin_int8_avx2_vnni(int64_t rounds) { FERRUM_SPIN("%{vex%} vpdpbusd %%ymm14,%%ymm15,%%ymm\\r"); }
 void spin_f32_avx2(int64_t rounds) { FERRUM_SPIN("vfmadd231ps %%ymm14,%%ymm15,%%ymm\\r"); }
 void spin_int8_avx2(int64_t rounds) {
     FERRUM_SPIN(
@@ -96,14 +97,14 @@ Probe::Probe(const std::string& tier_name, int threads, int64_t bytes) : team_(t
     f32_ = bf16_ = int8_ = {spin_portable, 2.0 * 4 * kQuads};
     const std::string name = tier(tier_name).name;
 #if defined(__x86_64__)
-    if (name == "avx512") {
-        f32_ = {spin_f32_avx512, 2.0 * 16 * kChains};
-        bf16_ = {spin_bf16_avx512, 2.0 * 32 * kChains};
+    if (name == "avx512" || name == "avx512_vnni") {
+        f32_ = bf16_ = {spin_f32_avx512, 2.0 * 16 * kChains};
         int8_ = {spin_int8_avx512, 2.0 * 64 * kChains};
-    } else if (name == "avx2") {
+    } else if (name == "avx2" || name == "avx2_vnni") {
         f32_ = bf16_ = {spin_f32_avx2, 2.0 * 8 * kChains};
-        int8_ = {spin_int8_avx2, 2.0 * 32 * kChains};
+        int8_ = {name == "avx2" ? spin_int8_avx2 : spin_int8_avx2_vnni, 2.0 * 32 * kChains};
     }
+    if (name == "avx512") bf16_ = {spin_bf16_avx512, 2.0 * 32 * kChains};
 #endif
 }
 

@@ -2,12 +2,24 @@
 
 #include <stdexcept>
 
+#if defined(FERRUM_X86)
+#include <cpuid.h>
+#endif
+
 namespace ferrum {
 
 #if defined(FERRUM_X86)
 namespace avx512 {
 extern const KernelTable kTable;
 }
+namespace avx512_vnni {
+extern const KernelTable kTable;
+}
+#if defined(FERRUM_AVX2_VNNI)
+namespace avx2_vnni {
+extern const KernelTable kTable;
+}
+#endif
 namespace avx2 {
 extern const KernelTable kTable;
 }
@@ -16,15 +28,38 @@ namespace portable {
 extern const KernelTable kTable;
 }
 
+#if defined(FERRUM_AVX2_VNNI)
+namespace {
+
+// Compilers know no name for it in their builtin before GCC 13.
+bool has_avx_vnni() {
+#if defined(FERRUM_VNNI_STAND_IN)
+    return true;
+#else
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+#endif
+}
+
+}  // namespace
+#endif
+
 std::vector<const KernelTable*> available_tiers() {
     std::vector<const KernelTable*> tiers;
 #if defined(FERRUM_X86)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-        tiers.push_back(&avx512::kTable);
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+        if (__builtin_cpu_supports("avx512bf16")) tiers.push_back(&avx512::kTable);
+        tiers.push_back(&avx512_vnni::kTable);
+    }
     // Every processor with AVX2 and FMA has F16C; compilers know no name for it in this builtin before GCC 11.
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tiers.push_back(&avx2::kTable);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+#if defined(FERRUM_AVX2_VNNI)
+        if (has_avx_vnni()) tiers.push_back(&avx2_vnni::kTable);
+#endif
+        tiers.push_back(&avx2::kTable);
+    }
 #endif
     tiers.push_back(&portable::kTable);
     return tiers;

@@ -19,8 +19,10 @@ struct Int4 {
 
     // total + the products of 4 unsigned by 4 signed bytes in each word.
     static vi dot(vi total, vi weights, vi inputs) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
         return (vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, (__m512i)inputs);
+#elif defined(__AVXVNNI__)
+        return (vi)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)weights, (__m256i)inputs);
 #elif defined(__AVX2__)
         const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
         return total + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -38,7 +40,7 @@ struct Int4 {
 struct Int8 {
     static constexpr bool kNibbles = false;
 
-#if defined(__AVX2__) && !defined(__AVX512BF16__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
     // Pairs of 8-bit unsigned weights would pass 16 bits; signed ones do not: |w| by x with the sign of w.
     static constexpr int32_t kOffset = 0;
 
@@ -164,7 +166,7 @@ struct GroupTiles {
         const vi zero = __builtin_convertvector(load<vh>(zero_points), vi);
         for (int r = 0; r < MR; ++r) {
             const vi minus = spread(static_cast<int32_t>(starts[r]));
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
             sum[r][v] = (vi)_mm512_dpwssd_epi32((__m512i)sum[r][v], (__m512i)zero, (__m512i)minus);
 #elif defined(__AVX2__)
             sum[r][v] += (vi)_mm256_madd_epi16((__m256i)zero, (__m256i)minus);

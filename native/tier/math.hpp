@@ -58,7 +58,7 @@ inline vh round_bf16(vf x) {
 
 // kLanes halves as floats, exactly.
 inline vf widen_halves(const std::byte* from) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__AVX2__)
     return _mm256_cvtph_ps(load<__m128i>(from));

@@ -41,7 +41,7 @@ bool any(vi mask) {
 
 // To f16, to the nearest, ties to even.
 vh narrow_halves(vf x) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return (vh)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__)
     return (vh)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -16,7 +16,7 @@
 
 namespace ferrum::FERRUM_TIER {
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
@@ -52,7 +52,7 @@ inline void store(T* to, V v) {
 // The first `count` lanes, the others 0.
 inline vf load_part(const float* from, int64_t count) {
     if (count >= kLanes) return load<vf>(from);
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), from);
 #else
     vf v{};
@@ -63,7 +63,7 @@ inline vf load_part(const float* from, int64_t count) {
 
 inline void store_part(float* to, vf v, int64_t count) {
     if (count >= kLanes) return store(to, v);
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1 << count) - 1), v);
 #else
     std::memcpy(to, &v, static_cast<size_t>(count) * sizeof(float));
@@ -82,7 +82,7 @@ inline vi lane_index() {
 
 // a * b + c: fused where the tier has it. The portable tier rounds twice, as the numpy reference does.
 inline vf multiply_add(vf a, vf b, vf c) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
@@ -93,7 +93,7 @@ inline vf multiply_add(vf a, vf b, vf c) {
 
 // The larger of each pair; b where a is NaN.
 inline vf larger(vf a, vf b) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_max_ps(a, b);
 #elif defined(__AVX2__)
     return _mm256_max_ps(a, b);
@@ -104,7 +104,7 @@ inline vf larger(vf a, vf b) {
 
 // Lanes are folded in halves, upper onto lower: one order for every caller.
 inline float sum_lanes(vf v) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_reduce_add_ps(v);
 #else
     float x[kLanes];
@@ -116,7 +116,7 @@ inline float sum_lanes(vf v) {
 }
 
 inline int32_t sum_lanes(vi v) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_reduce_add_epi32((__m512i)v);
 #else
     int32_t sum = 0;
@@ -126,7 +126,7 @@ inline int32_t sum_lanes(vi v) {
 }
 
 inline float max_lanes(vf v) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_reduce_max_ps(v);
 #else
     float best = v[0];
@@ -136,7 +136,7 @@ inline float max_lanes(vf v) {
 }
 
 inline int32_t max_lanes(vi v) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
     return _mm512_reduce_max_epi32((__m512i)v);
 #else
     int32_t best = v[0];

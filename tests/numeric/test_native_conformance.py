@@ -55,3 +55,9 @@ def test_the_portable_kernels_give_the_same_on_arm64(tmp_path: Path) -> None:
         need("qemu-user-static", "qemu-aarch64-static")
     lines = report_of(tmp_path, *ARM64, through=() if native else ("qemu-aarch64-static",))
     assert [line.split(",")[0] for line in lines] == ["portable", "portable"]
+
+
+def test_the_tier_of_avx_vnni_gives_the_same_where_no_processor_has_it(tmp_path: Path) -> None:
+    need("a C++ compiler", "c++")
+    lines = report_of(tmp_path, "-DFERRUM_VNNI_STAND_IN=ON")
+    assert "avx2_vnni" in {line.split(",")[0] for line in lines}

@@ -21,7 +21,8 @@ class NativeKernels:
     """`Kernels` of the native library. See `kernels/interface.py` for every operation's contract.
 
     Args:
-        isa: instruction tier: "auto" (the best that this machine has), "avx512", "avx2" or "portable".
+        isa: instruction tier: "auto" (the best that this machine has), "avx512", "avx512_vnni", "avx2_vnni",
+            "avx2" or "portable".
         threads: size of the team; None takes the processors that this process may use.
 
     Raises:
