@@ -125,6 +125,15 @@ struct Item {
         return gathered(head, token);
     }
 
+    // How far behind a step's block lies the one after it, of the next head or else of the next step: memory has no part in
+    // the time of a step whose keys and values were fetched during the step before. 0: nothing comes, or it is gathered.
+    int64_t ahead_of(int64_t head, int64_t step) const {
+        const bool turns = head + 1 == item.head_end;
+        if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return 0;
+        const Slot next = turns ? block(item.head_begin, step + 1) : block(head + 1, step);
+        return next.keys - block(head, step).keys;
+    }
+
     Slot gathered(int64_t head, int64_t token) const {
         constexpr int64_t kScale = S::kScaled ? 4 : 0;
         const int64_t key_bytes = kStep * (s.key_padded / S::kDepth * 4 + kScale);
@@ -159,24 +168,24 @@ struct Item {
 
 // One tile of a head over one step.
 template <class F, int MR>
-void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step) {
+void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, int64_t ahead) {
     const int64_t state = it.state_of(head) + tile;
     const Slot block = it.block(head, step);
     alignas(64) float scores[MR][kStep];
     alignas(64) typename F::Weight packed[MR][F::kWeights];
     float decay[MR], factor[MR];
-    F::template score<MR>(it.s, block.keys, it.queries_of(head, tile), scores);
+    F::template score<MR>(it.s, block.keys, it.queries_of(head, tile), scores, ahead);
     Sight sights[MR];
     for (int r = 0; r < MR; ++r)
         sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
     weigh_rows<MR>(scores, it.a.scale, sights, it.scratch.maximum + state, it.scratch.total + state, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
     const int64_t tokens = least(kStep, sights[MR - 1].high + 1);  // rows are in the order of their positions
-    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded);
+    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, ahead);
 }
 
 template <class F>
-using StepFunction = void (*)(const Item<F>&, int64_t, int64_t, int64_t);
+using StepFunction = void (*)(const Item<F>&, int64_t, int64_t, int64_t, int64_t);
 
 template <class F, int... Index>
 StepFunction<F> step_function(int64_t height, std::integer_sequence<int, Index...>) {
@@ -191,7 +200,7 @@ void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
         const auto [first, count] = tile(t);
         const auto run = step_function<F>(count, std::make_integer_sequence<int, kAttentionRows>{});
         const int64_t to = least(end, end_of(first + count - 1));
-        for (int64_t step = most(begin, begin_of(first)); step < to; ++step) run(*this, head, first, step);
+        for (int64_t step = most(begin, begin_of(first)); step < to; ++step) run(*this, head, first, step, t == 0 ? ahead_of(head, step) : 0);
     }
 }
 

@@ -27,7 +27,7 @@ struct ByteAttention {
     }
 
     template <int MR>
-    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep]) {
+    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep], int64_t ahead) {
         constexpr int kVectors = kLanes == 16 ? 4 : 2;
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
@@ -37,6 +37,7 @@ struct ByteAttention {
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(queries[words * MR + r]));
             const std::byte* w = keys + part * kLanes * 4;
             for (int64_t i = 0; i < words; ++i) {
+                if (ahead != 0) prefetch_bytes(w + i * kStep * 4 + ahead, kVectors * kLanes * 4);
                 vi key[kVectors];
 #pragma GCC unroll 4
                 for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + i * kStep * 4 + v * kLanes * 4);
@@ -80,25 +81,27 @@ struct ByteAttention {
 
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
-                    const float (&factor)[MR], const float (&decay)[MR], float* out) {
+                    const float (&factor)[MR], const float (&decay)[MR], float* out, int64_t ahead) {
         constexpr int kWide = kLanes < 16 ? 1 : MR <= 2 ? 4 : 2;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);
             const std::byte* part = values + first * kStep / Store::kDepth * 4;
             int64_t d = 0;
             for (; d + kWide * kLanes <= width; d += kWide * kLanes)
-                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d);
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, ahead);
             for (; d < width; d += kLanes)
-                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d);
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, ahead);
         }
     }
 
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
-                         const Weight (&weights)[MR][kWeights], const float (&factor)[MR], const float (&decay)[MR], float* out) {
+                         const Weight (&weights)[MR][kWeights], const float (&factor)[MR], const float (&decay)[MR], float* out,
+                         int64_t ahead) {
         vi upper[MR][NV] = {}, lower[MR][NV] = {};
         for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // beyond are probabilities of 0
             const std::byte* row = values + quad * stride;
+            if (ahead != 0) prefetch_bytes(row + ahead, NV * kLanes * 4);
             vi value[NV];
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) value[v] = load<vi>(row + v * kLanes * 4);

@@ -29,11 +29,12 @@ struct FloatAttention {
     }
 
     template <int MR>
-    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep]) {
+    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep], int64_t ahead) {
         constexpr int kVectors = kAttentionVectors;
         for (int part = 0; part < kStepVectors; part += kVectors) {
             vf total[MR][kVectors] = {};
-            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s));
+            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s),
+                                              ahead);
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
         }
@@ -48,27 +49,27 @@ struct FloatAttention {
     // out [MR][padded] = out * decay + weights [MR] x values.
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
-                    const float (&)[MR], const float (&decay)[MR], float* out) {
+                    const float (&)[MR], const float (&decay)[MR], float* out, int64_t ahead) {
         constexpr int kWide = kAttentionVectors;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);
             const std::byte* part = values + first * kStep / Store::kDepth * 4;
             int64_t d = 0;
             for (; d + kWide * kLanes <= width; d += kWide * kLanes)
-                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d);
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, ahead);
             for (; d < width; d += kLanes)
-                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d);
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, ahead);
         }
     }
 
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
-                         const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out) {
+                         const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out, int64_t ahead) {
         const int64_t padded = s.value_padded, whole = tokens / P::kDepth;
         vf total[MR][NV];
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
-        accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole);
+        accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, ahead);
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
                 const auto weight = P::first_only(P::weight(values + whole * stride, v));

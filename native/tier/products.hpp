@@ -89,10 +89,13 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
-// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR].
+// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR]. What lies `ahead`
+// bytes behind is fetched meanwhile, unless that is 0.
 template <class P, int MR, int NV, int XS, int XR>
-inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps) {
+inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
+                       int64_t ahead) {
     for (int64_t s = 0; s < steps; ++s) {
+        if (ahead != 0) prefetch_bytes(w + ahead, NV * kLanes * 4);
         add_step<P, MR, NV, XR>(total, w, x);
         w += stride;
         x += XS;
