@@ -171,16 +171,16 @@ template <class F, int MR>
 void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, int64_t ahead) {
     const int64_t state = it.state_of(head) + tile;
     const Slot block = it.block(head, step);
-    alignas(64) float scores[MR][kStep];
+    alignas(64) float scores[MR][kStep] = {};  // beyond the last key that anyone sees they are masked, and have to be numbers
     alignas(64) typename F::Weight packed[MR][F::kWeights];
     float decay[MR], factor[MR];
-    F::template score<MR>(it.s, block.keys, it.queries_of(head, tile), scores, ahead);
     Sight sights[MR];
     for (int r = 0; r < MR; ++r)
         sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
+    const int64_t tokens = least(kStep, sights[MR - 1].high + 1);  // rows are in the order of their positions
+    F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, ahead);
     weigh_rows<MR>(scores, it.a.scale, sights, it.scratch.maximum + state, it.scratch.total + state, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
-    const int64_t tokens = least(kStep, sights[MR - 1].high + 1);  // rows are in the order of their positions
     F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, ahead);
 }
 
@@ -200,7 +200,8 @@ void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
         const auto [first, count] = tile(t);
         const auto run = step_function<F>(count, std::make_integer_sequence<int, kAttentionRows>{});
         const int64_t to = least(end, end_of(first + count - 1));
-        for (int64_t step = most(begin, begin_of(first)); step < to; ++step) run(*this, head, first, step, t == 0 ? ahead_of(head, step) : 0);
+        for (int64_t step = most(begin, begin_of(first)); step < to; ++step)
+            run(*this, head, first, step, t == 0 ? ahead_of(head, step) : 0);
     }
 }
 

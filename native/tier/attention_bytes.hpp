@@ -4,6 +4,7 @@
 
 #include "groups.hpp"
 #include "rows.hpp"
+#include "softmax.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -27,11 +28,12 @@ struct ByteAttention {
     }
 
     template <int MR>
-    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep], int64_t ahead) {
-        constexpr int kVectors = kLanes == 16 ? 4 : 2;
+    static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
+                      float (&scores)[MR][kStep], int64_t ahead) {
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
-        for (int part = 0; part < kStepVectors; part += kVectors) {
+        step_parts<kLanes == 16 ? 4 : 2>(tokens, [&](int part, auto width) {
+            constexpr int kVectors = decltype(width)::value;
             vi sum[MR][kVectors];
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(queries[words * MR + r]));
@@ -54,7 +56,7 @@ struct ByteAttention {
                     store(&scores[r][(part + v) * kLanes],
                           __builtin_convertvector(sum[r][v], vf) * (load<vf>(scales + (part + v) * kLanes) * scale));
             }
-        }
+        });
     }
 
     // Probabilities times their values' scales, rounded to 14 bits by the largest of the step.

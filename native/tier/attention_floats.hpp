@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rows.hpp"
+#include "softmax.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -28,16 +29,17 @@ struct FloatAttention {
         }
     }
 
+    // Of the step's first `tokens` keys; the others are nobody's.
     template <int MR>
-    static void score(const GroupStore& s, const std::byte* keys, const Query* queries, float (&scores)[MR][kStep], int64_t ahead) {
-        constexpr int kVectors = kAttentionVectors;
-        for (int part = 0; part < kStepVectors; part += kVectors) {
+    static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
+                      float (&scores)[MR][kStep], int64_t ahead) {
+        step_parts<kAttentionVectors>(tokens, [&](int part, auto width) {
+            constexpr int kVectors = decltype(width)::value;
             vf total[MR][kVectors] = {};
-            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s),
-                                              ahead);
+            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s), ahead);
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
-        }
+        });
     }
 
     // A row's probabilities over a step; returns what the product with values is to be multiplied by.

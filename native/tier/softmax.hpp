@@ -18,6 +18,21 @@ struct Sight {
     }
 };
 
+// Calls `work` with the first and the number of the vectors, MOST at a time, fewer at the end, that hold the scores of a step's
+// first `tokens` keys: of a page that is hardly begun most keys need not be read.
+template <int MOST, class Work>
+inline void step_parts(int64_t tokens, Work work) {
+    for (int part = 0; part * kLanes < tokens;) {
+        const int64_t left = tokens - part * kLanes;
+        if (left <= kLanes)
+            work(part, std::integral_constant<int, 1>{}), part += 1;
+        else if (MOST == 2 || left <= 2 * kLanes)
+            work(part, std::integral_constant<int, 2>{}), part += 2;
+        else
+            work(part, std::integral_constant<int, MOST>{}), part += MOST;
+    }
+}
+
 // Scales a row's scores, masking those that it does not see; returns the largest of them and of `maximum`.
 inline float scale_scores(float* scores, float scale, Sight sight, float maximum) {
     vf top = spread(maximum);
