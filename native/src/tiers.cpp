@@ -31,7 +31,7 @@ extern const KernelTable kTable;
 #if defined(FERRUM_AVX2_VNNI)
 namespace {
 
-// Compilers know no name for it in their builtin before GCC 13.
+// Some compilers that know the instruction know no name for it in their builtin.
 bool has_avx_vnni() {
 #if defined(FERRUM_VNNI_STAND_IN)
     return true;
