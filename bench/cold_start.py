@@ -28,6 +28,7 @@ from ferrum.bench.shapes import shape_config
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.text.merges import with_joined_merges
 
 ENTRIES: Final = 150_000
 SHAPE: Final = "qwen3-0.6b"
@@ -112,9 +113,10 @@ def _shown(byte: int) -> str:
 
 
 def make_model(directory: Path) -> None:
-    """The packed model with its tokenizer."""
+    """The packed model with its tokenizer, as packing writes it."""
     pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), directory, "int8")
-    (directory / "tokenizer.json").write_text(json.dumps(make_tokenizer(ENTRIES), ensure_ascii=False), "utf-8")
+    tokenizer = json.dumps(make_tokenizer(ENTRIES), ensure_ascii=False).encode()
+    (directory / "tokenizer.json").write_bytes(with_joined_merges(tokenizer))
 
 
 def start(model: str, kind: str) -> dict[str, float]:

@@ -17,6 +17,7 @@ constexpr int64_t kGroup = 32;  // inputs that share a scale in int8 and int4
 constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
 constexpr int64_t kSide = 64;   // dimensions of values that lie side by side
 constexpr int64_t kMaxHead = 512;
+constexpr int64_t kSumPage = 4096;  // bytes that share a checksum
 
 // Bytes of an element of floats. Internal linkage: every tier compiles this with instructions of its own.
 static constexpr int64_t item_bytes(Format format) { return format == Format::f32 ? 4 : 2; }
@@ -143,6 +144,8 @@ struct KernelTable {
     void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + kv heads)
     int64_t (*attention_scratch)(const GroupStore&);                            // bytes a thread needs
     void (*attention)(const AttentionArgs&, const AttentionItem&, std::byte* scratch);
+    // Of the pages [begin, end) of `bytes` bytes, the last filled up with zeros.
+    void (*page_sums)(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
     bool (*finite)(const float* x, int64_t count);
 
     // Over a row of logits; `x` are distances below the greatest, divided by the temperature.

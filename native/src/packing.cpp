@@ -6,7 +6,6 @@
 
 #include "format_names.hpp"
 #include "grouping.hpp"
-#include "page_sums.hpp"
 
 namespace nb = nanobind;
 
@@ -89,7 +88,8 @@ void sum_pages(Runtime& runtime, const In<uint8_t>& bytes, const Out<uint64_t>& 
     require(static_cast<int64_t>(sums.size()) == pages, "a sum per page");
     const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
     uint64_t* to = sums.data();
-    split(runtime, pages, [=](int64_t begin, int64_t end) { page_sums(data, size, begin, end, to + begin); });
+    const auto sum = runtime.kernels.page_sums;
+    split(runtime, pages, [=](int64_t begin, int64_t end) { sum(data, size, begin, end, to + begin); });
 }
 
 }  // namespace ferrum

@@ -20,7 +20,7 @@ std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const 
 // A weight over panels, which it keeps alive. Copies them only where they do not begin on a cache line.
 std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format, const In<uint8_t>& panels, int64_t outputs, int64_t inputs);
 
-// The sum of each page of some bytes: see page_sums.hpp.
+// The sum of each page of some bytes: see KernelTable.
 void sum_pages(Runtime& runtime, const In<uint8_t>& bytes, const Out<uint64_t>& sums);
 
 }  // namespace ferrum

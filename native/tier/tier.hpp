@@ -16,6 +16,7 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end);
 void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end);
 int64_t attention_scratch(const GroupStore& s);
 void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scratch);
+void page_sums(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
 bool finite(const float* x, int64_t count);
 float largest(const float* x, int64_t count);
 int64_t first_equal(const float* x, int64_t count, float value);

@@ -69,8 +69,10 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     source = copy_of(directory_of(find("llama3")), tmp_path / "in")
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     (source / "pytorch_model.bin").write_bytes(b"weights once more")
+    (source / "tokenizer.json").write_text('{"model": {"merges": [["a", "b"]]}}')
     pack_directory(Checkpoint(source), tmp_path / "out", "int8")
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"model":{"merges":["a b"]}}'
     assert not (tmp_path / "out" / "pytorch_model.bin").exists()
 
 
