@@ -23,6 +23,7 @@ GroupStore layout(const GroupShape& shape) {
     s.key_padded = round_up(shape.key_dim, pair);
     s.value_padded = round_up(shape.value_dim, 16);
     s.block = shape.page_size % kStep == 0 ? kStep : round_up(shape.page_size, pair);
+    s.key_side = s.block % kKeySide == 0 ? kKeySide : s.block;
     s.blocks_per_page = round_up(shape.page_size, s.block) / s.block;
     s.key_bytes = s.block * (s.key_padded * item + scale);
     s.value_bytes = s.block * (s.value_padded * item + scale);

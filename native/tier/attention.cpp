@@ -149,7 +149,8 @@ struct Item {
             const auto* from_keys = reinterpret_cast<const typename S::Element*>(slot.keys);
             const auto* from_values = reinterpret_cast<const typename S::Element*>(slot.values);
             for (int64_t d = 0; d < s.key_dim; ++d)
-                keys[key_index<S>(kStep, t, d)] = from_keys[key_index<S>(s.block, slot.token, d)];
+                keys[key_index<S>(kKeySide, s.key_padded, t, d)] =
+                    from_keys[key_index<S>(s.key_side, s.key_padded, slot.token, d)];
             for (int64_t d = 0; d < s.value_dim; ++d) {
                 const int64_t first = d / kSide * kSide, rest = (d - first) * S::kDepth;
                 values[value_index<S>(kStep, s.value_padded, t, first) + rest] =

@@ -32,17 +32,18 @@ struct ByteAttention {
                       float (&scores)[MR][kStep], int64_t ahead) {
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
+        const KeyVectors vectors{words * kKeySide * 4};
         step_parts<kLanes == 16 ? 4 : 2>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vi sum[MR][kVectors];
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(queries[words * MR + r]));
-            const std::byte* w = keys + part * kLanes * 4;
-            for (int64_t i = 0; i < words; ++i) {
-                if (ahead != 0) prefetch_bytes(w + i * kStep * 4 + ahead, kVectors * kLanes * 4);
+            const std::byte* w = keys + vectors.at(part);
+            for (int64_t i = 0; i < words; ++i, w += kKeySide * 4) {
+                if (ahead != 0) prefetch_vectors<kVectors>(w + ahead, vectors);
                 vi key[kVectors];
 #pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + i * kStep * 4 + v * kLanes * 4);
+                for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + vectors.at(v));
 #pragma GCC unroll 6
                 for (int r = 0; r < MR; ++r) {
                     const vi query = spread(static_cast<int32_t>(queries[i * MR + r]));

@@ -33,10 +33,12 @@ struct FloatAttention {
     template <int MR>
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
                       float (&scores)[MR][kStep], int64_t ahead) {
+        const KeyVectors vectors{query_words(s) * kKeySide * 4};
         step_parts<kAttentionVectors>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vf total[MR][kVectors] = {};
-            accumulate<P, MR, kVectors, MR, 1>(total, keys + part * kLanes * 4, kStep * 4, queries, query_words(s), ahead);
+            accumulate<P, MR, kVectors, MR, 1>(total, keys + vectors.at(part), kKeySide * 4, queries, query_words(s), ahead,
+                                               vectors);
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
         });
@@ -74,7 +76,7 @@ struct FloatAttention {
         accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, ahead);
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
-                const auto weight = P::first_only(P::weight(values + whole * stride, v));
+                const auto weight = P::first_only(P::weight(values + whole * stride + SideBySide<P>::at(v)));
                 for (int r = 0; r < MR; ++r)
                     total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole]));
             }

@@ -17,7 +17,7 @@ struct F32 {
     using X = float;
     using W = vf;
 
-    static W weight(const std::byte* step, int vector) { return load<vf>(step + vector * 4 * kLanes); }
+    static W weight(const std::byte* at) { return load<vf>(at); }
     static vf spread_x(const X* x) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
@@ -31,7 +31,7 @@ struct Bf16 {
     static constexpr int64_t kItem = 2;
     using W = vi;
 
-    static W weight(const std::byte* step, int vector) { return load<vi>(step + vector * 4 * kLanes); }
+    static W weight(const std::byte* at) { return load<vi>(at); }
     static W first_only(W w) { return w & 0xffff; }
 
 #if defined(__AVX512BF16__)
@@ -68,19 +68,25 @@ struct F16 {
     using X = float;
     using W = vf;
 
-    static W weight(const std::byte* step, int vector) { return widen_halves(step + vector * 2 * kLanes); }
+    static W weight(const std::byte* at) { return widen_halves(at); }
     static vf spread_x(const X* x) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
     static W first_only(W w) { return w; }
 };
 
-// Adds one step to MR x NV accumulators: the weight's at w, row r's word at x[r * XR].
-template <class P, int MR, int NV, int XR>
-inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::X* x) {
+// Where the vectors of a step lie: side by side.
+template <class P>
+struct SideBySide {
+    static constexpr int64_t at(int vector) { return vector * kLanes * P::kItem * P::kDepth; }
+};
+
+// Adds one step to MR x NV accumulators: the weight's vectors where `vectors` says from w on, row r's word at x[r * XR].
+template <class P, int MR, int NV, int XR, class Vectors = SideBySide<P>>
+inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::X* x, Vectors vectors = {}) {
     typename P::W weight[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) weight[v] = P::weight(w, v);
+    for (int v = 0; v < NV; ++v) weight[v] = P::weight(w + vectors.at(v));
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r) {
         const auto value = P::spread_x(x + r * XR);
@@ -89,14 +95,22 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
+// Fetches the lines of NV vectors.
+template <int NV, class Vectors>
+inline void prefetch_vectors(const std::byte* w, Vectors vectors) {
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v)
+        if (v * kLanes * 4 % 64 == 0) prefetch(w + vectors.at(v));
+}
+
 // Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR]. What lies `ahead`
 // bytes behind is fetched meanwhile, unless that is 0.
-template <class P, int MR, int NV, int XS, int XR>
+template <class P, int MR, int NV, int XS, int XR, class Vectors = SideBySide<P>>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
-                       int64_t ahead) {
+                       int64_t ahead, Vectors vectors = {}) {
     for (int64_t s = 0; s < steps; ++s) {
-        if (ahead != 0) prefetch_bytes(w + ahead, NV * kLanes * 4);
-        add_step<P, MR, NV, XR>(total, w, x);
+        if (ahead != 0) prefetch_vectors<NV>(w + ahead, vectors);
+        add_step<P, MR, NV, XR>(total, w, x, vectors);
         w += stride;
         x += XS;
     }

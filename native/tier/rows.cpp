@@ -48,7 +48,7 @@ void turn(const RopeArgs& a, const float* from, const float* norm, int64_t posit
     if (a.cosines != nullptr) rotate(to, a.cosines + position * a.pairs, a.sines + position * a.pairs, a.pairs);
 }
 
-// Rows whose tokens lie side by side in one block of the store.
+// Rows whose tokens' keys lie side by side in the store.
 struct Run {
     Slot slot;
     int64_t count;
@@ -59,7 +59,7 @@ Run run_from(const RopeArgs& a, int64_t row, int64_t end, int64_t kv_head) {
     const int64_t span = a.tables.row_span[row], position = a.tables.positions[row], offset = position % s.page_size;
     const int64_t page = a.tables.pages[span * a.tables.pages_stride + position / s.page_size];
     const Slot slot = slot_of(s, a.layer, page, kv_head, offset);
-    const int64_t room = least(s.page_size - offset, s.block - slot.token);
+    const int64_t room = least(s.page_size - offset, s.key_side - slot.token % s.key_side);
     return {slot, least(least(end, a.tables.span_rows[span + 1]) - row, room)};
 }
 

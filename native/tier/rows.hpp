@@ -62,10 +62,15 @@ inline Slot slot_of(const GroupStore& s, int64_t layer, int64_t page, int64_t he
     return {block, block + s.key_bytes, offset % s.block};
 }
 
-// Element d of a token's key within its block, in elements; `tokens` is the block's length.
+// Element d of a token's key within its block, in elements; keys have `padded` of them, `side` tokens lie side by side.
 template <class S>
-inline int64_t key_index(int64_t tokens, int64_t token, int64_t d) {
-    return (d / S::kDepth * tokens + token) * S::kDepth + d % S::kDepth;
+inline int64_t key_index(int64_t side, int64_t padded, int64_t token, int64_t d) {
+    return (token / side * (padded / S::kDepth) + d / S::kDepth) * side * S::kDepth + token % side * S::kDepth + d % S::kDepth;
+}
+
+// The first word of a token's key; its next words are s.key_side words apart.
+inline std::byte* key_of(const GroupStore& s, const Slot& slot, int64_t words) {
+    return slot.keys + (slot.token / s.key_side * words * s.key_side + slot.token % s.key_side) * 4;
 }
 
 // Dimensions of values that lie side by side from `first` on.
@@ -82,14 +87,11 @@ inline float* scales_of(std::byte* keys, int64_t bytes, int64_t tokens) {
     return reinterpret_cast<float*>(keys + bytes) - tokens;
 }
 
-// Fetches the lines of a block that `count` tokens from `slot` on are written to, fewer than fill two lines of keys.
+// Fetches the lines of a block that `count` tokens from `slot` on are written to, all side by side.
 inline void prefetch_tokens(const GroupStore& s, const Slot& slot, int64_t count) {
-    const int64_t depth = s.format == KvFormat::f32 ? 1 : s.format == KvFormat::bf16 ? 2 : 4;
-    for (int64_t word = 0; word < s.key_padded / depth; ++word) {
-        const std::byte* line = slot.keys + (word * s.block + slot.token) * 4;
-        prefetch(line);
-        if (count > 1) prefetch(line + (count - 1) * 4);
-    }
+    const int64_t depth = s.format == KvFormat::f32 ? 1 : s.format == KvFormat::bf16 ? 2 : 4, words = s.key_padded / depth;
+    const std::byte* key = key_of(s, slot, words);
+    for (int64_t word = 0; word < words; ++word) prefetch(key + word * s.key_side * 4);
     for (int64_t first = 0; first < s.value_padded; first += kSide) {
         const int64_t bytes = value_width(s.value_padded, first) * 4;
         const std::byte* part = slot.values + first * s.block / depth * 4;
@@ -113,14 +115,14 @@ struct RoundedTokens {
 template <class S>
 inline void write_keys(const GroupStore& s, const Slot& slot, int64_t count, const RoundedTokens<S>& keys) {
     const int64_t words = s.key_padded / S::kDepth;
-    uint32_t* to = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
+    auto* to = reinterpret_cast<uint32_t*>(key_of(s, slot, words));
     for (int64_t first = 0; first < count; first += kLanes)
         for (int64_t word = 0; word < words; word += kLanes) {
             vf columns[kLanes];
             turn_rows(count - first, columns,
                       [&](int64_t row) { return load<vf>(keys.rows[first + row] + word * S::kDepth); });
             for (int64_t i = 0; i < least(kLanes, words - word); ++i)
-                store_part(reinterpret_cast<float*>(to + (word + i) * s.block + first),
+                store_part(reinterpret_cast<float*>(to + (word + i) * s.key_side + first),
                            (vf)((vu)columns[i] ^ S::kKeyFlip), count - first);
         }
 }
@@ -128,11 +130,12 @@ inline void write_keys(const GroupStore& s, const Slot& slot, int64_t count, con
 // The same for one token, whose words are nowhere side by side.
 template <class S>
 inline void write_key(const GroupStore& s, const Slot& slot, const RoundedTokens<S>& keys) {
-    uint32_t* to = reinterpret_cast<uint32_t*>(slot.keys) + slot.token;
-    for (int64_t word = 0; word < s.key_padded / S::kDepth; ++word) {
+    const int64_t words = s.key_padded / S::kDepth;
+    auto* to = reinterpret_cast<uint32_t*>(key_of(s, slot, words));
+    for (int64_t word = 0; word < words; ++word) {
         uint32_t elements;
         std::memcpy(&elements, keys.rows[0] + word * S::kDepth, sizeof elements);
-        to[word * s.block] = elements ^ S::kKeyFlip;
+        to[word * s.key_side] = elements ^ S::kKeyFlip;
     }
 }
 
@@ -161,7 +164,7 @@ inline void write_value_words(const GroupStore& s, const Slot& slot, int64_t t, 
     }
 }
 
-// `count` tokens from `slot` on, all of its block.
+// `count` tokens from `slot` on, whose keys lie side by side.
 template <class S>
 inline void write_tokens(const GroupStore& s, const Slot& slot, int64_t count, const float* keys, const float* values,
                          int64_t value_stride) {
