@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import Span
@@ -45,8 +45,7 @@ class ExecutorMetrics(JsonRecord):
     batch_utilization: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """A finished step: the spans that were served, by kind, their tokens, and the step's duration."""
 
     prefills: int

@@ -25,6 +25,8 @@ class Extent(Enum):
     HIDDEN = "hidden rows"
     SPANS = "spans"
 
+    __hash__ = object.__hash__  # an Enum's own calls Python, a dozen times a step
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from ferrum.cache.pages import PageTable
 from ferrum.kernels.interface import F32, Int32, StepTables
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A run of one sequence's tokens in one forward pass.
 
     Attributes:

@@ -7,7 +7,7 @@ when it is that token. It holds at any temperature, with any proposer, because a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, plain, sample
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """What a verified span came to.
 
     Attributes:
@@ -34,8 +33,7 @@ class Accepted:
     accepted: int
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(NamedTuple):
     """Rows of one sequence that tokens are chosen from.
 
     Attributes:

@@ -59,9 +59,11 @@ class StepCosts:
             self._learn()
 
     def _learn(self) -> None:
-        """Take in the steps that were noted."""
+        """Take in the steps that were noted. What they are compared with is as it was before them."""
         for each in self._noted:
             self._take_in(*each)
+        for rows, _, _ in self._noted:
+            self._bases.pop(_size(rows), None)
         self._noted.clear()
 
     def _take_in(self, rows: int, context_tokens: int, seconds: float) -> None:
@@ -77,7 +79,6 @@ class StepCosts:
         normal = seconds / self._pace
         self._sample_slope(size, context_tokens, normal)
         seen.append((context_tokens, normal))
-        self._bases.pop(size, None)
         self._observed += 1
         if self._observed % REFRESH == 0:
             self._slopes = {octave: max(0.0, median(samples)) for octave, samples in self._slope_samples.items()}
