@@ -168,8 +168,8 @@ def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
         }
     )
     series = peer(script, **installed)
-    for _ in range(3):
-        series()
+    for turn in series.turns * 3:
+        turn()
     (found,) = series.cells([cell_of("decode@128", 1.0), cell_of("prefill512", 1.0)])
     assert (found.variant, found.figure, found.samples) == ("--fa 1 --ubatch 512", 50.0, (50.0, 10.0, 52.0))
     assert found.times == 90 / 50
@@ -206,7 +206,8 @@ def test_a_peer_runs_in_a_format_of_its_own_where_one_is_chosen(installed):
     script = Scripted({f"--fa {fa} --ubatch {ubatch}": [1] for fa in (0, 1) for ubatch in (512, 2048)})
     told: list[str] = []
     series = peer(script, chosen="bfloat16", tell=told.append, **installed)
-    series()
+    for turn in series.turns:
+        turn()
     assert [command[4] for command in script.commands] == ["bf16"] * 4
     assert told[0] == "peer llama.cpp bf16 --fa 1 --ubatch 512" and len(told) == 4
     with pytest.raises(ConfigError, match="not measured in float32"):
@@ -236,7 +237,7 @@ def test_an_environment_without_the_peer_is_refused(tmp_path):
 def test_a_script_that_fails_is_told_with_its_last_words(installed):
     series = peer(lambda command, extra: (0, "") if "-c" in command else (1, "no file qwen3.gguf"), **installed)
     with pytest.raises(Unsupported, match=r"no file qwen3\.gguf"):
-        series()
+        series.turns[0]()
 
 
 def test_commands_run_with_the_extra_environment(tmp_path):

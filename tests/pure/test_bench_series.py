@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -120,11 +121,11 @@ def test_a_sample_is_judged_by_the_stronger_probe_and_counts_where_both_agree():
 
 def test_series_are_interleaved_with_a_probe_between_any_two_samples():
     script = Script(times=itertools.repeat(1.0))
-    between = lambda: script.asked.append("peer")  # noqa: E731
-    samples = script.bench().measure([DECODE, PREFILL], 2, [between], quiet)
-    turn = ["probe", "decode", "probe", "prefill", "probe", "peer"]
-    assert script.asked == turn * 2
-    assert [sample.workload for sample in samples] == ["decode", "prefill"] * 2
+    turns = [partial(script.asked.append, peer) for peer in ("one", "other")]
+    samples = script.bench().measure([DECODE, PREFILL], 2, turns, quiet)
+    ours = ["probe", "decode", "probe", "prefill", "probe"]
+    assert script.asked == [*ours, "one", *ours, "other"] * 2
+    assert [sample.workload for sample in samples] == ["decode", "prefill"] * 4
 
 
 def test_the_probe_after_a_sample_is_the_one_before_the_next():

@@ -12,6 +12,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Self
@@ -179,22 +180,25 @@ class PeerSeries:
         self._run = installed.run
         self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
 
-    def __call__(self) -> None:
-        """Take one sample of everything, in each variant.
+    @property
+    def turns(self) -> list[Callable[[], None]]:
+        """Of each variant, one that takes one sample of everything.
 
         Raises:
-            Unsupported: the script failed, or told nothing.
+            Unsupported: when it is called, where the script fails or tells nothing.
         """
-        for variant, command in self._commands:
-            self._tell(f"peer {self.name} {variant}".strip())
-            with tempfile.TemporaryDirectory() as folder:
-                results = Path(folder) / "results.jsonl"
-                extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
-                code, said = self._run(command, extra)
-                if code or not results.exists():
-                    raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
-                for record in map(json.loads, results.read_text().splitlines()):
-                    self._take(variant, record)
+        return [partial(self._turn, variant, command) for variant, command in self._commands]
+
+    def _turn(self, variant: str, command: Sequence[str]) -> None:
+        self._tell(f"peer {self.name} {variant}".strip())
+        with tempfile.TemporaryDirectory() as folder:
+            results = Path(folder) / "results.jsonl"
+            extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
+            code, said = self._run(command, extra)
+            if code or not results.exists():
+                raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
+            for record in map(json.loads, results.read_text().splitlines()):
+                self._take(variant, record)
 
     def _take(self, variant: str, record: Mapping[str, Any]) -> None:
         if record.get("unit") == "tok/s":

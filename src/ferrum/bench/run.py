@@ -33,16 +33,17 @@ def run_benchmark(
         subject: the model.
         prober: of this machine.
         workloads: what to measure.
-        series: how often.
+        series: how often, before each turn of the peers.
         setting, origin: for the report.
-        peers: measured after each series.
+        peers: each in all its variants as often.
         tell: told of each sample before it is taken.
 
     Raises:
         KvExhausted: the pool is too small for a workload.
         Unsupported: a peer does not run.
     """
-    samples = Bench(subject, prober).measure(workloads, series, peers, tell)
+    turns = [turn for peer in peers for turn in peer.turns]
+    samples = Bench(subject, prober).measure(workloads, series, turns, tell)
     by = judge_of(samples)
     cells = []
     for workload in workloads:

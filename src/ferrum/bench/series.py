@@ -101,26 +101,26 @@ class Bench:
     def measure(
         self, workloads: Sequence[Workload], series: int, between: Sequence[Callable[[], None]], tell: Tell
     ) -> list[Sample]:
-        """Take `series` samples of every workload, interleaved. One that others disturbed is taken again, once.
+        """Take samples of every workload, interleaved. One that others disturbed is taken again, once.
 
         Args:
             workloads: what is measured, in this order.
-            series: how often.
-            between: run after each series: a peer's turn.
+            series: how often, before each of `between`.
+            between: turns of peers. What they are compared with is never farther away than one of them.
             tell: told of each sample before it is taken.
         """
         samples = []
-        for turn in range(1, series + 1):
+        turns = [run for _ in range(series) for run in between or [lambda: None]]
+        for number, run in enumerate(turns, 1):
             before = self.prober()
             for workload in workloads:
-                tell(f"series {turn}/{series}  {workload.name}")
+                tell(f"series {number}/{len(turns)}  {workload.name}")
                 samples.append(self.sample(workload, before))
                 if not samples[-1].quiet:
                     tell(f"disturbed: others used {samples[-1].others:.2f} processors; {workload.name} again")
                     samples.append(self.sample(workload, samples[-1].after))
                 before = samples[-1].after
-            for run in between:
-                run()
+            run()
         return samples
 
 

@@ -56,7 +56,9 @@ def measure(
     workload: Annotated[
         list[str] | None, typer.Option(help="A workload, or a pattern such as 'decode*'; repeatable. All by default.")
     ] = None,
-    series: Annotated[int, typer.Option(help="How often each workload is measured, interleaved.", min=1)] = 7,
+    series: Annotated[
+        int, typer.Option(help="How often each workload is measured, and with peers before each turn of theirs.", min=1)
+    ] = 7,
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
     peer: Annotated[
         list[str] | None,
