@@ -32,7 +32,7 @@ struct ByteAttention {
                       float (&scores)[MR][kStep], int64_t ahead) {
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
-        const KeyVectors vectors{words * kKeySide * 4};
+        const KeyVectors vectors{words};
         step_parts<kLanes == 16 ? 4 : 2>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vi sum[MR][kVectors];

@@ -33,7 +33,7 @@ struct FloatAttention {
     template <int MR>
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
                       float (&scores)[MR][kStep], int64_t ahead) {
-        const KeyVectors vectors{query_words(s) * kKeySide * 4};
+        const KeyVectors vectors{query_words(s)};
         step_parts<kAttentionVectors>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vf total[MR][kVectors] = {};

@@ -68,6 +68,14 @@ inline int64_t key_index(int64_t side, int64_t padded, int64_t token, int64_t d)
     return (token / side * (padded / S::kDepth) + d / S::kDepth) * side * S::kDepth + token % side * S::kDepth + d % S::kDepth;
 }
 
+// Where the vectors of a step's keys of so many words lie: those of kKeySide tokens side by side. It holds from the first vector
+// of a part on, too (see step_parts), since parts begin where a side does, or end with it.
+struct KeyVectors {
+    int64_t words;
+
+    int64_t at(int vector) const { return (vector * kLanes / kKeySide * words * kKeySide + vector * kLanes % kKeySide) * 4; }
+};
+
 // The first word of a token's key; its next words are s.key_side words apart.
 inline std::byte* key_of(const GroupStore& s, const Slot& slot, int64_t words) {
     return slot.keys + (slot.token / s.key_side * words * s.key_side + slot.token % s.key_side) * 4;

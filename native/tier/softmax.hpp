@@ -18,16 +18,6 @@ struct Sight {
     }
 };
 
-// Where the vectors of a step's keys lie: kKeySide tokens are side by side, the next ones so many bytes behind. From the first
-// vector of a part on it is right, too, since parts begin where a side does, or end with it.
-struct KeyVectors {
-    int64_t side_bytes;
-
-    int64_t at(int vector) const {
-        return vector * kLanes / kKeySide * side_bytes + vector * kLanes % kKeySide * 4;
-    }
-};
-
 // Calls `work` with the first and the number of the vectors, MOST at a time, fewer at the end, that hold the scores of a step's
 // first `tokens` keys: of a page that is hardly begun most keys need not be read.
 template <int MOST, class Work>
