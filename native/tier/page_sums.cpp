@@ -45,12 +45,13 @@ void page_sums(const std::byte* data, int64_t bytes, int64_t begin, int64_t end,
     for (int64_t page = begin; page < end; ++page) {
         const std::byte* at = data + page * kSumPage;
         const int64_t left = bytes - page * kSumPage;
-        std::byte last[kSumPage] = {};
-        if (left < kSumPage) {
+        if (left >= kSumPage) {
+            *sums++ = page_sum(at);
+        } else {
+            std::byte last[kSumPage] = {};
             std::memcpy(last, at, static_cast<size_t>(left));
-            at = last;
+            *sums++ = page_sum(last);
         }
-        *sums++ = page_sum(at);
     }
 }
 
