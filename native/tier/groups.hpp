@@ -35,6 +35,16 @@ struct Int4 {
         return total;
 #endif
     }
+
+    // dot(total, weights, spread(*input)), as multiply_add_each.
+    static vi dot_each(vi total, vi weights, const uint32_t* input) {
+#if defined(__AVX512VNNI__)
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
+        return total;
+#else
+        return dot(total, weights, spread(static_cast<int32_t>(*input)));
+#endif
+    }
 };
 
 struct Int8 {
@@ -49,10 +59,15 @@ struct Int8 {
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)inputs, w));
         return total + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
+
+    static vi dot_each(vi total, vi weights, const uint32_t* input) {
+        return dot(total, weights, spread(static_cast<int32_t>(*input)));
+    }
 #else
     static constexpr int32_t kOffset = 128;
 
     static vi dot(vi total, vi weights, vi inputs) { return Int4::dot(total, weights, inputs); }
+    static vi dot_each(vi total, vi weights, const uint32_t* input) { return Int4::dot_each(total, weights, input); }
 #endif
 };
 
@@ -86,7 +101,7 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    static constexpr int kRows = kLanes == 16 ? 6 : 2, kVectors = 2;
+    static constexpr int kRows = kGroupRows, kVectors = kGroupVectors;
     static constexpr int64_t kWords = GROUP / 4, kRowWords = kWords + 2;  // the inputs, the start of the sum, the scale
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
@@ -118,6 +133,7 @@ struct GroupTiles {
         }
     }
 
+    // The sums are in registers; the totals, touched once a group, need not be.
     template <int MR>
     static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
         const std::byte* words = group + vector * kLanes * 4;
@@ -152,10 +168,12 @@ struct GroupTiles {
             vi bytes[kVectors];
             for (int v = 0; v < kVectors; ++v)
                 bytes[v] = P::kNibbles ? (weights[v] >> (4 * half)) & 0x0f0f0f0f : weights[v];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int r = 0; r < MR; ++r) {
-                const vi input = spread(static_cast<int32_t>(x[(row * kQuads + half) * MR + r]));
-                for (int v = 0; v < kVectors; ++v) sum[r][v] = P::dot(sum[r][v], bytes[v], input);
+                const X* input = &x[(row * kQuads + half) * MR + r];
+                const vi all = spread(static_cast<int32_t>(*input));
+                for (int v = 0; v < kVectors; ++v)
+                    sum[r][v] = spread_each(r) ? P::dot_each(sum[r][v], bytes[v], input) : P::dot(sum[r][v], bytes[v], all);
             }
         }
     }

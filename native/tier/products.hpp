@@ -1,5 +1,5 @@
 // How one step of a product of floats goes, per format, and the one inner loop that they all share: the panels of a
-// weight, the keys of a page, its values.
+// weight, the keys of a page, its values. step() takes an input spread over all lanes, step_each() spreads it itself.
 //
 // An output is one f32 accumulator that takes its terms in ascending k. Nothing else touches it, so its bits depend on
 // neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k.
@@ -20,6 +20,7 @@ struct F32 {
     static W weight(const std::byte* at) { return load<vf>(at); }
     static vf spread_x(const X* x) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
+    static vf step_each(vf total, W w, const X* x) { return multiply_add_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
     static W first_only(W w) { return w; }
 };
@@ -38,6 +39,10 @@ struct Bf16 {
     using X = uint32_t;
     static vi spread_x(const X* x) { return spread(static_cast<int32_t>(*x)); }
     static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
+    static vf step_each(vf total, W w, const X* x) {
+        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(total) : "v"(w), "m"(*x));
+        return total;
+    }
     // The instruction makes 0 of numbers below 2^-126, which the product would take as 0.
     static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }
 #else
@@ -50,9 +55,15 @@ struct Bf16 {
     };
     static Spread spread_x(const X* x) { return {spread(x->first), spread(x->second)}; }
     static vf step(vf total, W w, Spread x) {
-        total = multiply_add((vf)(w << 16), x.first, total);
-        return multiply_add((vf)(w & static_cast<int32_t>(0xffff0000)), x.second, total);
+        total = multiply_add(first(w), x.first, total);
+        return multiply_add(second(w), x.second, total);
     }
+    static vf step_each(vf total, W w, const X* x) {
+        total = multiply_add_each(first(w), &x->first, total);
+        return multiply_add_each(second(w), &x->second, total);
+    }
+    static vf first(W w) { return (vf)(w << 16); }
+    static vf second(W w) { return (vf)(w & static_cast<int32_t>(0xffff0000)); }
     static void pack(vf x, X* out) {
         const vu bits = __builtin_convertvector(round_bf16(x), vu) << 16;
         store(out, (vf)bits);
@@ -71,6 +82,7 @@ struct F16 {
     static W weight(const std::byte* at) { return widen_halves(at); }
     static vf spread_x(const X* x) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
+    static vf step_each(vf total, W w, const X* x) { return multiply_add_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
     static W first_only(W w) { return w; }
 };
@@ -89,9 +101,10 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     for (int v = 0; v < NV; ++v) weight[v] = P::weight(w + vectors.at(v));
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r) {
-        const auto value = P::spread_x(x + r * XR);
+        const auto all = P::spread_x(x + r * XR);
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) total[r][v] = P::step(total[r][v], weight[v], value);
+        for (int v = 0; v < NV; ++v)
+            total[r][v] = spread_each(r) ? P::step_each(total[r][v], weight[v], x + r * XR) : P::step(total[r][v], weight[v], all);
     }
 }
 
