@@ -62,7 +62,7 @@ struct Item {
 
     Item(const AttentionArgs& args, const AttentionItem& work, std::byte* memory)
         : a(args), item(work), s(*args.store), share(args.num_heads / args.num_kv_heads),
-          first_row(args.tables.span_rows[work.span]), rows(work.end - work.begin), tiles(ceil_divide(rows, kAttentionRows)),
+          first_row(args.tables.span_rows[work.span]), rows(work.end - work.begin), tiles(ceil_divide(rows, F::kRows)),
           pages(args.tables.pages + work.span * args.tables.pages_stride), scratch(memory, *args.store) {}
 
     // Where row r of a head lies in q and out.
@@ -199,7 +199,7 @@ template <class F>
 void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
     for (int64_t t = 0; t < tiles; ++t) {
         const auto [first, count] = tile(t);
-        const auto run = step_function<F>(count, std::make_integer_sequence<int, kAttentionRows>{});
+        const auto run = step_function<F>(count, std::make_integer_sequence<int, F::kRows>{});
         const int64_t to = least(end, end_of(first + count - 1));
         for (int64_t step = most(begin, begin_of(first)); step < to; ++step)
             run(*this, head, first, step, t == 0 ? ahead_of(head, step) : 0);

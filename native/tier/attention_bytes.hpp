@@ -13,6 +13,7 @@ struct ByteAttention {
     using Query = uint32_t;   // of a row: words of 4 codes, then where its sums start, then its scale
     using Weight = uint32_t;  // of a row: the upper 7 bits of 64 probabilities, then the lower 7
     static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
+    static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums for each of its outputs
 
     static int64_t query_words(const GroupStore& s) { return s.key_padded / 4 + 2; }
 

@@ -15,6 +15,9 @@ struct FloatAttention {
     using Query = typename P::X;
     using Weight = typename P::X;
     static constexpr int kWeights = static_cast<int>(kStep) / P::kDepth;
+    static constexpr int kRows = kProductRows;  // of a tile, whose register tile is as wide as a product's, or wider if low
+    template <int MR>
+    static constexpr int kVectors = MR > 6 ? kProductVectors : 4;
 
     static int64_t query_words(const GroupStore& s) { return s.key_padded / P::kDepth; }
 
@@ -34,13 +37,13 @@ struct FloatAttention {
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
                       float (&scores)[MR][kStep], int64_t ahead) {
         const KeyVectors vectors{query_words(s)};
-        step_parts<kAttentionVectors>(tokens, [&](int part, auto width) {
-            constexpr int kVectors = decltype(width)::value;
-            vf total[MR][kVectors] = {};
-            accumulate<P, MR, kVectors, MR, 1>(total, keys + vectors.at(part), kKeySide * 4, queries, query_words(s), ahead,
-                                               vectors);
+        step_parts<kVectors<MR>>(tokens, [&](int part, auto width) {
+            constexpr int kWide = decltype(width)::value;
+            vf total[MR][kWide] = {};
+            accumulate<P, MR, kWide, MR, 1>(total, keys + vectors.at(part), kKeySide * 4, queries, query_words(s), ahead,
+                                            vectors);
             for (int r = 0; r < MR; ++r)
-                for (int v = 0; v < kVectors; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
+                for (int v = 0; v < kWide; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
         });
     }
 
@@ -54,7 +57,7 @@ struct FloatAttention {
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
                     const float (&)[MR], const float (&decay)[MR], float* out, int64_t ahead) {
-        constexpr int kWide = kAttentionVectors;
+        constexpr int kWide = kVectors<MR>;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);
             const std::byte* part = values + first * kStep / Store::kDepth * 4;

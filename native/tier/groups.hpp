@@ -173,7 +173,8 @@ struct GroupTiles {
                 const X* input = &x[(row * kQuads + half) * MR + r];
                 const vi all = spread(static_cast<int32_t>(*input));
                 for (int v = 0; v < kVectors; ++v)
-                    sum[r][v] = spread_each(r) ? P::dot_each(sum[r][v], bytes[v], input) : P::dot(sum[r][v], bytes[v], all);
+                    sum[r][v] = spread_each(r, kVectors) ? P::dot_each(sum[r][v], bytes[v], input)
+                                                         : P::dot(sum[r][v], bytes[v], all);
             }
         }
     }

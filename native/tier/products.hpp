@@ -104,7 +104,8 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
         const auto all = P::spread_x(x + r * XR);
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v)
-            total[r][v] = spread_each(r) ? P::step_each(total[r][v], weight[v], x + r * XR) : P::step(total[r][v], weight[v], all);
+            total[r][v] = spread_each(r, NV) ? P::step_each(total[r][v], weight[v], x + r * XR)
+                                             : P::step(total[r][v], weight[v], all);
     }
 }
 

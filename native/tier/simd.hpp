@@ -29,14 +29,12 @@ using vi = int32_t __attribute__((vector_size(4 * kLanes)));
 using vu = uint32_t __attribute__((vector_size(4 * kLanes)));
 using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 
-// Register tiles: rows by vectors of a product of floats, of one of integers, and of attention's two. They fill the register
-// file without spilling what the inner loop touches.
+// Register tiles: rows by vectors of a product of floats, and of one of integers. They fill the register file without spilling
+// what the inner loop touches.
 constexpr int kProductRows = kLanes == 16 ? 12 : 3;
 constexpr int kProductVectors = kLanes == 16 ? 2 : 4;
 constexpr int kGroupRows = kLanes == 16 ? 12 : kLanes == 8 ? 4 : 2;
 constexpr int kGroupVectors = 2;
-constexpr int kAttentionRows = kLanes == 16 ? 6 : 3;
-constexpr int kAttentionVectors = 4;
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;
 
@@ -104,9 +102,10 @@ inline vf multiply_add_each(vf a, const float* b, vf c) {
 #endif
 }
 
-// Whether the word of a tile's row is spread by each instruction that multiplies it, or once for all of them. The one costs
-// loads, the other instructions, and a core that a stranger's thread shares is short of both: half the rows go either way.
-constexpr bool spread_each(int row) { return row % 2 == 1; }
+// Whether the word of a tile's row is spread by each instruction that multiplies it, of so many vectors, or once for all of
+// them. The one costs loads, the other instructions, and a core that a stranger's thread shares is short of both: with few
+// vectors half the rows go either way.
+constexpr bool spread_each(int row, int vectors) { return row % 2 == 1 && vectors <= 2; }
 
 // The larger of each pair; b where a is NaN.
 inline vf larger(vf a, vf b) {
