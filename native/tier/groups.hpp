@@ -38,7 +38,7 @@ struct Int4 {
 
     // dot(total, weights, spread(*input)), as multiply_add_each.
     static vi dot_each(vi total, vi weights, const uint32_t* input) {
-#if defined(__AVX512VNNI__)
+#if defined(FERRUM_SPREADS)
         asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
         return total;
 #else

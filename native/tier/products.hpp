@@ -40,8 +40,12 @@ struct Bf16 {
     static vi spread_x(const X* x) { return spread(static_cast<int32_t>(*x)); }
     static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
     static vf step_each(vf total, W w, const X* x) {
+#if defined(FERRUM_SPREADS)
         asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(total) : "v"(w), "m"(*x));
         return total;
+#else
+        return step(total, w, spread_x(x));
+#endif
     }
     // The instruction makes 0 of numbers below 2^-126, which the product would take as 0.
     static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }

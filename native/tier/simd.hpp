@@ -92,9 +92,14 @@ inline vf multiply_add(vf a, vf b, vf c) {
 #endif
 }
 
-// multiply_add(a, spread(*b), c): one instruction, where the tier has one that spreads a number itself.
+// Whether an instruction that multiplies can spread a number of memory itself. Sanitizers do not see what assembly reads.
+#if defined(__AVX512VNNI__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FERRUM_SPREADS
+#endif
+
+// multiply_add(a, spread(*b), c), in one instruction where it can be.
 inline vf multiply_add_each(vf a, const float* b, vf c) {
-#if defined(__AVX512VNNI__)
+#if defined(FERRUM_SPREADS)
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
     return c;
 #else
