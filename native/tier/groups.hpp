@@ -35,16 +35,6 @@ struct Int4 {
         return total;
 #endif
     }
-
-    // dot(total, weights, spread(*input)), as multiply_add_each.
-    static vi dot_each(vi total, vi weights, const uint32_t* input) {
-#if defined(FERRUM_SPREADS)
-        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
-        return total;
-#else
-        return dot(total, weights, spread(static_cast<int32_t>(*input)));
-#endif
-    }
 };
 
 struct Int8 {
@@ -59,17 +49,23 @@ struct Int8 {
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)inputs, w));
         return total + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
-
-    static vi dot_each(vi total, vi weights, const uint32_t* input) {
-        return dot(total, weights, spread(static_cast<int32_t>(*input)));
-    }
 #else
     static constexpr int32_t kOffset = 128;
 
     static vi dot(vi total, vi weights, vi inputs) { return Int4::dot(total, weights, inputs); }
-    static vi dot_each(vi total, vi weights, const uint32_t* input) { return Int4::dot_each(total, weights, input); }
 #endif
 };
+
+// P::dot(total, weights, spread(*input)), as multiply_add_each.
+template <class P>
+inline vi dot_each(vi total, vi weights, const uint32_t* input) {
+#if defined(FERRUM_SPREADS)
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
+    return total;
+#else
+    return P::dot(total, weights, spread(static_cast<int32_t>(*input)));
+#endif
+}
 
 // GROUP inputs as words: bytes round(x * (127 / max|x|)), minus `offset` times their sum, and the scale max|x| / 127
 // (quant/activations.py).
@@ -173,7 +169,7 @@ struct GroupTiles {
                 const X* input = &x[(row * kQuads + half) * MR + r];
                 const vi all = spread(static_cast<int32_t>(*input));
                 for (int v = 0; v < kVectors; ++v)
-                    sum[r][v] = spread_each(r, kVectors) ? P::dot_each(sum[r][v], bytes[v], input)
+                    sum[r][v] = spread_each(r, kVectors) ? dot_each<P>(sum[r][v], bytes[v], input)
                                                          : P::dot(sum[r][v], bytes[v], all);
             }
         }
