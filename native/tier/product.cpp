@@ -10,7 +10,6 @@ constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-leve
 template <class T>
 constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
 
-constexpr int64_t kFewRows = 4;  // up to here a product is no more than reading its weights
 constexpr int64_t kAhead = 3072;  // bytes that their stream is ahead: at 2 to 3 KB it is fastest
 
 // Calls work with the tiles of a format.

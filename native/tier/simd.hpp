@@ -92,6 +92,23 @@ inline vf multiply_add(vf a, vf b, vf c) {
 #endif
 }
 
+// a * b + c with one rounding, in every tier.
+inline vf fused(vf a, vf b, vf c) {
+#if defined(__AVX2__)
+    return multiply_add(a, b, c);
+#else
+    for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+#endif
+}
+
+// Has an array in memory at this point. A compiler that gives registers to some of it, too few for what a loop touches more
+// often, copies back and forth.
+template <class Array>
+inline void stay_in_memory(Array& array) {
+    asm("" : "+m"(array));
+}
+
 // Whether an instruction that multiplies can spread a number of memory itself. Sanitizers do not see what assembly reads.
 #if defined(__AVX512VNNI__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FERRUM_SPREADS

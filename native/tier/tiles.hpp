@@ -7,6 +7,8 @@
 
 namespace ferrum::FERRUM_TIER {
 
+constexpr int64_t kFewRows = 4;  // up to here a product is no more than reading its weights
+
 // What a tile fetches while it computes: weights that come next, some lines at each stretch of its panel.
 //
 // With few rows the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. With more rows the tiles of

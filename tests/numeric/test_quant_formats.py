@@ -10,6 +10,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from ferrum.core.errors import ConfigError
+from ferrum.kernels.reference.math import fused
 from ferrum.quant.activations import quantize_rows
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.groups import GROUPS
@@ -75,7 +76,7 @@ def test_a_product_is_the_documented_arithmetic_to_the_bit(name, group):
                 largest = f32(max(abs(v) for v in values))
                 scale, factor = largest / f32(127), f32(127) / largest
                 total = sum(round(float(f32(v * factor))) * int(c) for v, c in zip(values, codes[n, g], strict=True))
-                y = f32(y + f32(f32(total) * f32(f32(weight.scales[n, g]) * scale)))
+                y = fused(f32(total), f32(weight.scales[n, g]) * scale, y)
             assert y == ours[m, n]
 
 

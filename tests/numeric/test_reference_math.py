@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum.kernels.reference.math import exp, exp2, ordered_sum, product, round_bf16, silu, tree_sum
+from ferrum.kernels.reference.math import exp, exp2, fused, ordered_sum, product, round_bf16, silu, tree_sum
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])
@@ -45,6 +47,42 @@ def test_a_row_of_a_product_has_the_same_bits_alone_and_in_company(rows, depth, 
 def test_a_product_takes_its_terms_in_ascending_order():
     x = np.array([[1e8, 1.0, -1e8, 1.0]], np.float32)
     assert product(x, np.ones((1, 4), np.float32))[0, 0] == 1.0  # ((1e8 + 1) - 1e8) + 1: any other order gives 2 or 0
+
+
+def nearest(exact: Fraction) -> np.float32:
+    """The float32 nearest to a rational, ties to even, found by comparing exact distances."""
+    guess = np.float32(float(exact))
+    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(around, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.int32)) & 1))
+
+
+FLOATS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
+
+
+@given(FLOATS, FLOATS, FLOATS)
+def test_a_fused_product_is_rounded_once(a, b, c):
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    assert fused(*(np.array([x], np.float32) for x in (a, b, c)))[0] == nearest(exact)
+
+
+@given(st.integers(2**23, 2**24 - 1), st.integers(0, 1), st.integers(-60, 60), st.sampled_from((-1, 1)), st.sampled_from((-1, 1)))
+def test_a_fused_product_is_rounded_once_beside_a_tie(mantissa, half, power, sign, side):
+    """c is a float32; a * b is half a unit of it and a trace to one side, which float64 loses: rounding twice sees a tie."""
+    c, a = np.float32(mantissa + half), np.float32(0.5 * sign)
+    for trace in (2.0**-23, 2.0**-22):
+        b = np.float32(1 + side * trace)
+        for scale in (1.0, 2.0**power):
+            given = [np.array([x], np.float32) for x in (a, b * np.float32(scale), c * np.float32(scale))]
+            exact = Fraction(float(given[0][0])) * Fraction(float(given[1][0])) + Fraction(float(given[2][0]))
+            assert fused(*given)[0] == nearest(exact)
+
+
+def test_a_fused_product_hands_on_what_is_not_finite_and_overflows_to_infinity():
+    x = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0], np.float32)
+    one = np.ones_like(x)
+    np.testing.assert_array_equal(fused(x, one, one), np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1.0], np.float32))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(fused(x[3:5], one[3:5] * 2, one[3:5]), x[:2])
 
 
 @given(st.integers(1, 70), st.lists(st.integers(1, 40), max_size=2), st.integers(0, 2**32 - 1))

@@ -4,8 +4,8 @@
        `round_whole` says by 127. A group that is not finite has the scale NaN: every output of the row becomes NaN.
     2. Per group the exact integer sum of activation code x weight code.
     3. y starts at 0 and takes the groups in ascending order:
-           y = y + float32(sum) * (float32(weight scale) * activation scale)
-       three roundings per group, no fused multiply-add. The sums are below 2^24 and thus exact in float32.
+           y = fused(float32(sum), float32(weight scale) * activation scale, y)
+       where fused(a, b, c) is a * b + c with one rounding. The sums are below 2^24 and thus exact in float32.
 
 Nothing here depends on how many rows there are.
 """
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32
-from ferrum.kernels.reference.math import ordered_sum, round_whole
+from ferrum.kernels.reference.math import fused, round_whole
 from ferrum.quant.groups import GROUPS, in_groups
 
-NUMERICS_ID: Final = "grouped-1"
+NUMERICS_ID: Final = "grouped-2"
 """The version of this arithmetic: packed directories name it, and another version refuses them."""
 
 _LEVELS: Final = 127
@@ -64,8 +64,8 @@ def grouped_product(x: QuantizedRows, codes: NDArray[np.int8], scales: NDArray[n
     left = np.ascontiguousarray(x.codes.transpose(1, 0, 2), np.float32)  # [G, M, group]
     right = np.ascontiguousarray(codes.transpose(1, 2, 0), np.float32)  # [G, group, n]
     sums = left @ right  # [G, M, n]: exact in whatever order BLAS adds, since every partial sum is exact
-    terms = np.zeros((len(sums) + 1, *sums.shape[1:]), np.float32)
-    factors = terms[1:]
-    np.multiply(scales.astype(np.float32).T[:, None, :], x.scales.T[:, :, None], out=factors)
-    np.multiply(sums, factors, out=factors)
-    return ordered_sum(terms)
+    factors = scales.astype(np.float32).T[:, None, :] * x.scales.T[:, :, None]
+    total = np.zeros(sums.shape[1:], np.float32)
+    for each, factor in zip(sums, factors, strict=True):
+        total = fused(each, factor, total)
+    return total

@@ -43,7 +43,7 @@ class NativeKernels:
     def __init__(self, isa: str = "auto", threads: int | None = None) -> None:
         library = load()
         tier = chosen_tier(isa)
-        self.numerics_id = f"native-{tier}-2"
+        self.numerics_id = f"native-{tier}-3"
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, library.Runtime(tier, threads or available_threads()))
         self.table_bytes = 0

@@ -32,7 +32,7 @@ class ReferenceKernels:
     """
 
     name = "reference"
-    numerics_id = "reference-numpy-1"
+    numerics_id = "reference-numpy-2"
     captures = True
 
     def __init__(self) -> None:

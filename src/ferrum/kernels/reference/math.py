@@ -111,6 +111,25 @@ def round_whole(x: F32, levels: int) -> tuple[F32, F32]:
     return codes, np.where(used, largest / np.float32(levels), np.where(finite, np.float32(0), np.float32(np.nan)))
 
 
+def fused(a: F32, b: F32, c: F32) -> F32:
+    """a * b + c with one rounding to f32, of arrays that broadcast.
+
+    In f64 the product is exact, and the sum is rounded to odd, by which the second rounding, to f32, is that of the exact
+    sum (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"). What the sum lost is Knuth's TwoSum.
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    total = product + c
+    with np.errstate(invalid="ignore"):  # infinities lose NaN
+        back = total - product
+        lost = (product - (total - back)) + (c - back)
+        odd = total.view(np.int64) | 1
+        # An even sum's odd neighbour on the side of what was lost: | 1 is the one away from zero.
+        odd -= np.where((lost > 0) == (total > 0), 0, 2)
+        inexact = np.isfinite(lost) & (lost != 0) & (total.view(np.int64) & 1 == 0)
+    with np.errstate(over="ignore"):
+        return np.where(inexact, odd.view(np.float64), total).astype(np.float32)
+
+
 def ordered_sum(terms: F32) -> F32:
     """Sum over the first axis in ascending order: ((t_0 + t_1) + t_2) + ..., each addition rounded to f32.
 
