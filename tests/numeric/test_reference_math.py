@@ -65,16 +65,19 @@ def test_a_fused_product_is_rounded_once(a, b, c):
     assert fused(*(np.array([x], np.float32) for x in (a, b, c)))[0] == nearest(exact)
 
 
-@given(st.integers(2**23, 2**24 - 1), st.integers(0, 1), st.integers(-60, 60), st.sampled_from((-1, 1)), st.sampled_from((-1, 1)))
-def test_a_fused_product_is_rounded_once_beside_a_tie(mantissa, half, power, sign, side):
-    """c is a float32; a * b is half a unit of it and a trace to one side, which float64 loses: rounding twice sees a tie."""
-    c, a = np.float32(mantissa + half), np.float32(0.5 * sign)
-    for trace in (2.0**-23, 2.0**-22):
-        b = np.float32(1 + side * trace)
-        for scale in (1.0, 2.0**power):
-            given = [np.array([x], np.float32) for x in (a, b * np.float32(scale), c * np.float32(scale))]
-            exact = Fraction(float(given[0][0])) * Fraction(float(given[1][0])) + Fraction(float(given[2][0]))
-            assert fused(*given)[0] == nearest(exact)
+# Two float32 whose product is 1 and a trace less, or more, which float64 loses beside a number 2^23 times as large.
+BELOW, ABOVE = (1 + 2.0**-23, 1 - 2.0**-23), (1 + 2.0**-11, 1 - 2.0**-11 + 2.0**-22)
+
+
+@given(
+    st.integers(2**23, 2**24 - 2), st.integers(-60, 60), st.sampled_from((0.5, -0.5)), st.sampled_from((BELOW, ABOVE))
+)
+def test_a_fused_product_is_rounded_once_beside_a_tie(unit, power, half, factors):
+    """c is whole units, a * b is nearly half of one: rounding to float64 first would see a tie."""
+    scale = 2.0**power
+    a, b, c = (np.array([x], np.float32) for x in (half * factors[0], factors[1] * scale, unit * scale))
+    exact = Fraction(float(a[0])) * Fraction(float(b[0])) + Fraction(float(c[0]))
+    assert fused(a, b, c)[0] == nearest(exact)
 
 
 def test_a_fused_product_hands_on_what_is_not_finite_and_overflows_to_infinity():

@@ -234,10 +234,22 @@ def test_an_environment_without_the_peer_is_refused(tmp_path):
         peer(scripts=tmp_path, python=Path(sys.executable))
 
 
-def test_a_script_that_fails_is_told_with_its_last_words(installed):
-    series = peer(lambda command, extra: (0, "") if "-c" in command else (1, "no file qwen3.gguf"), **installed)
-    with pytest.raises(Unsupported, match=r"no file qwen3\.gguf"):
-        series.turns[0]()
+def test_a_script_that_fails_is_told_with_its_last_words_and_takes_nothing_with_it(installed):
+    def run(command, extra):
+        if "2048" in command:
+            return 1, "no file qwen3.gguf"
+        if "RESULTS" in extra:
+            record = {"metric": "prefill512", "unit": "tok/s", "median": 50}
+            Path(extra["RESULTS"]).write_text(json.dumps(record) + "\n")
+        return 0, ""
+
+    told: list[str] = []
+    series = peer(run, **installed, tell=told.append)
+    for turn in series.turns:
+        turn()
+    assert "no file qwen3.gguf" in told[-1]
+    assert isinstance(series.failure, Unsupported) and "no file qwen3.gguf" in str(series.failure)
+    assert [each.figure for each in series.cells([cell_of("prefill512", 1.0)])] == [50]
 
 
 def test_commands_run_with_the_extra_environment(tmp_path):

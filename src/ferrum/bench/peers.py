@@ -61,7 +61,7 @@ PEERS: Final[Mapping[str, Peer]] = {
         "mistralrs_bench.py",
         "mistralrs",
         ("bench", "{size}", "{format}"),
-        {"bfloat16": "bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_0"},
+        {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4k"},
     ),
 }
 """The peers that have scripts."""
@@ -179,14 +179,12 @@ class PeerSeries:
         self._threads = threads
         self._run = installed.run
         self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self.failure: Unsupported | None = None
+        """Of the last turn in which the script failed or told nothing. What else was measured stands."""
 
     @property
     def turns(self) -> list[Callable[[], None]]:
-        """Of each variant, one that takes one sample of everything.
-
-        Raises:
-            Unsupported: when it is called, where the script fails or tells nothing.
-        """
+        """Of each variant, one that takes one sample of everything."""
         return [partial(self._turn, variant, command) for variant, command in self._commands]
 
     def _turn(self, variant: str, command: Sequence[str]) -> None:
@@ -196,7 +194,9 @@ class PeerSeries:
             extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
             code, said = self._run(command, extra)
             if code or not results.exists():
-                raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
+                self.failure = Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
+                self._tell(str(self.failure))
+                return
             for record in map(json.loads, results.read_text().splitlines()):
                 self._take(variant, record)
 

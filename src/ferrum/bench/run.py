@@ -40,7 +40,6 @@ def run_benchmark(
 
     Raises:
         KvExhausted: the pool is too small for a workload.
-        Unsupported: a peer does not run.
     """
     turns = [turn for peer in peers for turn in peer.turns]
     samples = Bench(subject, prober).measure(workloads, series, turns, tell)

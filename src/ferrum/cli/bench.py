@@ -102,6 +102,9 @@ def measure(
     print_report(report)
     if output is not None:
         report.write(output)
+    for each in peers:
+        if each.failure is not None:
+            raise each.failure
 
 
 def _tell(news: str) -> None:

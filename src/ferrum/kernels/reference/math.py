@@ -114,8 +114,8 @@ def round_whole(x: F32, levels: int) -> tuple[F32, F32]:
 def fused(a: F32, b: F32, c: F32) -> F32:
     """a * b + c with one rounding to f32, of arrays that broadcast.
 
-    In f64 the product is exact, and the sum is rounded to odd, by which the second rounding, to f32, is that of the exact
-    sum (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"). What the sum lost is Knuth's TwoSum.
+    In f64 the product is exact, and the sum is rounded to odd, by which the second rounding, to f32, is that of the
+    exact sum (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"). What it lost is Knuth's TwoSum.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
