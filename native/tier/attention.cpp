@@ -172,15 +172,20 @@ template <class F, int MR>
 void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, int64_t ahead) {
     const int64_t state = it.state_of(head) + tile;
     const Slot block = it.block(head, step);
-    alignas(64) float scores[MR][kStep] = {};  // beyond the last key that anyone sees they are masked, and have to be numbers
+    alignas(64) float scores[MR][kStep];
     alignas(64) typename F::Weight packed[MR][F::kWeights];
     float decay[MR], factor[MR];
     Sight sights[MR];
     for (int r = 0; r < MR; ++r)
         sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
-    const int64_t tokens = least(kStep, sights[MR - 1].high + 1);  // rows are in the order of their positions
+    // Rows are in the order of their positions.
+    const int64_t tokens = least(kStep, sights[MR - 1].high + 1);
+    const bool whole = sights[0].high >= kStep - 1 && sights[MR - 1].low <= 0;
+    if (!whole) std::memset(scores, 0, sizeof scores);  // beyond the last key that anyone sees they have to be numbers
     F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, ahead);
-    weigh_rows<MR>(scores, it.a.scale, sights, it.scratch.maximum + state, it.scratch.total + state, decay);
+    float *maximum = it.scratch.maximum + state, *total = it.scratch.total + state;
+    whole ? weigh_rows<true>(scores, it.a.scale, sights, maximum, total, decay)
+          : weigh_rows<false>(scores, it.a.scale, sights, maximum, total, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
     F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, ahead);
 }

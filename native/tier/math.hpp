@@ -6,16 +6,13 @@
 namespace ferrum::FERRUM_TIER {
 
 // The nearest integer of |x| < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
-inline vf nearest(vf x) {
-    const vf magic = spread(12582912.0f);
-    return (x + magic) - magic;
-}
+constexpr float kWhole = 12582912.0f;
+constexpr uint32_t kWholeBits = 0x4b400000u;
 
-// 2^n of whole n in [-127, 127]; -127 gives 0.
-inline vf power_of_two(vf n) {
-    const vi bits = (__builtin_convertvector(n, vi) + 127) << 23;
-    return (vf)bits;
-}
+inline vf nearest(vf x) { return (x + spread(kWhole)) - spread(kWhole); }
+
+// The nearest integer with kWholeBits added: in its low bits, as they are 0 there.
+inline vu nearest_bits(vf x) { return (vu)(x + spread(kWhole)); }
 
 // sum of c[i] r^(7-i) by Horner's rule.
 inline vf polynomial(vf r, const float (&c)[8]) {
@@ -29,32 +26,37 @@ constexpr float kExp2[8] = {1.5252733804e-05f, 1.5403530393e-04f, 1.3333558146e-
                             5.5504108665e-02f, 2.4022650696e-01f, 6.9314718056e-01f, 1.0f};
 constexpr float kExp[8] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
 
+// x between two bounds; NaN stays NaN.
+inline vf within(float low, float high, vf x) { return larger(spread(low), smaller(spread(high), x)); }
+
+// 2^n of the n in [-127, 127] that nearest_bits() found; -127 gives 0. The exponent's place is all that is left of the sum.
+inline vf power_of_two(vu bits) { return (vf)((bits << 23) + (127u << 23)); }
+
 // 2^x; 0 below 2^-127, 2^127.4 above. NaN stays NaN.
 inline vf exp2(vf x) {
-    const vf bounded = larger(-larger(-x, spread(-127.4f)), spread(-127.0f));
-    const vf n = nearest(bounded);
-    const vf value = polynomial(bounded - n, kExp2) * power_of_two(n);
-    return x == x ? value : x;
+    const vf bounded = within(-127.0f, 127.4f, x);
+    const vu n = nearest_bits(bounded);
+    return polynomial(bounded - ((vf)n - spread(kWhole)), kExp2) * power_of_two(n);
 }
 
 // e^x, with the same limits; ln 2 in two parts keeps the argument's low bits (Cody and Waite).
 inline vf exp(vf x) {
-    const vf bounded = larger(-larger(-x, spread(-88.3f)), spread(-88.0f));
-    const vf n = nearest(bounded * spread(1.4426950408889634f));
+    const vf bounded = within(-88.0f, 88.3f, x);
+    const vu bits = nearest_bits(bounded * spread(1.4426950408889634f));
+    const vf n = (vf)bits - spread(kWhole);
     const vf r = multiply_add(n, spread(-1.4286068203094172e-06f), multiply_add(n, spread(-0.693145751953125f), bounded));
-    const vf value = polynomial(r, kExp) * power_of_two(n);
-    return x == x ? value : x;
+    return polynomial(r, kExp) * power_of_two(bits);
 }
 
 inline vf silu(vf x) { return x / (spread(1.0f) + exp(-x)); }
 
-// To the nearest bfloat16, ties to even; a NaN stays one.
-inline vh round_bf16(vf x) {
+// The bits of the nearest bfloat16 in the upper half of each word, ties to even, anything in the lower one; a NaN stays one.
+inline vu upper_bf16(vf x) {
     const vu bits = (vu)x;
-    const vu rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const vu quiet = (bits >> 16) | 0x40u;
-    return __builtin_convertvector(x == x ? rounded : quiet, vh);
+    return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
 }
+
+inline vh round_bf16(vf x) { return __builtin_convertvector(upper_bf16(x) >> 16, vh); }
 
 // kLanes halves as floats, exactly.
 inline vf widen_halves(const std::byte* from) {

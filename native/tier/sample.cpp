@@ -24,7 +24,7 @@ vf exact_exp(vf x) {
     const vf n = nearest(bounded * spread(1.4426950408889634f));
     const vf r = (bounded - n * spread(0.693145751953125f)) - n * spread(1.4286068203094172e-06f);
     const vf exponent = n < spread(-126.0f) ? spread(-126.0f) : n;
-    const vf value = exact_polynomial(r, kExp, 8) * power_of_two(exponent);
+    const vf value = exact_polynomial(r, kExp, 8) * power_of_two(nearest_bits(exponent));
     return n < spread(-126.0f) ? vf{} : value;
 }
 

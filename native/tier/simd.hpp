@@ -140,6 +140,17 @@ inline vf larger(vf a, vf b) {
 #endif
 }
 
+// The smaller of each pair; b where a is NaN.
+inline vf smaller(vf a, vf b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
 // Lanes are folded in halves, upper onto lower: one order for every caller.
 inline float sum_lanes(vf v) {
 #if defined(__AVX512VNNI__)

@@ -11,7 +11,6 @@ constexpr float kMasked = -1e30f;
 struct Sight {
     int64_t low, high;
 
-    bool whole() const { return low <= 0 && high >= kStep - 1; }
     vi of(int vector) const {
         const vi key = lane_index() + vector * kLanes;
         return (key >= spread(static_cast<int32_t>(low))) & (key <= spread(static_cast<int32_t>(high)));
@@ -34,11 +33,12 @@ inline void step_parts(int64_t tokens, Work work) {
 }
 
 // Scales a row's scores, masking those that it does not see; returns the largest of them and of `maximum`.
+template <bool WHOLE>
 inline float scale_scores(float* scores, float scale, Sight sight, float maximum) {
     vf top = spread(maximum);
     for (int v = 0; v < kStepVectors; ++v) {
         vf score = load<vf>(scores + v * kLanes) * spread(scale);
-        if (!sight.whole()) score = sight.of(v) ? score : spread(kMasked);
+        if (!WHOLE) score = sight.of(v) ? score : spread(kMasked);
         store(scores + v * kLanes, score);
         top = larger(score, top);
     }
@@ -46,11 +46,12 @@ inline float scale_scores(float* scores, float scale, Sight sight, float maximum
 }
 
 // From a row's scaled scores to its weights, 0 where it sees nothing; returns their sum.
+template <bool WHOLE>
 inline float weigh(float* scores, float maximum, Sight sight) {
     vf sum{};
     for (int v = 0; v < kStepVectors; ++v) {
         vf weight = exp2(load<vf>(scores + v * kLanes) - spread(maximum));
-        if (!sight.whole()) weight = sight.of(v) ? weight : vf{};
+        if (!WHOLE) weight = sight.of(v) ? weight : vf{};
         store(scores + v * kLanes, weight);
         sum += weight;
     }
@@ -58,21 +59,21 @@ inline float weigh(float* scores, float maximum, Sight sight) {
 }
 
 // From MR rows' scores to their weights, in place; `maximum` and `total` are the rows' running state, `decay` what all that
-// was summed before is to be multiplied by.
-template <int MR>
+// was summed before is to be multiplied by. WHOLE: each row sees the whole step.
+template <bool WHOLE, int MR>
 inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&sights)[MR], float* maximum, float* total,
                        float (&decay)[MR]) {
     static_assert(MR <= kLanes, "the rows' decays are one vector");
     float change[kLanes] = {};
     for (int r = 0; r < MR; ++r) {
-        const float raised = scale_scores(scores[r], scale, sights[r], maximum[r]);
+        const float raised = scale_scores<WHOLE>(scores[r], scale, sights[r], maximum[r]);
         change[r] = maximum[r] - raised;
         maximum[r] = raised;
     }
     store(change, exp2(load<vf>(change)));
     for (int r = 0; r < MR; ++r) {
         decay[r] = change[r];
-        total[r] = total[r] * decay[r] + weigh(scores[r], maximum[r], sights[r]);
+        total[r] = total[r] * decay[r] + weigh<WHOLE>(scores[r], maximum[r], sights[r]);
     }
 }
 
