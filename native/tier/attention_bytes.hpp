@@ -63,7 +63,6 @@ struct ByteAttention {
 
     // Probabilities times their values' scales, rounded to 14 bits by the largest of the step.
     static float pack_weights(const GroupStore& s, const std::byte* values, const float* weights, Weight* out) {
-        using Bytes = int8_t __attribute__((vector_size(kLanes)));
         const auto* scales = reinterpret_cast<const float*>(values + kStep * s.value_padded);
         vf scaled[kStepVectors];
         vi top{};
@@ -72,13 +71,13 @@ struct ByteAttention {
             scaled[v] = weight == 0 ? vf{} : weight * load<vf>(scales + v * kLanes);
             top = larger(top, magnitude(scaled[v]));
         }
-        const WholeScale scale(max_lanes(top), 16383.0f);
+        const WholeScale<float, int32_t> scale(max_lanes(top), 16383.0f);
         auto* upper = reinterpret_cast<int8_t*>(out);
         auto* lower = reinterpret_cast<int8_t*>(out + kQuads);
         for (int v = 0; v < kStepVectors; ++v) {
-            const vi code = scale.round(scaled[v]);
-            store(upper + v * kLanes, __builtin_convertvector(code >> 7, Bytes));
-            store(lower + v * kLanes, __builtin_convertvector(code & 127, Bytes));
+            const vu code = nearest_bits(scaled[v] * spread(scale.inverse));
+            store(upper + v * kLanes, low_bytes(code >> 7));
+            store(lower + v * kLanes, low_bytes(code & 127));
         }
         return scale.scale;
     }

@@ -6,34 +6,43 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// The scale of numbers whose largest magnitude has these bits. As integers magnitudes order alike, and NaN above all.
-// Below 2^-64 they count as zeros, so that all further numbers are normal; infinity and NaN make the scale a NaN.
+// The scale of numbers whose largest magnitude has these bits, or of as many sets of them as F and I have lanes. As integers
+// magnitudes order alike, and NaN above all. Below 2^-64 they count as zeros, so that all further numbers are normal; infinity
+// and NaN make the scale a NaN.
+template <class F, class I>
 struct WholeScale {
-    bool used;
-    float inverse, scale;
+    F inverse, scale;
 
-    WholeScale(int32_t largest_bits, float levels) {
-        float largest;
+    WholeScale(I largest_bits, float levels) {
+        F largest;
         std::memcpy(&largest, &largest_bits, sizeof largest);
-        used = largest >= 0x1p-64f && largest_bits < 0x7f800000;
-        inverse = used ? levels / largest : 0.0f;
-        scale = used ? largest / levels : largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
+        const auto finite = largest_bits < 0x7f800000, used = (largest_bits >= 0x1f800000) & finite;
+        inverse = used ? levels / largest : F{};
+        scale = used ? largest / levels : finite ? F{} : F{} + __builtin_nanf("");
     }
-
-    vi round(vf x) const { return used ? __builtin_convertvector(nearest(x * spread(inverse)), vi) : vi{}; }
 };
+
+using Bytes = int8_t __attribute__((vector_size(kLanes)));
+
+// The low byte of each word.
+inline Bytes low_bytes(vu words) {
+#if defined(__AVX512VNNI__)
+    return (Bytes)_mm512_cvtepi32_epi8((__m512i)words);
+#else
+    return __builtin_convertvector((vi)words, Bytes);
+#endif
+}
 
 inline vi magnitude(vf x) { return (vi)x & 0x7fffffff; }
 inline vi larger(vi a, vi b) { return a > b ? a : b; }
 
 // `count` numbers as bytes, zeros up to a whole vector; returns their scale.
 inline float round_bytes(const float* x, int64_t count, int8_t* out) {
-    using Bytes = int8_t __attribute__((vector_size(kLanes)));
     vi top{};
     for (int64_t d = 0; d < count; d += kLanes) top = larger(top, magnitude(load_part(x + d, count - d)));
-    const WholeScale scale(max_lanes(top), 127.0f);
+    const WholeScale<float, int32_t> scale(max_lanes(top), 127.0f);
     for (int64_t d = 0; d < count; d += kLanes)
-        store(out + d, __builtin_convertvector(scale.round(load_part(x + d, count - d)), Bytes));
+        store(out + d, low_bytes(nearest_bits(load_part(x + d, count - d) * spread(scale.inverse))));
     return scale.scale;
 }
 

@@ -9,8 +9,8 @@
 // at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
 #pragma once
 
-#include "bytes.hpp"
 #include "grouping.hpp"
+#include "inputs.hpp"
 #include "tiles.hpp"
 
 namespace ferrum::FERRUM_TIER {
@@ -69,31 +69,6 @@ inline vi dot_each(vi total, vi weights, const uint32_t* input) {
 #endif
 }
 
-// GROUP inputs as words: bytes round(x * (127 / max|x|)), minus `offset` times their sum, and the scale max|x| / 127
-// (quant/activations.py).
-template <int64_t GROUP>
-inline void round_group(const float* x, int64_t count, int32_t offset, uint32_t* words) {
-    constexpr int kParts = static_cast<int>(GROUP) / kLanes;
-    vf value[kParts];
-    vi top{};
-    for (int part = 0; part < kParts; ++part) {
-        const int64_t left = count - part * kLanes;
-        value[part] = left > 0 ? load_part(x + part * kLanes, left) : vf{};
-        top = larger(top, magnitude(value[part]));
-    }
-    const WholeScale scale(max_lanes(top), 127.0f);
-    vi sum{};
-    auto* bytes = reinterpret_cast<std::byte*>(words);
-    for (int part = 0; part < kParts; ++part) {
-        const vi whole = scale.round(value[part]);
-        sum += whole;
-        using Bytes = int8_t __attribute__((vector_size(kLanes)));
-        store(bytes + part * kLanes, __builtin_convertvector(whole, Bytes));
-    }
-    words[GROUP / 4] = static_cast<uint32_t>(-offset * sum_lanes(sum));
-    std::memcpy(&words[GROUP / 4 + 1], &scale.scale, sizeof scale.scale);
-}
-
 // Of P, Int8 or Int4, in groups of GROUP inputs, with or without zero points.
 template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
@@ -104,19 +79,50 @@ struct GroupTiles {
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
-    static constexpr int64_t kStretchBytes = kGrouping.bytes;
+    static constexpr int64_t kStretchBytes = kGrouping.bytes, kStretchGoes = kRowsOfWords / 2;
 
     static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
     static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
-        for (int64_t k = 0; k < depth; k += GROUP) {
-            X words[kRowWords];
-            round_group<GROUP>(row + k, depth - k, ZERO ? 1 : P::kOffset, words);
-            X* to = out + k / GROUP * kRowWords * height;
-            for (int64_t i = 0; i < kRowWords; ++i) to[i * height] = words[i];
+    // The rows of a tile: to [group][word][row].
+    static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
+        alignas(64) RoundedInputs rounded[kRows];
+        for (int64_t k = 0; k < depth; k += kRounded) {
+            const int64_t count = least(kRounded, depth - k);
+            for (int64_t r = 0; r < height; ++r) {
+                const float* x = rows + r * depth + k;
+                prefetch_floats(x + depth, count);  // pieces far apart, which the hardware does not foresee
+                float padded[kRounded];
+                if (count < kRounded) {
+                    std::memset(padded, 0, sizeof padded);
+                    std::memcpy(padded, x, static_cast<size_t>(count) * sizeof *x);
+                    x = padded;
+                }
+                round_groups<GROUP>(x, ZERO ? 1 : P::kOffset, rounded[r]);
+            }
+            place(rounded, groups(count), height, out);
+            out += row_words(count) * height;
         }
+    }
+
+    // Turning whole vectors pays if their lanes are rows for the most part.
+    static void place(const RoundedInputs* rounded, int64_t count, int64_t height, X* out) {
+        if (height <= 32 / kLanes) {
+            for (int64_t r = 0; r < height; ++r)
+                for (int64_t g = 0; g < count; ++g) {
+                    X* to = out + g * kRowWords * height + r;
+                    for (int64_t i = 0; i < kWords; ++i, to += height) *to = rounded[r].codes[g * kWords + i];
+                    to[0] = rounded[r].starts[g];
+                    to[height] = rounded[r].scales[g];
+                }
+            return;
+        }
+        constexpr int64_t kStride = sizeof(RoundedInputs) / sizeof(X);
+        const auto at = [=](int64_t group, int64_t word) { return out + (group * kRowWords + word) * height; };
+        turn_words(rounded->codes, kStride, count * kWords, height, [=](int64_t i) { return at(i / kWords, i % kWords); });
+        turn_words(rounded->starts, kStride, count, height, [=](int64_t i) { return at(i, kWords); });
+        turn_words(rounded->scales, kStride, count, height, [=](int64_t i) { return at(i, kWords + 1); });
     }
 
     template <int MR>
@@ -124,8 +130,8 @@ struct GroupTiles {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
         for (int64_t left = groups(depth); left > 0; --left) {
-            fetch.go(left);
-            add_group<MR>(total, panel, vector, x);
+            fetch.enter(left);
+            add_group<MR>(total, panel, vector, x, fetch);
             panel += kGrouping.bytes;
             x += kRowWords * MR;
         }
@@ -133,7 +139,7 @@ struct GroupTiles {
 
     // The sums are in registers; the totals, touched once a group, are not, where there are many.
     template <int MR>
-    static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x) {
+    static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x, Fetch& fetch) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kWords * MR;
         vi sum[MR][kVectors];
@@ -141,6 +147,7 @@ struct GroupTiles {
             for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
 #pragma GCC unroll 8
         for (int row = 0; row < kRowsOfWords; ++row) {
+            if (row % 2 == 0) fetch.go();
             vi weights[kVectors];
             for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
             add_words<MR>(sum, weights, x, row);

@@ -46,11 +46,11 @@ struct Tile {
 template <class T>
 Fetch fetch_of(const ProductArgs& a, const Tile& tile, const std::byte* panel, const std::byte* onward, const std::byte* next) {
     constexpr int64_t kLines = T::kStretchBytes / 64, kTurn = ceil_divide(kAhead, T::kStretchBytes);
-    if (a.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kLines, kTurn, onward};
+    constexpr int64_t kPace = ceil_divide(kLines * Fetch::kLine, T::kStretchGoes);  // as fast as it is used
+    if (a.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
     if (next == nullptr) return {};
-    const int64_t each = ceil_divide(kLines, tile.tiles), before = least(tile.place * each, kLines);
-    const int64_t stretches = T::panel_bytes(a.depth) / T::kStretchBytes;
-    return {next + before * stretches * 64, least(each, kLines - before), -1, nullptr};
+    const int64_t lines = T::panel_bytes(a.depth) / 64;
+    return {next + tile.place * lines / tile.tiles * 64, ceil_divide(kPace, tile.tiles), -1, nullptr};
 }
 
 template <class T, int MR>
@@ -119,7 +119,7 @@ void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t ti
         for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
             const auto [first, height] = tile_rows(tile, tile_count<T>(rows), rows);
             auto* base = reinterpret_cast<typename T::X*>(out) + first * T::row_words(depth);
-            for (int64_t r = 0; r < height; ++r) T::pack_row(x + (first + r) * depth, depth, height, base + r);
+            T::pack_rows(x + first * depth, depth, height, base);
         }
     });
 }

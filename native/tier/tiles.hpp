@@ -9,22 +9,29 @@ namespace ferrum::FERRUM_TIER {
 
 constexpr int64_t kFewRows = 4;  // up to here a product is no more than reading its weights
 
-// What a tile fetches while it computes: weights that come next, some lines at each stretch of its panel.
+// What a tile fetches while it computes: weights that come next, a few lines many times in each stretch of its panel.
 //
 // With few rows the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. With more rows the tiles of
 // a panel take longer than its bytes do: each fetches an even part of the next panel, so that neither memory nor arithmetic
-// ever waits for the other to have its turn.
+// ever waits for the other to have its turn. Lines asked for many at once would have to wait for each other, and hold up what
+// the tile itself reads.
 struct Fetch {
+    static constexpr int64_t kLine = 256;
+
     const std::byte* line;
-    int64_t lines;            // at each stretch
+    int64_t pace;             // lines at each time, in 256ths
     int64_t turn;             // so many stretches before the panel's end the stream goes on ...
     const std::byte* onward;  // ... here, or ends where this is null
+    int64_t due = 0;
 
     // At the beginning of a stretch, `left` being those that are left.
-    void go(int64_t left) {
-        if (left == turn) line = onward, lines = onward != nullptr ? lines : 0;
-        for (int64_t i = 0; i < lines; ++i) prefetch(line + i * 64);
-        line += lines * 64;
+    void enter(int64_t left) {
+        if (left == turn) line = onward, pace = onward != nullptr ? pace : 0;
+    }
+
+    // So often in a stretch as its tiles say.
+    void go() {
+        for (due += pace; due >= kLine; due -= kLine, line += 64) prefetch(line);
     }
 };
 
@@ -44,13 +51,16 @@ struct FloatTiles {
     static constexpr int kRows = kProductRows, kVectors = kProductVectors;
 
     static constexpr int64_t kStretch = 8;  // steps
-    static constexpr int64_t kStretchBytes = kStretch * P::kPanelStep;
+    static constexpr int64_t kStretchBytes = kStretch * P::kPanelStep, kStretchGoes = kStretch;
 
     static int64_t steps(int64_t depth) { return ceil_divide(depth, P::kDepth); }
     static int64_t row_words(int64_t depth) { return steps(depth); }
     static int64_t panel_bytes(int64_t depth) { return steps(depth) * P::kPanelStep; }
 
-    // One row of a tile of `height` rows, to [step][row].
+    // The rows of a tile, to [step][row].
+    static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
+        for (int64_t r = 0; r < height; ++r) pack_row(rows + r * depth, depth, height, out + r);
+    }
     static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
         for (int64_t k = 0; k < depth; k += kLanes) {
             X words[kLanes];
@@ -67,9 +77,11 @@ struct FloatTiles {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
         vf sum[MR][kVectors] = {};  // an array of its own stays in registers; the caller's would be written at every step
         for (int64_t left = steps(depth); left > 0; left -= kStretch) {
-            fetch.go(ceil_divide(left, kStretch));
-            for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep)
+            fetch.enter(ceil_divide(left, kStretch));
+            for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep) {
+                fetch.go();
                 add_step<P, MR, kVectors, 1>(sum, w, x);
+            }
         }
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r)

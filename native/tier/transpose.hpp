@@ -32,4 +32,27 @@ inline void turn_rows(int64_t count, vf (&columns)[kLanes], Row row) {
     transpose(columns);
 }
 
+// Folds the lanes of each vector into one lane: that of its number.
+template <class Fold>
+inline vi fold_each(const vi (&vectors)[kLanes], Fold fold) {
+    vf lanes[kLanes];
+    std::memcpy(lanes, vectors, sizeof lanes);
+    transpose(lanes);
+    vi all = (vi)lanes[0];
+#pragma GCC unroll 15
+    for (int i = 1; i < kLanes; ++i) all = fold(all, (vi)lanes[i]);
+    return all;
+}
+
+// words [rows][stride], the first `count` of each row: word i of all rows, side by side, goes to place(i).
+template <class Place>
+inline void turn_words(const uint32_t* words, int64_t stride, int64_t count, int64_t rows, Place place) {
+    for (int64_t first = 0; first < count; first += kLanes) {
+        vf columns[kLanes];
+        turn_rows(rows, columns, [&](int64_t row) { return load<vf>(words + row * stride + first); });
+        for (int64_t i = 0; i < least(kLanes, count - first); ++i)
+            store_part(reinterpret_cast<float*>(place(first + i)), columns[i], rows);
+    }
+}
+
 }  // namespace ferrum::FERRUM_TIER
