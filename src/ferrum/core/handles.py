@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+import os
 
 from ferrum.core.contract import DataType, KvCacheHandle, ModelInfo
 from ferrum.core.errors import InvalidHandle, StaleHandle, UnknownSequence
@@ -24,7 +24,7 @@ class Handles:
         self._kv_dtype = kv_dtype
         self._pages = pages
         self._undo = undo
-        self._executor_id = uuid4().hex
+        self._executor_id = os.urandom(16).hex()
 
     def make(self, cache_id: str, length: int) -> KvCacheHandle:
         """A handle of the first `length` tokens, of the current generation. Raises UnknownSequence."""

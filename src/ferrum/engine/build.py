@@ -13,9 +13,8 @@ from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, ThreadHost
+from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.process import Child, ProcessHost
 from ferrum.engine.progress import loading_bar
 from ferrum.engine.record_files import RecordFiles
 from ferrum.engine.recorder import Recorder, Source
@@ -29,6 +28,7 @@ from ferrum.text.tokenizer import load_tokenizer
 from ferrum.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
+    from ferrum.engine.process import Child
     from ferrum.runtime.local import LocalExecutor
     from ferrum.speculative.draft_model import DraftModel
 
@@ -157,7 +157,7 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
     found = replace(config, model=replace(config.model, model=str(directory)))
     recipe = EngineRecipe(replace(found, speculative=draft_directory(config, tokenizer) or config.speculative), model)
     return Parts(
-        host=ProcessHost(recipe, child) if config.host == "process" else ThreadHost(recipe),
+        host=_host(config, recipe, child),
         tokenizer=tokenizer,
         generation=_generation(
             load_generation_config(directory),
@@ -170,6 +170,14 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
         config=config,
         recorder=_recorder(config, directory),
     )
+
+
+def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Host:
+    if config.host != "process":
+        return ThreadHost(recipe)
+    from ferrum.engine.process import ProcessHost  # 20 ms that a thread need not wait for
+
+    return ProcessHost(recipe, child)
 
 
 def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], Recorder] | None:

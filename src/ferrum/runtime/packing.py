@@ -23,7 +23,7 @@ from ferrum.runtime.checksum import checksum
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, format_of
-from ferrum.text.merges import with_joined_merges
+from ferrum.text.quick_form import quick_form
 
 _ALIGNMENT: Final = 64
 _BLOCK: Final = 8 << 20
@@ -121,7 +121,7 @@ def pack_directory(
             checksums[entry.name] = checksum(data, sums)
     for path in _companions(store.directory):
         if path.name == "tokenizer.json":
-            (target / path.name).write_bytes(with_joined_merges(path.read_bytes()))
+            (target / path.name).write_bytes(quick_form(path.read_bytes()))
         else:
             shutil.copyfile(path, target / path.name)
     config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
