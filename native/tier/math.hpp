@@ -35,8 +35,9 @@ inline vf power_of_two(vu bits) { return (vf)((bits << 23) + (127u << 23)); }
 // 2^x; 0 below 2^-127, 2^127.4 above. NaN stays NaN.
 inline vf exp2(vf x) {
     const vf bounded = within(-127.0f, 127.4f, x);
-    const vu n = nearest_bits(bounded);
-    return polynomial(bounded - ((vf)n - spread(kWhole)), kExp2) * power_of_two(n);
+    const vu bits = nearest_bits(bounded);
+    const vf n = (vf)bits - spread(kWhole);
+    return polynomial(bounded - n, kExp2) * power_of_two(bits);
 }
 
 // e^x, with the same limits; ln 2 in two parts keeps the argument's low bits (Cody and Waite).

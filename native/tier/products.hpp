@@ -68,9 +68,7 @@ struct Bf16 {
     }
     static vf first(W w) { return (vf)(w << 16); }
     static vf second(W w) { return (vf)(w & static_cast<int32_t>(0xffff0000)); }
-    static void pack(vf x, X* out) {
-        store(out, upper_bf16(x) & 0xffff0000u);
-    }
+    static void pack(vf x, X* out) { store(out, upper_bf16(x) & 0xffff0000u); }
 #endif
 };
 
