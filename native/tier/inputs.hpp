@@ -41,7 +41,8 @@ inline void round_groups(const float* x, uint32_t offset, RoundedInputs& out) {
         folded[g] = (vi)sum;
     }
     const vu sums = (vu)fold_each(folded, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });
-    store(out.starts, (spread(GROUP * kWholeBits) - sums) * offset);
+    const vu starts = (spread(GROUP * kWholeBits) - sums) * offset;
+    store(out.starts, scale.inverse == vf{} ? vu{} : starts);  // codes of a group that is not finite may be anything
 }
 
 }  // namespace ferrum::FERRUM_TIER
