@@ -29,7 +29,7 @@ struct Fetch {
         if (left == turn) line = onward, pace = onward != nullptr ? pace : 0;
     }
 
-    // So often in a stretch as its tiles say.
+    // kStretchGoes times in each stretch of the tile's.
     void go() {
         for (due += pace; due >= kLine; due -= kLine, line += 64) prefetch(line);
     }
