@@ -17,7 +17,7 @@ $(VENV)/.run: $(BIN)/python pyproject.toml $(NATIVE)
 	touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --config-settings cmake.define.FERRUM_STRICT=ON --editable '.[test]'
 	touch $(VENV)/.run $@
 
 run: $(VENV)/.run  ## Text from the built-in model.

@@ -16,7 +16,8 @@ struct WholeScale {
     WholeScale(I largest_bits, float levels) {
         F largest;
         std::memcpy(&largest, &largest_bits, sizeof largest);
-        const auto finite = largest_bits < 0x7f800000, used = (largest_bits >= 0x1f800000) & finite;
+        const auto finite = largest_bits < 0x7f800000;
+        const auto used = (largest_bits >= 0x1f800000) & finite;
         inverse = used ? levels / largest : F{};
         scale = used ? largest / levels : finite ? F{} : F{} + __builtin_nanf("");
     }

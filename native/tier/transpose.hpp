@@ -5,10 +5,14 @@
 
 namespace ferrum::FERRUM_TIER {
 
-template <int... I>
-inline void interleave(vf a, vf b, vf& low, vf& high, std::integer_sequence<int, I...>) {
-    low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes)...);
-    high = __builtin_shufflevector(a, b, (kLanes / 2 + I / 2 + I % 2 * kLanes)...);
+// Lanes of two vectors in turns, from lane `FIRST` of each on. GCC has Clang's form of this only since version 12.
+template <int FIRST, int... I>
+inline vf in_turns(vf a, vf b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * kLanes)...);
+#else
+    return __builtin_shuffle(a, b, vi{(FIRST + I / 2 + I % 2 * kLanes)...});
+#endif
 }
 
 // kLanes vectors of kLanes words, transposed in place. To interleave rows i and i + half is to rotate the bits of a word's
@@ -18,8 +22,10 @@ inline void transpose(vf (&rows)[kLanes]) {
     for (int times = kLanes; times > 1; times /= 2) {
         vf turned[kLanes];
 #pragma GCC unroll 8
-        for (int i = 0; i < kLanes / 2; ++i)
-            interleave(rows[i], rows[i + kLanes / 2], turned[2 * i], turned[2 * i + 1], kIndices);
+        for (int i = 0; i < kLanes / 2; ++i) {
+            turned[2 * i] = in_turns<0>(rows[i], rows[i + kLanes / 2], kIndices);
+            turned[2 * i + 1] = in_turns<kLanes / 2>(rows[i], rows[i + kLanes / 2], kIndices);
+        }
         std::memcpy(rows, turned, sizeof turned);
     }
 }

@@ -1,4 +1,4 @@
-"""The kernels without Python, against vectors of the reference: on this machine, with sanitizers, and on arm64."""
+"""The kernels without Python, against vectors of the reference: with sanitizers, on arm64, by other compilers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def need(package: str, *programs: str) -> None:
 def report_of(folder: Path, *options: str, through: tuple[str, ...] = ()) -> list[str]:
     """What the conformance program, built with the options, says of a file of vectors, a line a tier."""
     need("cmake", "cmake")
-    switches = ("-DFERRUM_PYTHON=OFF", "-DFERRUM_CONFORMANCE=ON", *options)
+    switches = ("-DFERRUM_PYTHON=OFF", "-DFERRUM_CONFORMANCE=ON", "-DFERRUM_STRICT=ON", *options)
     subprocess.run(["cmake", "-S", REPOSITORY / "native", "-B", folder / "build", *switches], check=True)
     subprocess.run(["cmake", "--build", folder / "build", "--parallel", "2"], check=True)
     cases = write(folder / "vectors", seed=1)
@@ -61,3 +61,9 @@ def test_the_tier_of_avx_vnni_gives_the_same_where_no_processor_has_it(tmp_path:
     need("a C++ compiler", "c++")
     lines = report_of(tmp_path, "-DFERRUM_VNNI_STAND_IN=ON")
     assert "avx2_vnni" in {line.split(",")[0] for line in lines}
+
+
+@pytest.mark.parametrize(("package", "compiler"), [("g++-11", "g++-11"), ("clang-14", "clang++-14")])
+def test_other_compilers_build_the_same_kernels(tmp_path: Path, package: str, compiler: str) -> None:
+    need(package, compiler)
+    assert report_of(tmp_path, f"-DCMAKE_CXX_COMPILER={compiler}")
