@@ -32,7 +32,7 @@ void split(Runtime& runtime, int64_t count, Work work) {
     } call{work, count, runtime.team.size()};
     const nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.running);
-    runtime.team.run(
+    runtime.team.run_apart(
         [](void* context, int thread) {
             const Call& c = *static_cast<Call*>(context);
             c.work(c.count * thread / c.threads, c.count * (thread + 1) / c.threads);

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "float_mode.hpp"
+
 namespace ferrum {
 
 namespace {
@@ -77,10 +79,12 @@ void SamplerTeam::each(size_t count, const std::function<void(Sampler&, size_t)>
         }
     } call{samplers_, work, count};
     const std::lock_guard<std::mutex> lock(runtime_.running);
-    if (count < 2)
+    if (count < 2) {
+        const FloatMode plain;
         call.run(0);
-    else
-        runtime_.team.run([](void* context, int thread) { static_cast<Call*>(context)->run(thread); }, &call);
+    } else {
+        runtime_.team.run_apart([](void* context, int thread) { static_cast<Call*>(context)->run(thread); }, &call);
+    }
 }
 
 }  // namespace ferrum

@@ -1,5 +1,12 @@
 #include "team.hpp"
 
+#include <exception>
+
+#include "float_mode.hpp"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 #if defined(__linux__)
 #include <sched.h>
 #endif
@@ -27,6 +34,13 @@ void pause() {
     asm volatile("yield");
 #endif
 }
+
+// How often a process was forked on the way from the one that loaded the library to this one.
+int forks = 0;
+
+#if defined(__unix__) || defined(__APPLE__)
+[[maybe_unused]] const int counting_forks = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+#endif
 
 // The processor that this thread runs on; -1 where nobody knows.
 int processor() {
@@ -82,43 +96,76 @@ uint64_t Signal::wait(uint64_t seen, int pauses, int yields) {
     return read();
 }
 
-Team::Team(int threads) {
-    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
+Team::Team(int threads) : forks_(forks), crew_(std::make_unique<Crew>()) {
+    try {
+        for (int thread = 1; thread < threads; ++thread) crew_->workers.emplace_back([this, thread] { serve(thread); });
+    } catch (...) {
+        dismiss();
+        throw;
+    }
     use(threads);
 }
 
-Team::~Team() {
+// In a forked process nobody answers: whoever joined the threads, or destroyed what they sleep on, would wait for ever.
+Team::~Team() { forked() ? static_cast<void>(crew_.release()) : dismiss(); }
+
+bool Team::forked() const { return forks_ != forks; }
+
+void Team::dismiss() {
     start(0);
-    for (std::thread& worker : workers_) worker.join();
+    for (std::thread& worker : crew_->workers) worker.join();
 }
 
-void Team::start(int threads) { started_.raise(++runs_ << kSizeBits | static_cast<uint64_t>(threads)); }
+void Team::start(int threads) { crew_->started.raise(++runs_ << kSizeBits | static_cast<uint64_t>(threads)); }
 
 void Team::run(Work work, void* context) {
+    const FloatMode plain;
     work_ = work;
     context_ = context;
-    if (size_ > 1) start(size_);
+    if (size() > 1) start(size());
     work(context, 0);
     barrier();
 }
 
+void Team::run_apart(Work work, void* context) {
+    struct Call {
+        Work work;
+        void* context;
+        std::mutex mutex{};
+        std::exception_ptr thrown{};
+    } call{work, context};
+    run(
+        [](void* context, int thread) {
+            Call& c = *static_cast<Call*>(context);
+            try {
+                c.work(c.context, thread);
+            } catch (...) {
+                const std::lock_guard<std::mutex> lock(c.mutex);
+                if (!c.thrown) c.thrown = std::current_exception();
+            }
+        },
+        &call);
+    if (call.thrown) std::rethrow_exception(call.thrown);
+}
+
 void Team::barrier() {
-    const int size = size_;  // once this thread has arrived, the last one may go on, end the run and change it
+    const int size = this->size();  // once this thread has arrived, the last one may go on, end the run and change it
     if (size == 1) return;
-    const uint64_t seen = passed_.read();
+    const uint64_t seen = crew_->passed.read();
     if (arrived_.fetch_add(1) + 1 == size) {
         arrived_.store(0);
-        passed_.raise(seen + 1);
+        crew_->passed.raise(seen + 1);
     } else {
-        passed_.wait(seen, kStepPauses, kStepYields);
+        crew_->passed.wait(seen, kStepPauses, kStepYields);
     }
 }
 
 // Nobody waits for a thread that does not take part: it may miss runs, and knows of one only what the signal says.
 void Team::serve(int thread) {
+    const FloatMode plain;
     int pauses = kIdlePauses;
     for (uint64_t seen = 0;;) {
-        seen = started_.wait(seen, pauses, 0);
+        seen = crew_->started.wait(seen, pauses, 0);
         const uint64_t size = seen & kSizeMask;
         if (size == 0) return;
         const bool takes_part = static_cast<uint64_t>(thread) < size;

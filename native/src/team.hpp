@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -32,35 +33,46 @@ private:
 
 class Team {
 public:
-    // A step's work for one of the team's threads.
+    // A step's work for one of the team's threads. It must not throw: the others wait for it at the next barrier.
     using Work = void (*)(void* context, int thread);
 
+    // Throws std::system_error, and no thread is left, where the system does not start so many.
     explicit Team(int threads);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
     // The threads that there are.
-    int most() const { return static_cast<int>(workers_.size()) + 1; }
-    // Those that take part in a run: all, unless told otherwise between runs.
-    int size() const { return size_; }
+    int most() const { return static_cast<int>(crew_->workers.size()) + 1; }
+    // Those that take part in a run: all, unless told otherwise between runs. In a process forked from the team's the caller is
+    // alone: the others stayed behind.
+    int size() const { return forked() ? 1 : size_; }
     void use(int threads) { size_ = threads < 1 ? 1 : threads > most() ? most() : threads; }
     // Runs work on every thread that takes part, the caller being thread 0; returns when all are done. One call at a time.
     void run(Work work, void* context);
+    // The same for work without barriers, which may throw: what was thrown first reaches the caller once all are done.
+    void run_apart(Work work, void* context);
     // Called by every thread that takes part, within `run`: nobody goes on before all have come.
     void barrier();
 
 private:
+    struct Crew {
+        Signal started, passed;  // the first one's value tells, in its low half, how many take part; none: the end
+        std::vector<std::thread> workers;
+    };
+
+    bool forked() const;
     void start(int threads);
+    void dismiss();
     void serve(int thread);
 
     int size_ = 1;
+    const int forks_;  // of the process and those before it, when the team was made
     uint64_t runs_ = 0;
     Work work_ = nullptr;
     void* context_ = nullptr;
-    Signal started_, passed_;  // the first one's value tells, in its low half, how many take part; none: the end
     std::atomic<int> arrived_{0};
-    std::vector<std::thread> workers_;
+    std::unique_ptr<Crew> crew_;
 };
 
 }  // namespace ferrum

@@ -1,0 +1,107 @@
+"""The library's threads: forked processes, threads that the system refuses, errors on one of them, modes of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from native_twin import require_native
+
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.quant.dense import DenseWeight
+
+IN_A_FORKED_PROCESS = """
+import os, sys
+import numpy as np
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.quant.dense import DenseWeight
+
+kernels = NativeKernels(threads=2)
+weight = kernels.weight(DenseWeight(np.arange(4096, dtype=np.float32).reshape(64, 64)))
+rows = np.arange(128, dtype=np.float32).reshape(2, 64)
+before = weight.matmul(rows)
+if os.fork() == 0:
+    again = kernels.weight(DenseWeight(np.arange(4096, dtype=np.float32).reshape(64, 64)))  # packed by the team
+    same = all(np.array_equal(before, each.matmul(rows)) for each in (weight, again))
+    sys.exit(7 if same else 1)  # with the team taken down
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+MORE_THAN_FIT = """
+import resource
+from pathlib import Path
+from ferrum.kernels.cpu.library import load
+
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (512 << 20), resource.RLIM_INFINITY))
+try:
+    load().Runtime("auto", 1000)
+except RuntimeError as error:
+    print(error)
+print(load().Runtime("auto", 3).threads)
+"""
+
+MEMORY_RUNS_OUT_IN_A_SAMPLER = """
+import resource
+from pathlib import Path
+import numpy as np
+from ferrum.kernels.cpu.library import load
+
+library = load()
+team = library.SamplerTeam(library.Runtime("auto", 2))
+wishes = [(np.ones(1 << 24, np.float32), 0.8, 0, 0.9, 0.0, 1, 0, 0)] * 2
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (32 << 20), resource.RLIM_INFINITY))
+try:
+    team.draw(wishes)
+except MemoryError as error:
+    print(type(error).__name__)
+short = [(wish[0][:1000], *wish[1:]) for wish in wishes]
+print(team.draw(short) == team.draw(short[:1]) * 2)
+"""
+
+
+def lines_of(script: str) -> list[str]:
+    require_native()
+    if sys.platform != "linux":
+        pytest.skip("limits of memory and forked processes as Linux has them")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_forked_process_computes_the_same_bits_and_ends() -> None:
+    assert lines_of(IN_A_FORKED_PROCESS) == ["7"]
+
+
+def test_threads_that_the_system_refuses_are_an_error_and_the_next_team_is_whole() -> None:
+    refusal, threads = lines_of(MORE_THAN_FIT)
+    assert refusal
+    assert threads == "3"
+
+
+def test_an_error_on_one_of_the_threads_reaches_the_caller_and_the_team_goes_on() -> None:
+    assert lines_of(MEMORY_RUNS_OUT_IN_A_SAMPLER) == ["MemoryError", "True"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_subnormal_numbers_are_kept_whatever_the_caller_does_with_its_own(threads: int) -> None:
+    """Other libraries tell the processor to flush them, for the thread that loads them and those that it starts."""
+    require_native()
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    weight = DenseWeight((rng.standard_normal((4096, 64)) * 1e-20).astype(np.float32))
+    rows = (rng.standard_normal((4, 64)) * 1e-20).astype(np.float32)
+    expected = NativeKernels(threads=threads).weight(weight).matmul(rows)
+    assert (np.abs(expected) < np.finfo(np.float32).tiny).any()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush them")
+    try:
+        products = [NativeKernels(threads=threads).weight(weight).matmul(rows) for _ in range(3)]
+        flushes = np.float32(1e-30) * np.float32(1e-10) == 0
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(product.tobytes() == expected.tobytes() for product in products)
+    assert flushes, "the caller's mode is as it was"
