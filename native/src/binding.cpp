@@ -1,5 +1,7 @@
 // The Python face of the library: runtime, weights, operations. Arrays are borrowed: whoever makes an operation keeps the
-// arrays that it names alive (kernels/cpu does). Sizes are checked where an operation is made, never while it runs.
+// arrays that it names alive (kernels/cpu does). They are taken as they are or refused: a converted copy would be written to, or
+// read from, in place of the caller's. What contradicts itself is refused where an operation is made, never while it runs; that a
+// matrix has as many rows as a step is up to whoever lays it out.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -49,6 +51,21 @@ void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
     }
 }
 
+void copy_page(Runtime& runtime, int64_t group, int64_t source, int64_t target) {
+    const int64_t bytes = runtime.pool.page_bytes(group);
+    check_page(runtime, group, source, bytes);
+    check_page(runtime, group, target, bytes);
+    runtime.pool.copy_page(group, source, target);
+}
+
+// Every span has rows, and all of them together are the step's.
+void check_spans(const In<int32_t>& span_rows, size_t rows) {
+    const int32_t* at = span_rows.data();
+    const size_t spans = span_rows.size() - 1;
+    require(at[0] == 0 && at[spans] == static_cast<int64_t>(rows), "spans of other rows than the step's");
+    for (size_t span = 0; span < spans; ++span) require(at[span] < at[span + 1], "a span without rows");
+}
+
 void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
 
 // Returns the greatest position.
@@ -57,6 +74,8 @@ int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>&
               const MaybeFloats& embeddings) {
     require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "pages of another number of groups");
     require(token_ids.size() == positions.size() && span_rows.size() > 0, "tables that contradict each other");
+    check_spans(span_rows, token_ids.size());
+    for (const auto& table : pages) require(table.ndim() == 2 && table.shape(0) + 1 == span_rows.size(), "a row of pages per span");
     Step& step = runtime.step;
     assign(step.token_ids, token_ids);
     assign(step.positions, positions);
@@ -157,6 +176,19 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
     return std::make_shared<Attention>(runtime, args, group);
 }
 
+OperationPointer gather(const In<float>& x, const Out<float>& out, int64_t columns, int64_t extent) {
+    return std::make_shared<Gather>(x.data(), Rows{out.data(), extent}, columns);
+}
+
+OperationPointer finite_spans(const In<float>& x, const Out<bool>& out, int64_t columns) {
+    return std::make_shared<Finite>(x.data(), columns, out.data());
+}
+
+OperationPointer best(const Runtime& runtime, const In<float>& x, const Out<int32_t>& out, int64_t columns, int64_t extent,
+                      int64_t most_rows) {
+    return std::make_shared<Best>(runtime, x.data(), out.data(), columns, extent, most_rows);
+}
+
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 using DrawTuple = std::tuple<Row, float, int64_t, double, float, uint64_t, uint32_t, uint32_t>;
@@ -197,12 +229,15 @@ std::vector<std::string> tier_names() {
 NB_MODULE(_native, module) {
     using namespace ferrum;
     module.doc() = "ferrum's CPU kernels";
+    nb::set_leak_warnings(false);  // what a program holds at its end is nobody's concern but its own
+    const auto as_is = nb::arg().noconvert();
+    const auto as_is_or_none = nb::arg().noconvert().none();
     module.def("tiers", &tier_names);
     nb::class_<Weight>(module, "Weight")
         .def_prop_ro("outputs", &Weight::outputs)
         .def_prop_ro("inputs", &Weight::inputs)
         .def_prop_ro("nbytes", &Weight::nbytes)
-        .def("rows", &read_rows);
+        .def("rows", &read_rows, as_is, as_is);
     nb::class_<Operation>(module, "Operation");
     nb::class_<Program>(module, "Program").def("__init__", [](Program* self, Operations all) { new (self) Program{std::move(all)}; });
     nb::class_<Runtime>(module, "Runtime")
@@ -217,20 +252,21 @@ NB_MODULE(_native, module) {
         .def("pack", &pack)
         .def("quantize", &quantize)
         .def("over_panels", &over_panels)
-        .def("sum_pages", &sum_pages)
+        .def("sum_pages", &sum_pages, as_is, as_is)
         .def("allocate", &allocate)
-        .def("copy_page", [](Runtime& r, int64_t group, int64_t source, int64_t target) { r.pool.copy_page(group, source, target); })
+        .def("copy_page", &copy_page)
         .def("page_bytes", [](const Runtime& r, int64_t group) { return r.pool.page_bytes(group); })
         .def("read_page", [](const Runtime& r, int64_t group, int64_t page, const Out<uint8_t>& out) {
             check_page(r, group, page, static_cast<int64_t>(out.size()));
             r.pool.read_page(group, page, out.data());
-        })
+        }, nb::arg(), nb::arg(), as_is)
         .def("write_page", [](Runtime& r, int64_t group, int64_t page, const In<uint8_t>& in) {
             check_page(r, group, page, static_cast<int64_t>(in.size()));
             r.pool.write_page(group, page, in.data());
-        })
-        .def("begin", &begin, nb::arg("token_ids"), nb::arg("positions"), nb::arg("span_rows"), nb::arg("pages"),
-             nb::arg("logit_rows"), nb::arg("hidden_rows"), nb::arg("embeddings").none())
+        }, nb::arg(), nb::arg(), as_is)
+        .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
+             nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
+             nb::arg("embeddings").noconvert().none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
              nb::call_guard<nb::gil_scoped_release>())
         .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
@@ -243,20 +279,13 @@ NB_MODULE(_native, module) {
         .def("read", &Probe::read, nb::call_guard<nb::gil_scoped_release>())
         .def("peak", &Probe::peak, nb::call_guard<nb::gil_scoped_release>());
     module.def("time_all", &time_all, nb::call_guard<nb::gil_scoped_release>());
-    module.def("embed", &embed);
-    module.def("norm", &norm, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
-    module.def("linear", &linear);
-    module.def("rope_store", &rope_store, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
-               nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
-    module.def("attention", &attention);
-    module.def("gather", [](const In<float>& x, const Out<float>& out, int64_t columns, int64_t extent) -> OperationPointer {
-        return std::make_shared<Gather>(x.data(), Rows{out.data(), extent}, columns);
-    });
-    module.def("finite", [](const In<float>& x, const Out<bool>& out, int64_t columns) -> OperationPointer {
-        return std::make_shared<Finite>(x.data(), columns, out.data());
-    });
-    module.def("best", [](const Runtime& r, const In<float>& x, const Out<int32_t>& out, int64_t columns, int64_t extent,
-                          int64_t most_rows) -> OperationPointer {
-        return std::make_shared<Best>(r, x.data(), out.data(), columns, extent, most_rows);
-    });
+    module.def("embed", &embed, nb::arg(), as_is, nb::arg());
+    module.def("norm", &norm, as_is, as_is_or_none, as_is, nb::arg(), as_is_or_none, as_is, nb::arg());
+    module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg());
+    module.def("rope_store", &rope_store, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), as_is_or_none, as_is_or_none,
+               as_is_or_none, as_is_or_none, nb::arg(), nb::arg());
+    module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
+    module.def("gather", &gather, as_is, as_is, nb::arg(), nb::arg());
+    module.def("finite", &finite_spans, as_is, as_is, nb::arg());
+    module.def("best", &best, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
 }

@@ -13,7 +13,6 @@ namespace ferrum {
 enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4_128, int4_zero_32, int4_zero_64, int4_zero_128 };
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: every format's step is then a whole number of cache lines
-constexpr int64_t kGroup = 32;  // inputs that share a scale in int8 and int4
 constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
 constexpr int64_t kSide = 64;   // dimensions of values that lie side by side
 constexpr int64_t kKeySide = 16;  // tokens of keys that do: a word of each is a cache line

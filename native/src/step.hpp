@@ -9,7 +9,7 @@
 namespace ferrum {
 
 // Row counts that are known per step only; values from 0 up are constants.
-enum Extent : int64_t { kRows = -1, kLogits = -2, kHidden = -3, kSpans = -4 };
+enum Extent : int64_t { kRows = -1, kLogits = -2, kHidden = -3 };
 
 struct Step {
     std::vector<int32_t> token_ids, positions, span_rows, row_span, logit_rows, hidden_rows;
@@ -25,7 +25,6 @@ struct Step {
             case kRows: return static_cast<int64_t>(token_ids.size());
             case kLogits: return static_cast<int64_t>(logit_rows.size());
             case kHidden: return static_cast<int64_t>(hidden_rows.size());
-            case kSpans: return spans();
             default: return extent;
         }
     }

@@ -190,7 +190,8 @@ class NativeKernels:
     def best(self, logits: F32) -> np.ndarray[Any, np.dtype[np.int32]]:
         """See `Operations.best`."""
         out = np.zeros((len(logits), 1), np.int32)
-        self.lowering.runtime.run([self.lowering.operation("best", (placed(logits),), (placed(out),))])
+        rows = placed(logits)  # which may be a copy: it has to outlive the run
+        self.lowering.runtime.run([self.lowering.operation("best", (rows,), (placed(out),))])
         return out
 
     def gather_hidden(self, x: F32) -> F32:
@@ -200,7 +201,8 @@ class NativeKernels:
     def finite(self, x: F32) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """See `Operations.finite`."""
         out = np.zeros((len(self.tables.span_rows) - 1, 1), np.bool_)
-        self.lowering.runtime.run([self.lowering.operation("finite", (placed(x),), (placed(out),))])
+        rows = placed(x)  # as above
+        self.lowering.runtime.run([self.lowering.operation("finite", (rows,), (placed(out),))])
         return out
 
     def _run(self, name: str, arguments: tuple[Any, ...], *shapes: tuple[int, ...]) -> tuple[F32, ...]:

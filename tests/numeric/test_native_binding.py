@@ -1,0 +1,79 @@
+"""What the library refuses: arrays that it would have to convert, tables that contradict themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from native_twin import require_native
+
+from ferrum.kernels.cpu.library import load
+
+F32, F64 = np.float32, np.float64
+
+
+@pytest.fixture
+def runtime() -> Any:
+    require_native()
+    made = load().Runtime("auto", 1)
+    made.allocate([("bfloat16", 4, 64, 1, 2, 64, 64)])
+    return made
+
+
+def zeros(*shape: int, dtype: Any = F32) -> np.ndarray[Any, Any]:
+    return np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize("sums", [zeros(2, dtype=np.int64), zeros(4, dtype=np.uint64)[::2]])
+def test_sums_that_would_go_to_a_copy_are_refused(runtime: Any, sums: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(TypeError):
+        runtime.sum_pages(zeros(8192, dtype=np.uint8), sums)
+
+
+def test_pages_are_bytes_side_by_side(runtime: Any) -> None:
+    size = runtime.page_bytes(0)
+    for wrong in (zeros(2 * size, dtype=np.uint8)[::2], zeros(size, dtype=np.int16), zeros(size)):
+        with pytest.raises(TypeError):
+            runtime.read_page(0, 0, wrong)
+        with pytest.raises(TypeError):
+            runtime.write_page(0, 0, wrong)
+
+
+@pytest.mark.parametrize(("source", "target"), [(-1, 0), (0, 4), (4, 0), (0, -1)])
+def test_only_pages_of_the_pool_are_copied(runtime: Any, source: int, target: int) -> None:
+    with pytest.raises(ValueError, match="page"):
+        runtime.copy_page(0, source, target)
+
+
+@pytest.mark.parametrize("wrong", [zeros(4, 8, dtype=F64), zeros(4, 16)[:, ::2]])
+def test_an_operation_keeps_the_arrays_that_it_is_given(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
+    norm, x, weight = load().norm, zeros(4, 8), zeros(8)
+    norm(x, None, weight, 1e-6, None, x.copy(), 4)
+    for arguments in ((wrong, None, weight), (x, None, wrong[0])):
+        with pytest.raises(TypeError):
+            norm(*arguments, 1e-6, None, x.copy(), 4)
+    with pytest.raises(TypeError):
+        norm(x, None, weight, 1e-6, None, wrong, 4)
+
+
+def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(numbers, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("span_rows", "pages", "reason"),
+    [
+        (ids(0, 0, 2), zeros(2, 1, dtype=np.int32), "without rows"),
+        (ids(0, 3, 2), zeros(2, 1, dtype=np.int32), "without rows"),
+        (ids(0, 1), zeros(1, 1, dtype=np.int32), "other rows"),
+        (ids(1, 2), zeros(1, 1, dtype=np.int32), "other rows"),
+        (ids(0, 2), zeros(2, 1, dtype=np.int32), "pages per span"),
+        (ids(0, 2), zeros(1, dtype=np.int32), "pages per span"),
+    ],
+)
+def test_tables_that_contradict_themselves_are_refused(
+    runtime: Any, span_rows: Any, pages: np.ndarray[Any, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        runtime.begin(ids(1, 2), ids(0, 1), span_rows, [pages], ids(), ids(), None)
