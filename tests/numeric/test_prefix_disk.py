@@ -92,6 +92,23 @@ def test_another_engine_finds_what_one_has_computed(
     assert f"{3 * PAGE} of {len(prompt())} prompt tokens were found" in caplog.text
 
 
+def test_a_page_that_cannot_be_kept_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = len(pages(filled(tmp_path / "all") and tmp_path / "all"))
+    write, failures = PageFiles.put, [MemoryError("no room")]
+
+    def scarcely(files: PageFiles, name: bytes, content: Bytes) -> None:
+        if failures:
+            raise failures.pop()
+        write(files, name, content)
+
+    monkeypatch.setattr(PageFiles, "put", scarcely)
+    filled(tmp_path / "some")
+    assert len(pages(tmp_path / "some")) == every - 1 > 0
+    assert "could not be kept" in caplog.text
+
+
 def test_only_who_wants_pages_from_a_slow_disk_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = filled(tmp_path)
     asked, may_read = threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, make_llm, traits_of
+from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, traits_of
 from ferrum.core.capabilities import AttentionType, ExecutorCapabilities, capabilities
 from ferrum.core.contract import DataType, DecodeInput, PrefillInput
 from ferrum.core.errors import InvalidTransition, StepError
@@ -19,7 +19,6 @@ from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, Pre
 from ferrum.core.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.core.tuning import fastest_batch_size
-from ferrum.runtime.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract
 
@@ -367,22 +366,3 @@ def test_an_executor_that_cannot_warm_up_says_so():
         executor.warmup()
     assert executor.status().state is ExecutorState.ERROR
     executor.shutdown()
-
-
-@contract("2.prefill")
-@contract("3.LlmExecutor")
-def test_the_names_of_fresh_sequences_begin_as_asked_for():
-    executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6, cache_prefix="mine")
-    assert [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(2)] == ["mine-0", "mine-1"]
-
-
-@contract("3.LlmExecutor")
-def test_a_hand_written_model_reports_what_can_be_known():
-    executor = make_llm().executor
-    executor.prefill(PrefillInput(PROMPT))
-    assert executor.kv_capacity() == 240
-    assert AttentionType.PAGED not in executor.capabilities().attention_mechanisms
-    usage = executor.status().memory_usage
-    assert usage.allocated_bytes == executor.memory_plan.total
-    assert usage.used_bytes == executor.memory_plan.weights + 7 * 2 * 2 * 3 * 16 * 4
-    assert executor.cache_metrics_snapshot().stored_tokens == 7

@@ -10,6 +10,8 @@ from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFin
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Want
 from ferrum.core.types import FinishReason, Request
+from ferrum.scheduler.live import SPARE_DEADLINES, LiveRequests
+from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.sequence import Outcome, begin, judge
 from scheduler_bench import CONTEXT, Bench, stop_at
 
@@ -162,6 +164,17 @@ def test_a_deadline_dies_with_its_request() -> None:
     bench.scheduler.abort("a")
     bench.add("a", 4, max_tokens=3)
     assert bench.scheduler.expire(6.0) == []
+
+
+def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
+    live = LiveRequests(POLICIES["fcfs"])
+    request = Bench().add("a", 4, max_tokens=2, deadline=1e9)
+    for number in range(3000):
+        (choice,) = live.add(replace(request, request_id=str(number), deadline=1e9 - number))
+        if number % 100:
+            live.remove(choice)
+    assert len(live) == 30 and len(live._deadlines) <= 2 * 30 + SPARE_DEADLINES + 1
+    assert live.due(1e9) == [str(number) for number in reversed(range(0, 3000, 100))]
 
 
 @pytest.mark.parametrize("cause", [FinishReason.ABORT, NonFiniteLogits("dead")])

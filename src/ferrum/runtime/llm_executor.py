@@ -71,7 +71,7 @@ class LlmExecutor(ModelExecutor):
                 rows.take(len(span.tokens) - len(logits), logits, best_tokens(logits).tolist())
             result = result_alone(rows)
         except StepError as error:
-            if span.start:
+            if span.cache_id in self._sequences:  # also one of no tokens, which was truncated to that
                 self._model.truncate_kv(span.cache_id, span.start)
             else:
                 self._model.release(span.cache_id)

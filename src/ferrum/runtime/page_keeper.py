@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,6 +16,8 @@ from ferrum.cache.pages import PageTable
 from ferrum.cache.restore import Wanted
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.page_files import PageFiles
+
+_LOG: Final = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 10.0
 """How long `close` goes on writing what is due."""
@@ -73,11 +76,16 @@ class DiskKeeper:
 
     def _write(self) -> None:
         while (due := self._due.get()) is not None:
-            group, named = due
+            try:
+                self._write_page(*due)
+            except Exception:  # noqa: BLE001 - one page less on disk; were this its end, all later ones would pile up
+                _LOG.exception("a page could not be kept on disk")
+
+    def _write_page(self, group: str, named: NamedPage) -> None:
+        if self._pages.holds(group, named):
+            content = self._kernels.read_page(group, named.page)
             if self._pages.holds(group, named):
-                content = self._kernels.read_page(group, named.page)
-                if self._pages.holds(group, named):
-                    self._files.put(_called(group, named.name), content)
+                self._files.put(_called(group, named.name), content)
 
 
 def _called(group: str, name: Name) -> bytes:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import Final
 
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.policy import Policy, Rank
 from ferrum.scheduler.sequence import begin
+
+SPARE_DEADLINES: Final = 256
+"""Deadlines of ended requests that are kept, beside as many as there are live requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +56,15 @@ class LiveRequests:
         live.sequences += [begin(request, choice) for choice in range(request.params.n)]
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
+        if len(self._deadlines) > 2 * len(self._live) + SPARE_DEADLINES:
+            self._deadlines = [each for each in self._deadlines if self._awaits(*each)]
+            heapify(self._deadlines)
         return live.sequences
+
+    def _awaits(self, deadline: float, request_id: str) -> bool:
+        """Whether a deadline is still somebody's: the heap remembers ended requests too, and ids come back."""
+        live = self._live.get(request_id)
+        return live is not None and live.request.deadline == deadline
 
     def remove(self, sequence: Sequence) -> None:
         """The choice holds nothing any more."""
@@ -71,9 +83,7 @@ class LiveRequests:
         due = []
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heappop(self._deadlines)
-            live = self._live.get(request_id)
-            # The heap remembers ended requests too, and an id may have come back since.
-            if live is not None and live.request.deadline == deadline:
+            if self._awaits(deadline, request_id):
                 due.append(request_id)
         return due
 

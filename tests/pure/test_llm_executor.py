@@ -1,0 +1,59 @@
+"""Section 3 of the contract: models written by hand, as executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from contract_kit import INFO, FakeLM, Options, make_llm
+from ferrum.core.capabilities import AttentionType
+from ferrum.core.contract import PrefillInput
+from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.llm import UnifiedItem
+from ferrum.core.step import Span, SpanResult, StepBatch, Want
+from ferrum.runtime.llm_executor import LlmExecutor
+
+contract = pytest.mark.contract
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89]
+
+
+@contract("2.prefill")
+@contract("3.LlmExecutor")
+def test_the_names_of_fresh_sequences_begin_as_asked_for():
+    executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6, cache_prefix="mine")
+    assert [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(2)] == ["mine-0", "mine-1"]
+
+
+@contract("3.LlmExecutor")
+def test_a_hand_written_model_reports_what_can_be_known():
+    executor = make_llm().executor
+    executor.prefill(PrefillInput(PROMPT))
+    assert executor.kv_capacity() == 240
+    assert AttentionType.PAGED not in executor.capabilities().attention_mechanisms
+    usage = executor.status().memory_usage
+    assert usage.allocated_bytes == executor.memory_plan.total
+    assert usage.used_bytes == executor.memory_plan.weights + 7 * 2 * 2 * 3 * 16 * 4
+    assert executor.cache_metrics_snapshot().stored_tokens == 7
+
+
+@contract("3.LlmExecutor")
+def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
+    class Broken(FakeLM):
+        broken = False
+
+        def unified_forward(self, items: Sequence[UnifiedItem]) -> list[np.ndarray | None]:
+            outputs = super().unified_forward(items)
+            return [each * np.nan if self.broken and each is not None else each for each in outputs]
+
+    lm = Broken(Options())
+    executor = LlmExecutor(lm, INFO, max_batch_size=6)
+    empty = executor.truncate_kv(executor.prefill(PrefillInput(PROMPT)).kv_cache, 0)
+    lm.broken = True
+    step = StepBatch((Span(empty.cache_id, 0, tuple(PROMPT), Want.LOGITS),))
+    assert isinstance(executor.submit(step).result().results[0], NonFiniteLogits)
+    assert executor.handle(empty.cache_id).sequence_length == 0 and empty.cache_id in lm.pages
+    lm.broken = False
+    assert isinstance(executor.submit(step).result().results[0], SpanResult)
