@@ -46,9 +46,9 @@ class Cell:
     def __init__(self, format: str, threads: int | None, sequences: int, context: int) -> None:
         pages = sequences * -(-context // PAGE)
         layer = PoolGroup("all", pages + 1, PAGE, 1, KV_HEADS, HEAD_DIM, HEAD_DIM, format)
-        self.bytes = sequences * context * layer.bytes_per_token  # that a layer reads
-        self.layers = min(LAYERS, max(1, READ // self.bytes))
         self._kernels = NativeKernels(threads=threads)
+        self.bytes = sequences * context * self._kernels.planned_page_bytes(layer) // PAGE  # that a layer reads
+        self.layers = min(LAYERS, max(1, READ // self.bytes))
         self._kernels.allocate((replace(layer, num_layers=self.layers),))
         self._rng = np.random.default_rng(0)
         self._store(pages)

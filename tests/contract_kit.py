@@ -177,7 +177,8 @@ class FakeLM(StepwiseLLM):
 
 def traits_of(options: Options) -> ExecutorTraits:
     per_token = INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32) * INFO.num_layers
-    part = PoolPart(name="layers0", num_pages=options.num_pages, page_size=options.page_size, bytes_per_token=per_token)
+    size = options.page_size
+    part = PoolPart(name="layers0", num_pages=options.num_pages, page_size=size, page_bytes=size * per_token)
     return ExecutorTraits(
         backend="fake",
         numerics_id="fake-1",

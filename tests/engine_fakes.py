@@ -168,7 +168,7 @@ class FakeRecipe:
         return Built(executor, scheduler, info, recorded=self.recorded)
 
     def _memory(self) -> MemoryPlan:
-        part = PoolPart(name="full", num_pages=self.num_pages, page_size=self.page_size, bytes_per_token=8)
+        part = PoolPart(name="full", num_pages=self.num_pages, page_size=self.page_size, page_bytes=8 * self.page_size)
         return MemoryPlan(weights=5000, activations=640, activation_row=10, tables=70, pool=(part,), libraries=3)
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def test_the_limit_counts_the_bytes_that_are_really_held():
         held = sum(weight.nbytes for weight in weights(subject.costs.program))
         assert held == subject.executor.memory_plan.weights
         (part,) = subject.executor.memory_plan.pool
-        assert sum(subject.costs.kv_bytes) * SHAPES["tiny"]["num_hidden_layers"] == part.bytes_per_token
+        assert sum(subject.costs.kv_bytes) * SHAPES["tiny"]["num_hidden_layers"] == part.page_bytes / part.page_size
 
 
 def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_itself(tmp_path: Path, capsys):

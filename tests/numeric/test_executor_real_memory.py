@@ -6,37 +6,15 @@ import gc
 import json
 import subprocess
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from held_arrays import owned_arrays
 from native_twin import require_native
 from tiny import Case, directory_of, find
 
 from ferrum import load_executor
 from ferrum.core.contract import PrefillInput
-
-CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-
-
-def owned_arrays(root: object) -> Iterator[np.ndarray]:
-    """Every array that owns its memory (or maps a file's) and is reachable from `root`, once."""
-    seen: set[int] = set()
-    pending: list[Any] = [root]
-    while pending:
-        found = pending.pop()
-        if id(found) in seen or isinstance(found, CODE):
-            continue
-        seen.add(id(found))
-        if not isinstance(found, np.ndarray):
-            pending += gc.get_referents(found)
-        elif isinstance(found.base, np.ndarray):
-            pending.append(found.base)
-        else:
-            yield found
 
 
 @pytest.mark.contract("2.memory_requirements")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     with load_executor(BUILT_IN, kernels="reference", kv_capacity=2048) as executor:
         plan = executor.memory_plan
-    assert f"{sum(part.bytes_per_token for part in plan.pool):,} B" in shown
+    assert f"{ceil(plan.kv_per_token):,} B" in shown
     assert "for 2,048 tokens" in shown
     assert f"{plan.max_sequences(256)}\n" in shown
 

@@ -148,7 +148,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         "max_batch_size": 3,
         "max_sequence_length": 50,
         "page_size": 16,
-        "kv_capacity": 100,
+        "memory_pool_size": 100 * per_token + 1,
         "kernels": "reference",
         "replay": False,
         "quantize": None,

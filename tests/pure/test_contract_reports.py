@@ -81,8 +81,8 @@ def test_the_formula_is_an_upper_bound_of_what_is_held(executor, size):
 
 @contract("2.memory_requirements")
 def test_a_plan_adds_up_and_tells_what_fits():
-    full = PoolPart(name="full", num_pages=10, page_size=4, bytes_per_token=3)
-    window = PoolPart(name="window", num_pages=9, page_size=4, bytes_per_token=5, resident_tokens=12)
+    full = PoolPart(name="full", num_pages=10, page_size=4, page_bytes=4 * 3)
+    window = PoolPart(name="window", num_pages=9, page_size=4, page_bytes=4 * 5, resident_tokens=12)
     plan = MemoryPlan(weights=100, activations=20, activation_row=2, tables=3, pool=(full, window))
     assert plan.kv_pool == 10 * 4 * 3 + 9 * 4 * 5 and plan.total == 123 + plan.kv_pool
     assert plan.fits(3, 12) and not plan.fits(4, 12)

@@ -99,7 +99,7 @@ def seconds_of(work: Work, rates: Rates) -> float:
     return sum(times * part.seconds(rates) for part, times in work.items())
 
 
-def layer_kv_bytes(program: Program, group_bytes: Sequence[int]) -> tuple[float, ...]:
+def layer_kv_bytes(program: Program, group_bytes: Sequence[float]) -> tuple[float, ...]:
     """Bytes of a token's keys and values in one layer, by layer group, from those of all layers of each group."""
     layers = Counter(op.arguments[1].group for op in program.ops if op.name == "attention")
     return tuple(total / layers[group] for group, total in enumerate(group_bytes))

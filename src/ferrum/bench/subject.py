@@ -80,7 +80,7 @@ class ExecutorSubject:
         """What the limit of its steps is made of."""
         replay = self._lm.replay
         program = record(self._lm.network) if replay is None else replay.program
-        group_bytes = [part.bytes_per_token for part in self.executor.memory_plan.pool]
+        group_bytes = [part.page_bytes / part.page_size for part in self.executor.memory_plan.pool]
         return Costs(program, self.executor.traits.kv_dtype.value, layer_kv_bytes(program, group_bytes))
 
     @property

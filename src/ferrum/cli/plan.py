@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Any, Final
 
 import typer
@@ -29,13 +30,12 @@ def plan(
         draft = load_draft_model(config, executor)
         drafting = 0 if draft is None else draft.memory_plan.own
         info, memory, context = executor.info, executor.memory_plan, executor.capabilities().max_sequence_length
-        per_token = sum(part.bytes_per_token for part in memory.pool)
         print_table(
             [
                 ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {info.dtype}"),
                 ("context", f"{context:,} tokens"),
                 ("weights", size(memory.weights)),
-                ("KV per token", f"{per_token:,} B"),
+                ("KV per token", f"{ceil(memory.kv_per_token):,} B"),
                 ("KV pool", f"{size(memory.kv_pool)} for {executor.kv_capacity():,} tokens"),
                 ("activations", f"{size(memory.activations)} ({memory.activation_row:,} B per token of a step)"),
                 ("tables", size(memory.tables)),

@@ -60,7 +60,7 @@ class ExecutorMemoryConfig(JsonRecord):
 
     Attributes:
         enable_memory_pooling: keys and values always live in a pool.
-        memory_pool_size: bytes of the KV pool; None: as memory allows.
+        memory_pool_size: most bytes of the KV pool; None: as memory allows.
         enable_kv_cache_sharing: forks always share pages.
         max_memory_usage: most bytes of everything; an executor that needs more is not created.
     """
@@ -223,7 +223,7 @@ def _memory(config: ExecutorConfig) -> Problems:
     if not memory.enable_kv_cache_sharing:
         yield "enable_kv_cache_sharing", "forks share their pages"
     page = config.attention_config.block_size or 1
-    if memory.memory_pool_size is not None and _pool_tokens(config) < page:
+    if memory.memory_pool_size is not None and memory.memory_pool_size < page * _token_bytes(config):
         yield "memory_pool_size", f"{memory.memory_pool_size} bytes do not hold {page} tokens"
     if memory.max_memory_usage is not None and memory.max_memory_usage < (memory.memory_pool_size or 1):
         yield "max_memory_usage", f"{memory.max_memory_usage} bytes do not hold the pool"
@@ -262,11 +262,10 @@ def _kv_dtype(config: ExecutorConfig) -> DataType:
     return DataType(asked)
 
 
-def _pool_tokens(config: ExecutorConfig) -> int:
-    """Tokens that the configured pool holds."""
+def _token_bytes(config: ExecutorConfig) -> int:
+    """Bytes of a token's keys and values, without what pads them: that the loaded kernels know."""
     info = config.model_info
-    per_token = info.kv_bytes_per_token_and_layer(_kv_dtype(config)) * info.num_layers
-    return (config.memory_config.memory_pool_size or 0) // per_token
+    return info.kv_bytes_per_token_and_layer(_kv_dtype(config)) * info.num_layers
 
 
 def _arguments(config: ExecutorConfig) -> dict[str, Any]:
@@ -283,7 +282,7 @@ def _arguments(config: ExecutorConfig) -> dict[str, Any]:
     if config.attention_config.block_size is not None:
         arguments["page_size"] = config.attention_config.block_size
     if config.memory_config.memory_pool_size is not None:
-        arguments["kv_capacity"] = _pool_tokens(config)
+        arguments["memory_pool_size"] = config.memory_config.memory_pool_size
     return arguments
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from ferrum.core.serial import JsonRecord
 
@@ -13,20 +15,15 @@ class PoolPart(JsonRecord):
 
     Attributes:
         num_pages, page_size: its pages, and the tokens in each.
-        bytes_per_token: keys and values of one token over the group's layers.
+        page_bytes: what a page holds over the group's layers, and what pads it.
         resident_tokens: most tokens of one sequence that are held at once (a window and its slack); None: all of them.
     """
 
     name: str
     num_pages: int
     page_size: int
-    bytes_per_token: int
+    page_bytes: int
     resident_tokens: int | None = None
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page."""
-        return self.page_size * self.bytes_per_token
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +65,11 @@ class MemoryPlan(JsonRecord):
         return sum(part.nbytes for part in self.pool)
 
     @property
+    def kv_per_token(self) -> Fraction:
+        """Bytes of the KV pool that a token takes: its share of a page of each group."""
+        return sum((Fraction(part.page_bytes, part.page_size) for part in self.pool), start=Fraction())
+
+    @property
     def own(self) -> int:
         """Bytes of everything but the libraries, which are there once for several models."""
         return self.weights + self.kv_pool + self.activations + self.tables
@@ -98,7 +100,7 @@ class MemoryRequirements(JsonRecord):
     Attributes:
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
-        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
+        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, as they lie in the pool.
         overhead_memory: bytes that do not depend on the work: buffers, tables, libraries, and half-filled pages.
     """
 
@@ -114,18 +116,18 @@ class MemoryRequirements(JsonRecord):
         return self.parameter_memory + per_token * tokens + self.overhead_memory
 
 
-def memory_requirements(plan: MemoryPlan, kv_bytes: int, max_batch_size: int) -> MemoryRequirements:
+def memory_requirements(plan: MemoryPlan, num_layers: int, max_batch_size: int) -> MemoryRequirements:
     """The formula's constants for a plan.
 
     Args:
         plan: what is held.
-        kv_bytes: keys and values of one token in one layer.
+        num_layers: layers that share the pool.
         max_batch_size: sequences of a batch, each of which may leave a page nearly empty.
     """
-    partial_pages = sum((part.page_size - 1) * part.bytes_per_token for part in plan.pool) * max_batch_size
+    partial_pages = sum(part.page_bytes - part.page_bytes // part.page_size for part in plan.pool) * max_batch_size
     return MemoryRequirements(
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
-        kv_cache_memory_per_token=kv_bytes,
+        kv_cache_memory_per_token=ceil(plan.kv_per_token / num_layers),
         overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages,
     )

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.pages import PageCopy
-from ferrum.core.contract import DataType
 
 Array = Any
 """A backend's own array; the recorder's stands for one that does not exist yet."""
@@ -77,17 +76,6 @@ class PoolGroup:
     key_dim: int
     value_dim: int
     format: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pages."""
-        return self.num_pages * self.page_size * self.bytes_per_token
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token over the group's layers."""
-        stored = DataType(self.format).stored_bytes
-        return self.num_layers * self.num_kv_heads * (stored(self.key_dim) + stored(self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +205,10 @@ class Kernels(Operations, Protocol):
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """Allocate the pool, zeroed; called once, before the first step."""
+        ...
+
+    def planned_page_bytes(self, group: PoolGroup) -> int:
+        """Bytes that a page of such a group will take in the pool, padding included: asked before `allocate`."""
         ...
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:

@@ -173,7 +173,7 @@ def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> E
         name=_CACHE,
         num_pages=model.kv_capacity(),
         page_size=1,
-        bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * info.dtype.bits // 8,
+        page_bytes=2 * config.num_layers * config.num_kv_heads * config.head_dim * info.dtype.bits // 8,
     )
     weights = info.num_parameters * info.dtype.bits // 8
     return ExecutorTraits(

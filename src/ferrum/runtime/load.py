@@ -53,6 +53,7 @@ def load_executor(
     max_batch_size: int = 32,
     max_sequence_length: int | None = None,
     kv_capacity: int | None = None,
+    memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
     replay: bool | None = None,
@@ -64,6 +65,7 @@ def load_executor(
         model: directory or hub id.
         device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
             kv_capacity: see `ModelConfig`.
+        memory_pool_size: most bytes of the KV pool; None: as `kv_capacity` says.
         page_size: tokens per page of the KV pool.
         max_rows: most tokens of one forward pass; a larger step takes several.
         replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
@@ -92,12 +94,15 @@ def load_executor(
         kv_capacity=kv_capacity,
         switches=switches,
     )
-    return build_executor(config, page_size=page_size, max_rows=max_rows, progress=progress)
+    return build_executor(
+        config, memory_pool_size=memory_pool_size, page_size=page_size, max_rows=max_rows, progress=progress
+    )
 
 
 def build_executor(
     config: ModelConfig,
     *,
+    memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
     progress: Progress | None = None,
@@ -122,9 +127,10 @@ def build_executor(
         max_rows=max(max_rows, config.max_batch_size),
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
+        memory_pool_size=memory_pool_size,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
-    groups = pool_groups(spec, kv_format, limits)
+    groups = pool_groups(spec, kv_format, limits, chosen.kernels.planned_page_bytes)
     lm = _language_model(decoder, chosen.kernels, groups, limits, replay=not config.switches.disable_graphs)
     return LocalExecutor(
         lm,
@@ -233,7 +239,10 @@ def _traits(
         activations=sum(map(lm.buffer_bytes, Extent)),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
-        pool=tuple(pool_part(group, window, limits) for group, window in zip(groups, windows, strict=True)),
+        pool=tuple(
+            pool_part(group, lm.kernels.page_bytes(group.name), window, limits)
+            for group, window in zip(groups, windows, strict=True)
+        ),
         libraries=_LIBRARIES,
     )
     return ExecutorTraits(

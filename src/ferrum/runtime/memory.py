@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,8 @@ class PoolLimits:
         max_sequence_length: tokens of one.
         max_rows: tokens of one step: a window group holds them beside its window.
         max_draft: longest draft.
-        kv_capacity: tokens that layers without a window hold; None takes a share of the available memory.
+        kv_capacity: tokens that layers without a window hold; None: as many as fit.
+        memory_pool_size: most bytes of the pool; None: as the capacity says, else a share of the available memory.
     """
 
     page_size: int
@@ -51,42 +53,57 @@ class PoolLimits:
     max_rows: int
     max_draft: int
     kv_capacity: int | None
+    memory_pool_size: int | None = None
 
     def resident(self, window: int) -> int:
         """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
         return min(self.max_sequence_length, window + self.max_draft + self.max_rows + 2 * self.page_size)
 
 
-def pool_groups(spec: DecoderSpec, format: str, limits: PoolLimits) -> tuple[PoolGroup, ...]:
-    """The layer groups of the pool, sized; `format` is that of keys and values.
+def pool_groups(
+    spec: DecoderSpec, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]
+) -> tuple[PoolGroup, ...]:
+    """The layer groups of the pool, sized.
+
+    Args:
+        spec: the model.
+        format: of keys and values.
+        limits: what to hold.
+        page_bytes: tells what a page of a group takes (`Kernels.planned_page_bytes`).
 
     Raises:
         ConfigError: not even one page fits.
     """
-    members = _group_layers(spec)
-    most = limits.max_batch_size * limits.max_sequence_length
-    if limits.kv_capacity is None:
-        per_token = sum(_group("", 0, limits, layers, format).bytes_per_token for layers in members)
-        capacity = min(most, int(available_memory() * _SHARE) // per_token)
-        if capacity < limits.page_size:
-            raise ConfigError("the memory left does not hold one page", param="kv_capacity")
-    else:
-        capacity = min(most, limits.kv_capacity)
-    groups = []
-    for index, layers in enumerate(members):
-        window = layers[0].window
+    groups = [_group(f"layers{index}", limits, layers, format) for index, layers in enumerate(_group_layers(spec))]
+    capacity = limits.max_batch_size * limits.max_sequence_length
+    if limits.kv_capacity is not None:
+        capacity = min(capacity, limits.kv_capacity)
+    if limits.kv_capacity is None or limits.memory_pool_size is not None:
+        capacity = min(capacity, _fitting(sum(map(page_bytes, groups)), limits))
+    sized = []
+    for group, window in zip(groups, group_windows(spec), strict=True):
         tokens = capacity if window is None else min(capacity, limits.max_batch_size * limits.resident(window))
-        groups.append(_group(f"layers{index}", tokens, limits, layers, format))
-    return tuple(groups)
+        sized.append(replace(group, num_pages=-(-tokens // limits.page_size)))
+    return tuple(sized)
 
 
-def pool_part(group: PoolGroup, window: int | None, limits: PoolLimits) -> PoolPart:
+def _fitting(page_bytes: int, limits: PoolLimits) -> int:
+    """Tokens of the whole pages that fit, where one takes so many bytes over all groups."""
+    size, param = limits.memory_pool_size, "memory_pool_size"
+    if size is None:
+        size, param = int(available_memory() * _SHARE), "kv_capacity"
+    if size < page_bytes:
+        raise ConfigError(f"{size} bytes of memory for the KV pool do not hold one page of {page_bytes}", param=param)
+    return size // page_bytes * limits.page_size
+
+
+def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: PoolLimits) -> PoolPart:
     """A group as the memory plan shows it."""
     return PoolPart(
         name=group.name,
         num_pages=group.num_pages,
         page_size=group.page_size,
-        bytes_per_token=group.bytes_per_token,
+        page_bytes=page_bytes,
         resident_tokens=None if window is None else limits.resident(window),
     )
 
@@ -104,10 +121,11 @@ def _group_layers(spec: DecoderSpec) -> list[list[AttentionSpec]]:
     return [groups[index] for index in sorted(groups)]
 
 
-def _group(name: str, tokens: int, limits: PoolLimits, layers: list[AttentionSpec], format: str) -> PoolGroup:
+def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: str) -> PoolGroup:
+    """A group that has no pages yet."""
     return PoolGroup(
         name=name,
-        num_pages=-(-tokens // limits.page_size),
+        num_pages=0,
         page_size=limits.page_size,
         num_layers=len(layers),
         num_kv_heads=layers[0].num_kv_heads,

@@ -19,7 +19,7 @@ class PlannedPool(Reply):
     name: str
     num_pages: int
     page_size: int
-    bytes_per_token: int
+    page_bytes: int
     resident_tokens: int | None
 
 

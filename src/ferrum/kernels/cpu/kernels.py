@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -62,17 +63,16 @@ class NativeKernels:
         """The instruction tier."""
         return str(self.lowering.runtime.tier)
 
-    @property
-    def pool_bytes(self) -> int:
-        """Bytes of the pool, heads padded to whole vectors."""
-        return int(self.lowering.runtime.pool_bytes)
-
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """See `Kernels.allocate`."""
         self._groups = {group.name: index for index, group in enumerate(groups)}
-        self.lowering.runtime.allocate(
-            [(g.format, g.num_pages, g.page_size, g.num_layers, g.num_kv_heads, g.key_dim, g.value_dim) for g in groups]
-        )
+        self.lowering.runtime.allocate([_sizes(group) for group in groups])
+
+    def planned_page_bytes(self, group: PoolGroup) -> int:
+        """See `Kernels.planned_page_bytes`. A pool without pages tells it: only the library knows how it pads."""
+        runtime = self.lowering.library.Runtime(self.tier, 1)
+        runtime.allocate([_sizes(replace(group, num_pages=0))])
+        return int(runtime.page_bytes(0))
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """See `Kernels.copy_pages`."""
@@ -211,3 +211,9 @@ class NativeKernels:
         operation = self.lowering.operation(name, arguments, tuple(map(placed, outs)))
         self.lowering.runtime.run([operation])
         return outs
+
+
+def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:
+    """A layer group as the library is told of it."""
+    sizes = group.num_pages, group.page_size, group.num_layers, group.num_kv_heads, group.key_dim, group.value_dim
+    return group.format, *sizes

@@ -7,6 +7,7 @@ speed is the native library's business.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +50,11 @@ class ReferenceKernels:
         for group in groups:
             self._keys.append(Store(group, group.key_dim))
             self._values.append(Store(group, group.value_dim))
+
+    def planned_page_bytes(self, group: PoolGroup) -> int:
+        """See `Kernels.planned_page_bytes`. A pool of one page tells it."""
+        one = replace(group, num_pages=1)
+        return sum(part.nbytes for dim in (group.key_dim, group.value_dim) for part in Store(one, dim).page(0))
 
     def begin(self, tables: StepTables) -> None:
         """See `Kernels.begin`."""

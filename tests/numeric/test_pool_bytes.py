@@ -1,0 +1,143 @@
+"""The KV pool takes what the plan says, to the byte, however the kernels pad heads and pages."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import ceil
+
+import pytest
+from held_arrays import owned_arrays
+from native_twin import require_native
+from tiny import directory_of, find
+
+from ferrum import load_executor
+from ferrum.bench.shapes import SHAPES
+from ferrum.cli.main import execute
+from ferrum.core.config import ModelConfig
+from ferrum.core.contract import DataType
+from ferrum.core.errors import ConfigError
+from ferrum.core.factory import ExecutorConfig, ExecutorMemoryConfig, ModelExecutorFactory
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.interface import Kernels, PoolGroup
+from ferrum.kernels.reference import ReferenceKernels
+from ferrum.models.families import decoder_spec
+from ferrum.runtime.load import build_executor
+from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.memory import PoolLimits, pool_groups
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+HEAD_DIMS = (33, 40, 72, 120, 128)
+PAGE_SIZES = (7, 16, 64)
+FORMATS = ("float32", "bfloat16", "int8")
+KERNELS = ("native", "reference")
+SIZES = list(product(KERNELS, HEAD_DIMS, PAGE_SIZES, FORMATS))
+
+
+def kernels_of(name: str) -> Kernels:
+    if name == "reference":
+        return ReferenceKernels()
+    require_native()
+    return NativeKernels(threads=1)
+
+
+def held_by(kernels: Kernels) -> int:
+    """Bytes of the pool, counted where they are."""
+    if isinstance(kernels, NativeKernels):
+        return int(kernels.lowering.runtime.pool_bytes)
+    return sum(array.nbytes for array in owned_arrays(kernels))
+
+
+def executor_of(kernels: str, head_dim: int, page_size: int, format: str, **options: int) -> LocalExecutor:
+    shape = {**SHAPES["tiny"], "head_dim": head_dim}
+    config = ModelConfig(model="tiny", kernels=kernels, kv_dtype=format, threads=1, max_batch_size=4, kv_capacity=200)
+    return build_executor(config, checkpoint=RandomCheckpoint("tiny", shape), page_size=page_size, **options)
+
+
+@pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)
+def test_pages_take_what_is_planned_for_them(name: str, head_dim: int, page_size: int, format: str) -> None:
+    """A group may have values of another width than keys, and there may be several groups."""
+    groups = (
+        PoolGroup("full", 5, page_size, 2, 3, head_dim, head_dim, format),
+        PoolGroup("other", 3, page_size, 1, 2, head_dim, 24, format),
+    )
+    kernels = kernels_of(name)
+    planned = {group.name: kernels.planned_page_bytes(group) for group in groups}
+    kernels.allocate(groups)
+    assert planned == {group.name: kernels.page_bytes(group.name) for group in groups}
+    assert held_by(kernels) == sum(planned[group.name] * group.num_pages for group in groups)
+
+
+@pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)
+def test_a_pool_fills_the_memory_that_it_may_take(name: str, head_dim: int, page_size: int, format: str) -> None:
+    shape = {**SHAPES["tiny"], "head_dim": head_dim, "partial_rotary_factor": 0.5}  # 33 dimensions are no pairs
+    kernels, size = kernels_of(name), 3 << 20
+    limits = PoolLimits(
+        page_size=page_size,
+        max_batch_size=1000,
+        max_sequence_length=1000,
+        max_rows=64,
+        max_draft=8,
+        kv_capacity=None,
+        memory_pool_size=size,
+    )
+    groups = pool_groups(decoder_spec(shape), format, limits, kernels.planned_page_bytes)
+    kernels.allocate(groups)
+    page = sum(kernels.page_bytes(group.name) for group in groups)
+    assert size - page < held_by(kernels) <= size
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("head_dim", "page_size", "format"), [(40, 7, "bfloat16"), (72, 16, "int8"), (128, 7, "int8")])
+def test_an_executors_plan_is_what_it_holds(name: str, head_dim: int, page_size: int, format: str) -> None:
+    kernels_of(name)
+    with executor_of(name, head_dim, page_size, format) as executor:
+        plan, pool = executor.memory_plan, executor.lm.kernels
+        stored = executor.info.kv_bytes_per_token_and_layer(DataType(format)) * executor.info.num_layers
+        pages = sum(part.num_pages for part in plan.pool)
+        if isinstance(pool, NativeKernels):
+            assert plan.kv_pool == pool.lowering.runtime.pool_bytes > pages * page_size * stored, "these are padded"
+        else:
+            assert plan.kv_pool == pages * page_size * stored
+            assert plan.total - plan.libraries == sum(array.nbytes for array in owned_arrays(executor))
+        bound = executor.memory_requirements.calculate_total_memory(4, 50, executor.info.num_layers)
+        filled = sum(4 * part.pages(50) * part.page_bytes for part in plan.pool)
+        assert plan.total - plan.kv_pool + filled <= bound
+
+
+def test_memory_that_does_not_hold_a_page_is_refused() -> None:
+    with executor_of("auto", 40, 16, "bfloat16") as executor:
+        (part,) = executor.memory_plan.pool
+    with executor_of("auto", 40, 16, "bfloat16", memory_pool_size=part.page_bytes) as executor:
+        assert executor.memory_plan.kv_pool == part.page_bytes
+    with pytest.raises(ConfigError, match=f"one page of {part.page_bytes}") as caught:
+        executor_of("auto", 40, 16, "bfloat16", memory_pool_size=part.page_bytes - 1)
+    assert caught.value.param == "memory_pool_size"
+
+
+def test_the_bytes_that_the_factory_is_given_are_an_upper_bound() -> None:
+    """Heads of 24, pages of 64: the pool used to be rounded up to a page, and padding came on top."""
+    case = find("mistral-full")
+    with load_executor(directory_of(case)) as executor:
+        info = executor.info
+    size = 100 * info.kv_bytes_per_token_and_layer(DataType.FLOAT32) * info.num_layers
+    config = ExecutorConfig(
+        model_info=info,
+        dtype=DataType.FLOAT32,
+        max_sequence_length=200,
+        memory_config=ExecutorMemoryConfig(memory_pool_size=size),
+    )
+    with ModelExecutorFactory(load_executor).create_executor(config) as made:
+        (part,) = made.memory_plan.pool
+        assert part.num_pages == 1 and part.page_bytes <= size
+
+
+def test_ferrum_plan_tells_of_padded_heads_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = directory_of(find("mistral-full"))
+    assert execute(["plan", str(directory), "--kv-capacity", "128"]) == 0
+    shown = capsys.readouterr().out
+    with load_executor(directory, kv_capacity=128) as executor:
+        plan, pool = executor.memory_plan, executor.lm.kernels
+    if isinstance(pool, NativeKernels):
+        assert plan.kv_pool == pool.lowering.runtime.pool_bytes
+    assert f"{ceil(plan.kv_per_token):,} B" in shown
+    assert f"{plan.kv_pool / 1024:.1f} KiB for 128 tokens" in shown
