@@ -45,22 +45,65 @@ def test_a_tier_can_be_forced_and_a_missing_one_is_refused():
     assert refusal.value.param == "isa"
 
 
+def v1(path: str, quota: int) -> dict[str, str]:
+    """The files of a control group of version 1."""
+    return {f"cpu{path}/cpu.cfs_quota_us": f"{quota}\n", f"cpu{path}/cpu.cfs_period_us": "100000\n"}
+
+
+UNIT = "0::/system.slice/ferrum.service\n"
+SLICE = "system.slice/cpu.max"
+SERVICE = "system.slice/ferrum.service/cpu.max"
+DOCKER_V1 = "4:memory:/docker/ab:c\n3:cpu,cpuacct:/docker/ab:c\n1:name=systemd:/docker\n0::/other\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "processors"),
+    ("membership", "files", "processors"),
     [
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({"cpu.max": "nonsense"}, None),
-        ({}, None),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+        ("0::/\n", {"cpu.max": "9" * 5000 + " 1"}, None),
+        ("0::/\n", {}, None),
+        # A unit with CPUQuota=: the root has no such file, and the least quota on the way counts.
+        (UNIT, {SERVICE: "50000 100000\n"}, 0.5),
+        (UNIT, {SERVICE: "max 100000\n", SLICE: "200000 100000\n"}, 2.0),
+        (UNIT, {SERVICE: "400000 100000\n", SLICE: "300000 200000\n"}, 1.5),
+        (UNIT, {SERVICE: "100000 100000\n", SLICE: "300000 100000\n"}, 1.0),
+        (UNIT, {SERVICE: "max 100000\n", SLICE: "max 100000\n"}, None),
+        (UNIT, {"system.slice/other.service/cpu.max": "50000 100000\n"}, None),
+        ("0::/a:b c/d\n", {"a:b c/d/cpu.max": "50000 100000\n"}, 0.5),
+        # A container that sees its own group as the root: the path is the host's, or leads out of it.
+        (UNIT, {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/../../x\n", {"cpu.max": "150000 100000\n", "x/cpu.max": "50000 100000\n"}, 1.5),
+        # Version 1, alone and beside the other.
+        ("1:cpu:/\n", v1("", -1), None),
+        ("1:cpu:/\n", v1("", 400_000), 4.0),
+        (DOCKER_V1, v1("", -1) | v1("/docker/ab:c", 250_000), 2.5),
+        (DOCKER_V1, v1("", -1) | v1("/docker", 100_000) | v1("/docker/ab:c", 250_000), 1.0),
+        (DOCKER_V1, v1("", 150_000), 1.5),
+        (DOCKER_V1, v1("/other", 150_000), None),
+        # What cannot be read: the roots are asked all the same.
+        ("nonsense\n\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        (None, {"cpu.max": "150000 100000\n"}, 1.5),
+        (None, v1("", 400_000), 4.0),
+        (None, {}, None),
     ],
 )
-def test_quotas_of_both_versions_of_control_groups(tmp_path, files, processors):
+def test_the_least_quota_of_a_process_and_all_around_it_counts(tmp_path, membership, files, processors):
+    root = tmp_path / "root"
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == processors
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    if membership is not None:
+        (tmp_path / "cgroup").write_text(membership)
+    assert cpu_quota(tmp_path / "cgroup", root) == processors
+
+
+def test_the_team_is_as_large_as_the_units_quota(monkeypatch):
+    asked = []
+    monkeypatch.setattr("ferrum.kernels.cpu.library.cpu_quota", lambda *paths: asked.append(paths) or 1.4)
+    assert available_threads() == 1
+    assert asked == [(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
 
 
 def test_threads_never_pass_the_affinity_mask():
