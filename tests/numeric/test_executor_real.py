@@ -286,6 +286,11 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
         ("max_sequence_length", 257, ConfigError),
         ("max_batch_size", 0, ConfigError),
         ("dtype", "float64", ConfigError),
+        ("page_size", 0, ConfigError),
+        ("page_size", -1, ConfigError),
+        ("page_size", 64.0, ConfigError),
+        ("max_rows", 0, ConfigError),
+        ("max_rows", 8.5, ConfigError),
     ],
 )
 def test_what_cannot_be_loaded_is_refused_by_name(option: str, value: Any, error: type[Exception]) -> None:

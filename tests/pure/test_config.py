@@ -57,6 +57,7 @@ def test_the_tree_goes_through_json():
         ("dtype", "float8"),
         ("quantize", "int3"),
         ("group", 48),
+        ("group", 64.0),
         ("kv_dtype", "int4"),
         ("kernels", "fast"),
         ("max_batch_size", 0),
@@ -70,6 +71,7 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
     with pytest.raises(ConfigError) as caught:
         ModelConfig(model="m", **{field: value})
     assert caught.value.param == field
+    assert "None" not in str(caught.value), "that is no choice on a command line"
 
 
 @pytest.mark.parametrize(

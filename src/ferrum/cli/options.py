@@ -14,6 +14,7 @@ import typer
 
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import RequestError
+from ferrum.core.options import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
 
@@ -78,7 +79,7 @@ def _parameter(field: Field[Any], panel: str) -> inspect.Parameter:
     option = "--" + (field.metadata.get("flag") or field.name.replace("_", "-"))
     names = (f"{option}/--no-{option.removeprefix('--')}",) if kind is bool else (option,)
     choices = field.metadata.get("choices")
-    text = field.metadata["help"] + (f" One of {', '.join(str(each) for each in choices if each)}." if choices else "")
+    text = field.metadata["help"] + (f" One of {listed(choices)}." if choices else "")
     described = typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]

@@ -9,15 +9,14 @@ import typer
 
 from ferrum.cli.tables import print_table, size
 from ferrum.core.config import DTYPES, QUANTIZATIONS
-
-_SCHEMES = ", ".join(each for each in QUANTIZATIONS if each)
+from ferrum.core.options import listed
 
 
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or ferrum-tiny.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The packed directory to make.")],
-    quantize: Annotated[str, typer.Option(help=f"Format of the matrices. One of {_SCHEMES}.")] = "int8",
-    dtype: Annotated[str, typer.Option(help=f"What they are rounded to before. One of {', '.join(DTYPES)}.")] = "auto",
+    quantize: Annotated[str, typer.Option(help=f"Format of the matrices. One of {listed(QUANTIZATIONS)}.")] = "int8",
+    dtype: Annotated[str, typer.Option(help=f"What they are rounded to before. One of {listed(DTYPES)}.")] = "auto",
     group: Annotated[int, typer.Option(help="Inputs that share a scale. One of 32, 64, 128.")] = 32,
 ) -> None:
     """Quantise a model into a directory that every command takes in place of it."""

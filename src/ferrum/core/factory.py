@@ -12,6 +12,7 @@ from ferrum.core.config import KERNELS, KV_DTYPES, QUANTIZATIONS
 from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.executor import ModelExecutor
+from ferrum.core.options import listed
 from ferrum.core.serial import JsonRecord
 
 _OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
@@ -251,7 +252,7 @@ def _options(config: ExecutorConfig) -> Problems:
         if name not in _OPTIONS:
             yield "executor_options", f"there is no option {name!r}, only {', '.join(_OPTIONS)}"
         elif value not in _OPTIONS[name]:
-            yield "executor_options", f"{name} must be one of {', '.join(map(str, _OPTIONS[name]))}, not {value!r}"
+            yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {value!r}"
 
 
 def _kv_dtype(config: ExecutorConfig) -> DataType:

@@ -5,6 +5,7 @@ Command lines and documents are made of the same metadata (`cli/options.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -31,6 +32,11 @@ def help_of(record: type, name: str) -> str:
     return text
 
 
+def listed(choices: Iterable[object]) -> str:
+    """The values to choose from, for people: None is what an option is that was not given."""
+    return ", ".join(str(each) for each in choices if each is not None)
+
+
 def check_options(record: Any) -> None:
     """Refuse values that the metadata of a record's fields exclude.
 
@@ -41,12 +47,20 @@ def check_options(record: Any) -> None:
         value, choices, least = getattr(record, item.name), item.metadata["choices"], item.metadata["least"]
         if item.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
-        if choices is not None and value not in choices:
-            raise ConfigError(f"must be one of {', '.join(map(str, choices))}, not {value!r}", param=item.name)
+        if choices is not None and (value not in choices or str(value) not in map(str, choices)):  # 64.0 == 64
+            raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
         if least is not None and value is not None:
-            kind = int | float if isinstance(least, float) else int
-            if not isinstance(value, kind) or isinstance(value, bool):
-                name = "a number" if isinstance(least, float) else "an integer"
-                raise ConfigError(f"must be {name}, not {value!r}", param=item.name)
-            if not value >= least:
-                raise ConfigError(f"must be at least {least}, not {value}", param=item.name)
+            check_number(item.name, value, least)
+
+
+def check_number(name: str, value: object, least: float) -> None:
+    """Refuse what is no number, or less than `least`; a whole `least` wants an int.
+
+    Raises:
+        ConfigError: `param` is `name`.
+    """
+    whole = isinstance(least, int)
+    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
+        raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {value!r}", param=name)
+    if not value >= least:
+        raise ConfigError(f"must be at least {least}, not {value}", param=name)

@@ -13,6 +13,7 @@ from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan
+from ferrum.core.options import check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
 from ferrum.models.decoder import Decoder, build_decoder
@@ -113,6 +114,8 @@ def build_executor(
     With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
     """
     _refuse(config)
+    check_number("page_size", page_size, 1)
+    check_number("max_rows", max_rows, 1)
     chosen = choose_kernels(config.kernels, config.isa, config.threads)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
