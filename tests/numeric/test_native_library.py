@@ -113,6 +113,17 @@ def test_threads_never_pass_the_affinity_mask():
         assert NativeKernels(TIERS[0], 3).threads == 3
 
 
+def test_threads_that_the_system_refuses_are_told_by_their_number(monkeypatch):
+    class Refused:
+        Runtime = staticmethod(lambda tier, threads: (_ for _ in ()).throw(RuntimeError("for want of room")))
+
+    monkeypatch.setattr(native, "load", lambda: Refused)
+    monkeypatch.setattr(native, "chosen_tier", lambda isa: "portable")
+    with pytest.raises(ConfigError, match=r"team of 300: for want of room") as refusal:
+        choose_kernels("auto", threads=300)
+    assert refusal.value.param == "threads"
+
+
 def test_without_the_library_the_reference_serves_and_says_so_once(monkeypatch, caplog):
     def missing() -> None:
         raise Unsupported("native CPU kernels", "not built, for this test")

@@ -19,7 +19,7 @@ from ferrum.cli.main import NEXT_STEPS, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import CapacityError, FerrumError, RequestError
+from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
 from ferrum.core.memory import MemoryPlan
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
@@ -307,6 +307,17 @@ def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: 
     monkeypatch.setenv("FERRUM_PAGED_KV", "0")
     code, out, _ = ferrum("doctor")
     assert code == 0 and "refused: FERRUM_PAGED_KV" in out
+
+
+def test_doctor_tells_of_threads_that_the_system_refuses(
+    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(isa: str, threads: int | None) -> None:
+        raise ConfigError("the system makes no team", param="threads")
+
+    monkeypatch.setattr("ferrum.runtime.kernels.NativeKernels", refused)
+    code, out, _ = ferrum("doctor")
+    assert code == 0 and "no: threads: the system makes no team" in out
 
 
 def test_plan_asks_about_powers_of_two_up_to_the_context() -> None:

@@ -65,6 +65,9 @@ def test_the_tree_goes_through_json():
         ("max_sequence_length", -1),
         ("kv_capacity", 0),
         ("kv_capacity", 1.5),
+        ("threads", 0),
+        ("threads", 1025),
+        ("threads", 10**20),
     ],
 )
 def test_values_that_no_model_takes_are_refused_by_field(field, value):

@@ -90,3 +90,5 @@ def _backends() -> Iterator[tuple[str, str]]:
             yield f"backend {name}", f"yes: {choose_kernels(name).kernels.numerics_id}"
         except Unsupported as error:
             yield f"backend {name}", f"no: {error.reason}"
+        except ConfigError as error:
+            yield f"backend {name}", f"no: {error}"

@@ -33,6 +33,9 @@ NGRAM: Final = "ngram"
 MAX_DRAFT: Final = 16
 """Longest draft: what a layer with a sliding window keeps to be able to take back."""
 
+MAX_THREADS: Final = 1024
+"""Largest team: far more threads than processors finish no step."""
+
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
@@ -114,7 +117,11 @@ class ModelConfig(JsonRecord):
     )
     threads: int | None = field(
         default=None,
-        metadata=about("Most threads of the native kernels; none: as many as processors allowed.", least=1),
+        metadata=about(
+            f"Most threads of the native kernels, at most {MAX_THREADS}; none: as many as processors allowed.",
+            least=1,
+            most=MAX_THREADS,
+        ),
     )
     max_batch_size: int = field(default=32, metadata=about("Most sequences of one step.", least=1))
     max_sequence_length: int | None = field(
@@ -160,7 +167,8 @@ class EngineConfig(JsonRecord):
         ),
     )
     num_speculative_tokens: int = field(
-        default=8, metadata=about(f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.", least=1)
+        default=8,
+        metadata=about(f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.", least=1, most=MAX_DRAFT),
     )
     prefix_cache_dir: str | None = field(
         default=None, metadata=about("Directory where prefixes outlast the engine; none: they do not.")
@@ -195,8 +203,4 @@ class EngineConfig(JsonRecord):
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
                 param="max_tokens_per_step",
-            )
-        if self.num_speculative_tokens > MAX_DRAFT:
-            raise ConfigError(
-                f"must be at most {MAX_DRAFT}, not {self.num_speculative_tokens}", param="num_speculative_tokens"
             )

@@ -16,14 +16,15 @@ def about(
     help: str,
     choices: tuple[str | int | None, ...] | None = None,
     least: float | None = None,
+    most: int | None = None,
     flag: str | None = None,
 ) -> dict[str, Any]:
-    """The metadata of an option: what it does, which values it takes, and the least one; a whole `least` wants ints.
+    """The metadata of an option: what it does, its values or bounds; a whole `least` wants ints.
 
     Args:
         flag: its name on command lines, where that is not the field's.
     """
-    return {"help": help, "choices": choices, "least": least, "flag": flag}
+    return {"help": help, "choices": choices, "least": least, "most": most, "flag": flag}
 
 
 def help_of(record: type, name: str) -> str:
@@ -50,11 +51,11 @@ def check_options(record: Any) -> None:
         if choices is not None and (value not in choices or str(value) not in map(str, choices)):  # 64.0 == 64
             raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
         if least is not None and value is not None:
-            check_number(item.name, value, least)
+            check_number(item.name, value, least, item.metadata["most"])
 
 
-def check_number(name: str, value: object, least: float) -> None:
-    """Refuse what is no number, or less than `least`; a whole `least` wants an int.
+def check_number(name: str, value: object, least: float, most: int | None = None) -> None:
+    """Refuse what is no number, less than `least` or more than `most`; a whole `least` wants an int.
 
     Raises:
         ConfigError: `param` is `name`.
@@ -64,3 +65,5 @@ def check_number(name: str, value: object, least: float) -> None:
         raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {value!r}", param=name)
     if not value >= least:
         raise ConfigError(f"must be at least {least}, not {value}", param=name)
+    if most is not None and value > most:
+        raise ConfigError(f"must be at most {most}, not {value}", param=name)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ferrum.cache.pages import PageCopy
+from ferrum.core.errors import ConfigError
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
 from ferrum.kernels.cpu.rope import GrowingRope
@@ -28,7 +29,7 @@ class NativeKernels:
 
     Raises:
         Unsupported: the library is missing.
-        ConfigError: the machine has no such tier.
+        ConfigError: the machine has no such tier, or the system makes no team of that size.
 
     Weights that operations are given must come from `weight`.
 
@@ -46,7 +47,7 @@ class NativeKernels:
         tier = chosen_tier(isa)
         self.numerics_id = f"native-{tier}-3"
         self.captured: list[list[Array]] | None = None
-        self.lowering = Lowering(library, library.Runtime(tier, threads or available_threads()))
+        self.lowering = Lowering(library, _runtime(library, tier, threads or available_threads()))
         self.table_bytes = 0
         self._team_size = TeamSize(self.threads)
         self._ropes: list[GrowingRope] = []
@@ -217,3 +218,11 @@ def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:
     """A layer group as the library is told of it."""
     sizes = group.num_pages, group.page_size, group.num_layers, group.num_kv_heads, group.key_dim, group.value_dim
     return group.format, *sizes
+
+
+def _runtime(library: Any, tier: str, threads: int) -> Any:
+    """A team of the library. Raises ConfigError where the system refuses its threads."""
+    try:
+        return library.Runtime(tier, threads)
+    except RuntimeError as error:
+        raise ConfigError(f"the system makes no team of {threads}: {error}", param="threads") from error
