@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from native_twin import require_native
 from tiny import directory_of, find
 
 from ferrum import load_executor
 from ferrum.core.contract import PrefillInput
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import CapacityError, ConfigError
+from ferrum.kernels.reference import ReferenceKernels
 
 DIRECTORY = directory_of(find("qwen2"))
 
@@ -23,3 +25,26 @@ def test_memory_that_does_not_hold_a_page_is_told(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="one page") as refusal:
         load_executor(DIRECTORY, kernels="reference")
     assert refusal.value.param == "kv_capacity"
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_a_pool_whose_size_is_no_number_of_64_bits_is_refused(kernels: str) -> None:
+    if kernels == "native":
+        require_native()
+    with pytest.raises(CapacityError, match=r"412,316,860,416\.0 GiB of the KV pool \(kv_capacity\)"):
+        load_executor(DIRECTORY, kernels=kernels, page_size=1 << 60, kv_capacity=1)
+
+
+@pytest.mark.parametrize(("method", "what"), [("weight", "the weights"), ("allocate", r"GiB of the KV pool")])
+def test_what_there_is_no_memory_for_is_told(method: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: ReferenceKernels, argument: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(ReferenceKernels, method, full)
+    with pytest.raises(CapacityError, match=what):
+        load_executor(DIRECTORY, kernels="reference")
+
+
+def test_buffers_for_which_there_is_no_memory_are_told() -> None:
+    with pytest.raises(CapacityError, match=r"steps of 1,099,511,627,776 tokens"):
+        load_executor(DIRECTORY, kernels="reference", max_rows=1 << 40, kv_capacity=1)

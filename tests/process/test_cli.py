@@ -256,6 +256,11 @@ def test_every_kind_of_error_has_a_next_step() -> None:
         assert not issubclass(narrower, wider), f"{narrower} is hidden by {wider}"
 
 
+def test_memory_that_is_used_up_is_no_internal_error() -> None:
+    problem, step = explain(MemoryError("std::bad_alloc"))
+    assert "no memory" in problem and "report" not in step
+
+
 def test_ctrl_c_ends_with_130_and_ends_the_request(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,8 @@ def explain(error: Exception) -> tuple[str, str]:
     for kind, step in NEXT_STEPS:
         if isinstance(error, kind):
             return str(error), step
+    if isinstance(error, MemoryError):
+        return f"there is no memory left: {error}", "ask for fewer tokens or sequences at a time, or a smaller model"
     if isinstance(error, typer.TyperException):
         return error.format_message(), "see `ferrum --help`"
     if isinstance(error, FerrumError | OSError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -10,7 +12,7 @@ from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.config import MAX_DRAFT, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan
 from ferrum.core.options import check_number
@@ -35,6 +37,9 @@ MAX_ROWS: Final = 512
 
 _LOGIT_BYTES: Final = 64 << 20
 """What the buffer of a pass's logits may take."""
+
+_ADDRESSES: Final = 1 << 47
+"""Bytes that a process can address (x86-64): kernels need not count more of them, nor could they in 64 bits."""
 
 _LIBRARIES: Final = library_bytes()
 """Asked once, here: what loading needs is imported by now, and no model is there yet."""
@@ -76,6 +81,7 @@ def load_executor(
         ConfigError: an option that cannot be, by its name.
         Unsupported: a feature or architecture that is not implemented.
         ModelNotFound, CheckpointError: no such model, or its files are damaged.
+        CapacityError: there is no memory for the weights, the KV pool or the buffers of a step.
     """
     switches = Switches.from_environment()
     if replay is not None:
@@ -121,7 +127,8 @@ def build_executor(
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
     context = _context(spec, config.max_sequence_length)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress)
-    decoder = build_decoder(spec, parameters, chosen.kernels, context)
+    with _room_for("the weights"):
+        decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
         page_size=page_size,
@@ -179,7 +186,7 @@ def _kv_format(kv_dtype: str, dtype: str) -> str:
 def _language_model(
     decoder: Decoder, kernels: Kernels, groups: tuple[PoolGroup, ...], limits: PoolLimits, *, replay: bool
 ) -> DecoderLM:
-    kernels.allocate(groups)
+    _allocate(kernels, groups)
     pages = PageTable(
         [
             PageGroup(group.name, group.num_pages, group.page_size, window)
@@ -187,15 +194,33 @@ def _language_model(
         ],
         max_draft=limits.max_draft,
     )
-    return DecoderLM(
-        decoder,
-        kernels,
-        pages,
-        config=_runtime_config(decoder.spec, limits.max_sequence_length),
-        max_rows=limits.max_rows,
-        max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
-        replay=replay,
-    )
+    with _room_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
+        return DecoderLM(
+            decoder,
+            kernels,
+            pages,
+            config=_runtime_config(decoder.spec, limits.max_sequence_length),
+            max_rows=limits.max_rows,
+            max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
+            replay=replay,
+        )
+
+
+def _allocate(kernels: Kernels, groups: tuple[PoolGroup, ...]) -> None:
+    size = sum(group.nbytes for group in groups)
+    with _room_for(f"the {size / 2**30:,.1f} GiB of the KV pool (kv_capacity)"):
+        if size > _ADDRESSES:
+            raise MemoryError
+        kernels.allocate(groups)
+
+
+@contextmanager
+def _room_for(what: str) -> Iterator[None]:
+    """Whatever a backend allocates by, that there is no memory is told in one way. Raises CapacityError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise CapacityError(f"there is no memory for {what}") from error
 
 
 def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
