@@ -8,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-from tiny import directory_of, find, tokens_of
+from tiny import Case, directory_of, find, tokens_of
 
 from ferrum import LLM, load_executor
 from ferrum.core.contract import DecodeInput, PrefillInput
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.kernels.cpu.kernels import MAX_HEAD_DIM
 from ferrum.runtime.local import LocalExecutor
 
 CASE = find("qwen3-windows")
@@ -118,3 +119,14 @@ def test_a_fast_path_that_is_missing_is_told_in_the_status(
         assert executor.forward(TOKENS).shape == (1, len(TOKENS), 131)
     with pytest.raises(Unsupported, match="no compiler"):
         load_executor(directory_of(CASE), kernels="native")
+
+
+@pytest.mark.contract("4.failure to build the fast path")
+def test_heads_that_are_too_wide_for_the_fast_path_have_the_reference() -> None:
+    case = Case("wide-head", "Qwen3Config", {"head_dim": MAX_HEAD_DIM + 2, "num_key_value_heads": 1})
+    with load_executor(directory_of(case), kv_capacity=64) as executor:
+        (note,) = executor.status().notes
+        assert executor.status().backend == "reference" and "514 elements" in note
+        assert executor.forward([1, 2, 3]).shape == (1, 3, 131)
+    with pytest.raises(Unsupported, match="514 elements"):
+        load_executor(directory_of(case), kernels="native")

@@ -11,8 +11,9 @@ from native_twin import TIERS, require_native
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu import kernels as native
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.kernels import MAX_HEAD_DIM, NativeKernels
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, cpu_quota
+from ferrum.kernels.interface import PoolGroup
 from ferrum.runtime.kernels import choose_kernels
 
 FLAGS = {
@@ -111,6 +112,15 @@ def test_threads_never_pass_the_affinity_mask():
     if TIERS:
         assert NativeKernels(TIERS[0]).threads == available_threads()
         assert NativeKernels(TIERS[0], 3).threads == 3
+
+
+def test_heads_are_as_wide_as_the_library_takes_them():
+    require_native()
+    NativeKernels(head_dim=MAX_HEAD_DIM).allocate((PoolGroup("g", 1, 16, 1, 1, MAX_HEAD_DIM, MAX_HEAD_DIM, "int8"),))
+    with pytest.raises(Unsupported, match="513"):
+        NativeKernels(head_dim=MAX_HEAD_DIM + 1)
+    with pytest.raises(ValueError, match="heads"):
+        NativeKernels().allocate((PoolGroup("g", 1, 16, 1, 1, MAX_HEAD_DIM + 1, MAX_HEAD_DIM + 1, "int8"),))
 
 
 def test_threads_that_the_system_refuses_are_told_by_their_number(monkeypatch):

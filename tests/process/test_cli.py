@@ -317,7 +317,7 @@ def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: 
 def test_doctor_tells_of_threads_that_the_system_refuses(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(isa: str, threads: int | None) -> None:
+    def refused(*given: object, **named: object) -> None:
         raise ConfigError("the system makes no team", param="threads")
 
     monkeypatch.setattr("ferrum.runtime.kernels.NativeKernels", refused)

@@ -27,15 +27,15 @@ class ChosenKernels:
     notes: tuple[str, ...] = ()
 
 
-def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) -> ChosenKernels:
+def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1) -> ChosenKernels:
     """The kernels of that name.
 
     Args:
         kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process.
-        isa, threads: see `NativeKernels`.
+        isa, threads, head_dim: see `NativeKernels`.
 
     Raises:
-        Unsupported: kernels that this installation does not have.
+        Unsupported: kernels that this installation does not have, or that cannot compute with such heads.
         ConfigError: an instruction tier that this machine does not have.
     """
     if kernels == "reference":
@@ -43,7 +43,7 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None) 
     if kernels not in ("auto", "native"):
         raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
     try:
-        return ChosenKernels(NativeKernels(isa, threads))
+        return ChosenKernels(NativeKernels(isa, threads, head_dim=head_dim))
     except Unsupported as error:
         if kernels == "native":
             raise

@@ -122,9 +122,10 @@ def build_executor(
     _refuse(config)
     check_number("page_size", page_size, 1)
     check_number("max_rows", max_rows, 1)
-    chosen = choose_kernels(config.kernels, config.isa, config.threads)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
+    widest = max(layer.attention.head_dim for layer in spec.layers)
+    chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest)
     context = _context(spec, config.max_sequence_length)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress)
     with _room_for("the weights"):

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ferrum.cache.pages import PageCopy
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
 from ferrum.kernels.cpu.rope import GrowingRope
 from ferrum.kernels.cpu.team_size import TeamSize
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight
+
+MAX_HEAD_DIM: Final = 512
+"""Largest heads, whose rows the library keeps on its stack: `kMaxHead` in native/src/kernel_table.hpp."""
 
 
 class NativeKernels:
@@ -26,9 +29,10 @@ class NativeKernels:
         isa: instruction tier: "auto" (the best that this machine has), "avx512", "avx512_vnni", "avx2_vnni",
             "avx2" or "portable".
         threads: size of the team; None takes the processors that this process may use.
+        head_dim: elements of the largest heads to come.
 
     Raises:
-        Unsupported: the library is missing.
+        Unsupported: the library is missing, or has no room for such heads.
         ConfigError: the machine has no such tier, or the system makes no team of that size.
 
     Weights that operations are given must come from `weight`.
@@ -42,7 +46,11 @@ class NativeKernels:
     name = "native"
     captures = False
 
-    def __init__(self, isa: str = "auto", threads: int | None = None) -> None:
+    def __init__(self, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1) -> None:
+        if head_dim > MAX_HEAD_DIM:
+            raise Unsupported(
+                "native CPU kernels", f"the model's heads have {head_dim} elements, more than {MAX_HEAD_DIM}"
+            )
         library = load()
         tier = chosen_tier(isa)
         self.numerics_id = f"native-{tier}-3"
