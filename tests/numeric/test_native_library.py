@@ -144,6 +144,14 @@ def test_without_the_library_the_reference_serves_and_says_so_once(monkeypatch, 
     assert [record.message for record in caplog.records] == [
         "the slow reference kernels serve: not built, for this test"
     ]
-    with pytest.raises(Unsupported, match="not built"):
-        choose_kernels("native")
+    for asked in (("native",), ("auto", "avx2")):
+        with pytest.raises(Unsupported, match="not built"):
+            choose_kernels(*asked)
     assert choose_kernels("reference").kernels.name == "reference"
+
+
+@pytest.mark.parametrize("option", [{"isa": "portable"}, {"threads": 1}])
+def test_options_of_the_native_kernels_are_refused_with_the_reference(option):
+    with pytest.raises(ConfigError) as refusal:
+        choose_kernels("reference", **option)
+    assert {refusal.value.param} == option.keys()

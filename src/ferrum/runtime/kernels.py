@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import cache, partial
 
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
@@ -31,21 +31,25 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None, 
     """The kernels of that name.
 
     Args:
-        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process.
+        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process,
+            unless an instruction tier was asked for.
         isa, threads, head_dim: see `NativeKernels`.
 
     Raises:
         Unsupported: kernels that this installation does not have, or that cannot compute with such heads.
-        ConfigError: an instruction tier that this machine does not have.
+        ConfigError: an instruction tier that this machine does not have, or an option that the reference does not.
     """
     if kernels == "reference":
+        for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
+            if given:
+                raise ConfigError("is an option of the native kernels, which the reference does not have", param=name)
         return ChosenKernels(ReferenceKernels())
     if kernels not in ("auto", "native"):
         raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
     try:
         return ChosenKernels(NativeKernels(isa, threads, head_dim=head_dim))
     except Unsupported as error:
-        if kernels == "native":
+        if kernels == "native" or isa != "auto":
             raise
         note = f"the slow reference kernels serve: {error.reason}"
         _tell(note)
