@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from bench_kit import cell_of, report_of
 from command_kit import Outcome, command_line
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
-from ferrum.cli.main import NEXT_STEPS, explain
+from ferrum.cli.main import NEXT_STEPS, app, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
+from ferrum.cli.options_file import read_options
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
@@ -157,6 +159,7 @@ def test_every_engine_option_reaches_the_engine_and_is_checked_there(
 OPTIONS_FILE = """
 temperature = 0.25
 max-sequence-length = 64
+quantize = "int4"
 [run]
 max_tokens = 3
 stop = ["x", "y"]
@@ -171,9 +174,21 @@ def test_a_file_gives_the_options_that_the_command_line_does_not(
 ) -> None:
     (tmp_path / "options.toml").write_text(OPTIONS_FILE)
     assert ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p", "--max-tokens", "5")[0] == 0
-    assert built == [("m", {"max_sequence_length": 64, "prefix_cache": False})]
+    assert built == [("m", {"max_sequence_length": 64, "quantize": "int4", "prefix_cache": False})]
     (params,) = asked_params
     assert (params.temperature, params.max_tokens, params.stop) == (0.25, 5, ("x", "y"))
+
+
+def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp_path: Path) -> None:
+    program = get_command(app)
+    (tmp_path / "options.toml").write_text("quantize = 'int4'")
+    found = read_options(tmp_path / "options.toml", program)
+    assert {name for name, defaults in found.items() if defaults} >= {"run", "plan", "serve", "quantize"}
+    (tmp_path / "options.toml").write_text("[quantize]\nquantize = 'int4'")
+    found = read_options(tmp_path / "options.toml", program)
+    assert {name: defaults for name, defaults in found.items() if defaults and name != "bench"} == {
+        "quantize": {"quantize": "int4"}
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@
     [serve]                  # for this one
     port = 9000
 
+A name that is a command's and an option's, such as `quantize`, is the command's with a table and else the option's.
+
 What the command line says goes before it.
 """
 
@@ -41,14 +43,14 @@ def _defaults(command: Any, own: Mapping[str, Any], general: Mapping[str, Any]) 
     """
     commands: Mapping[str, Any] = getattr(command, "commands", {})
     options = _options(command)
+    tables = {name: value for name, value in own.items() if name in commands and isinstance(value, dict)}
     for name, value in own.items():
-        if name in commands and not isinstance(value, dict):
-            raise ConfigError(f"is a command: must be a table, not {value!r}", param=name)
-        if name not in commands and not any(name in _options(each) for each in (command, *_below(command))):
-            raise ConfigError("there is no such option", param=name)
+        if name not in tables and not any(name in _options(each) for each in (command, *_below(command))):
+            wrong = f"is a command: must be a table, not {value!r}" if name in commands else "there is no such option"
+            raise ConfigError(wrong, param=name)
     if commands:
-        for_all = {**general, **{name: value for name, value in own.items() if name not in commands}}
-        return {name: _defaults(each, own.get(name, {}), for_all) for name, each in commands.items()}
+        for_all = {**general, **{name: value for name, value in own.items() if name not in tables}}
+        return {name: _defaults(each, tables.get(name, {}), for_all) for name, each in commands.items()}
     said = {name: value for name, value in {**general, **own}.items() if name in options}
     return {options[name].name: _checked(name, value, options[name]) for name, value in said.items()}
 
