@@ -31,8 +31,18 @@ def test_memory_that_does_not_hold_a_page_is_told(monkeypatch: pytest.MonkeyPatc
 def test_a_pool_whose_size_is_no_number_of_64_bits_is_refused(kernels: str) -> None:
     if kernels == "native":
         require_native()
-    with pytest.raises(CapacityError, match=r"412,316,860,416\.0 GiB of the KV pool \(kv_capacity\)"):
-        load_executor(DIRECTORY, kernels=kernels, page_size=1 << 60, kv_capacity=1)
+    with pytest.raises(CapacityError, match=r"[0-9,]+\.0 GiB of the KV pool \(kv_capacity\)"):
+        load_executor(DIRECTORY, kernels=kernels, kv_capacity=1 << 60)
+    with pytest.raises(ConfigError, match="at most") as refusal:
+        load_executor(DIRECTORY, kernels=kernels, page_size=1 << 60)
+    assert refusal.value.param == "page_size"
+
+
+def test_the_pool_is_as_large_as_was_asked_for_though_no_batch_fills_it() -> None:
+    """What is not in use keeps prefixes."""
+    options = {"kernels": "reference", "max_batch_size": 1, "max_sequence_length": 64}
+    with load_executor(DIRECTORY, kv_capacity=6400, **options) as executor:
+        assert executor.kv_capacity() == 6400
 
 
 @pytest.mark.parametrize(("method", "what"), [("weight", "the weights"), ("allocate", r"GiB of the KV pool")])

@@ -49,7 +49,7 @@ def held_by(kernels: Kernels) -> int:
 
 def executor_of(kernels: str, head_dim: int, page_size: int, format: str, **options: int) -> LocalExecutor:
     shape = {**SHAPES["tiny"], "head_dim": head_dim}
-    config = ModelConfig(model="tiny", kernels=kernels, kv_dtype=format, threads=1, max_batch_size=4, kv_capacity=200)
+    config = ModelConfig(model="tiny", kernels=kernels, kv_dtype=format, max_batch_size=4, kv_capacity=200)
     return build_executor(config, checkpoint=RandomCheckpoint("tiny", shape), page_size=page_size, **options)
 
 

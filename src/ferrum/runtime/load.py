@@ -38,6 +38,9 @@ MAX_ROWS: Final = 512
 _LOGIT_BYTES: Final = 64 << 20
 """What the buffer of a pass's logits may take."""
 
+_MOST_PAGE: Final = 1 << 16
+"""Tokens of a page, of which a sequence leaves one half empty."""
+
 _ADDRESSES: Final = 1 << 47
 """Bytes that a process can address (x86-64): kernels need not count more of them, nor could they in 64 bits."""
 
@@ -120,7 +123,7 @@ def build_executor(
     With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
     """
     _refuse(config)
-    check_number("page_size", page_size, 1)
+    check_number("page_size", page_size, 1, _MOST_PAGE)
     check_number("max_rows", max_rows, 1)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = decoder_spec(checkpoint.config, config.max_sequence_length)
@@ -208,7 +211,7 @@ def _language_model(
 
 
 def _allocate(kernels: Kernels, groups: tuple[PoolGroup, ...]) -> None:
-    size = sum(group.nbytes for group in groups)
+    size = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
     with _room_for(f"the {size / 2**30:,.1f} GiB of the KV pool (kv_capacity)"):
         if size > _ADDRESSES:
             raise MemoryError

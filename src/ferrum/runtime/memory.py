@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from ferrum.core.control_groups import memory_left
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory import PoolPart
 from ferrum.core.resident import AT_IMPORT, resident_bytes
@@ -75,9 +76,8 @@ def pool_groups(
         ConfigError: not even one page fits.
     """
     groups = [_group(f"layers{index}", limits, layers, format) for index, layers in enumerate(_group_layers(spec))]
-    capacity = limits.max_batch_size * limits.max_sequence_length
-    if limits.kv_capacity is not None:
-        capacity = min(capacity, limits.kv_capacity)
+    # More than the batch can use holds prompts to come back to, for whoever asks for it.
+    capacity = limits.kv_capacity or limits.max_batch_size * limits.max_sequence_length
     if limits.kv_capacity is None or limits.memory_pool_size is not None:
         capacity = min(capacity, _fitting(sum(map(page_bytes, groups)), limits))
     sized = []
@@ -154,7 +154,13 @@ def return_free_memory() -> None:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping, as the kernel estimates them; else the physical memory."""
+    """Bytes that can be allocated without swapping, as the machine and the control groups of this process allow."""
+    machine, groups = _machine_memory(), memory_left()
+    return machine if groups is None else min(machine, groups)
+
+
+def _machine_memory() -> int:
+    """What the kernel estimates to be available; else the physical memory."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
