@@ -185,7 +185,23 @@ class Operations(Protocol):
         ...
 
 
-class Kernels(Operations, Protocol):
+class ParameterForms(Protocol):
+    """What a backend makes of a model's parameters at load."""
+
+    def weight(self, weight: Weight) -> Weight:
+        """A matrix in the backend's form; the given one may be let go."""
+        ...
+
+    def vector(self, values: F32) -> Array:
+        """A norm weight or bias in the backend's form."""
+        ...
+
+    def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> Array:
+        """Cos and sin of position x frequency, times `scaling`, for positions below `length`."""
+        ...
+
+
+class Kernels(Operations, ParameterForms, Protocol):
     """A backend bound to one pool. `begin` sets the step's tables, which the operations then read.
 
     Attributes:
@@ -229,18 +245,6 @@ class Kernels(Operations, Protocol):
 
     def begin(self, tables: StepTables) -> None:
         """Start a step: keep its tables."""
-        ...
-
-    def weight(self, weight: Weight) -> Weight:
-        """Load time: a matrix in the backend's form; the given one may be let go."""
-        ...
-
-    def vector(self, values: F32) -> Array:
-        """Load time: a norm weight or bias in the backend's form."""
-        ...
-
-    def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> Array:
-        """Load time: cos and sin of position x frequency, times `scaling`, for positions below `length`."""
         ...
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from ferrum.kernels.interface import Array, AttentionShape, Kernels, NetworkOutput, Operations, Weight
+from ferrum.kernels.interface import Array, AttentionShape, NetworkOutput, Operations, ParameterForms, Weight
 from ferrum.models.names import EMBEDDING, FINAL_NORM, HEAD, ParameterSource
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RopeSpec
 from ferrum.nn.attention import Attention
@@ -64,7 +65,9 @@ class Decoder:
         return tuple(found)
 
 
-def build_decoder(spec: DecoderSpec, source: ParameterSource, kernels: Kernels, max_sequence_length: int) -> Decoder:
+def build_decoder(
+    spec: DecoderSpec, source: ParameterSource, kernels: ParameterForms, max_sequence_length: int
+) -> Decoder:
     """Take every parameter from the source and put the decoder together.
 
     Args:
@@ -85,6 +88,13 @@ def build_decoder(spec: DecoderSpec, source: ParameterSource, kernels: Kernels, 
     final_norm = build.norm(FINAL_NORM, spec.hidden_size)
     head = embedding if spec.tied_head else build.matrix(HEAD, (spec.vocab_size, spec.hidden_size))
     return Decoder(spec, embedding, blocks, final_norm, head)
+
+
+def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all that `build_decoder` takes from its source: what a checkpoint must hold."""
+    source = _Listing()
+    build_decoder(spec, source, _Formless(), 0)
+    return source.shapes
 
 
 def pool_slots(spec: DecoderSpec) -> tuple[tuple[int, int], ...]:
@@ -108,7 +118,7 @@ def pool_slots(spec: DecoderSpec) -> tuple[tuple[int, int], ...]:
 class _Builder:
     spec: DecoderSpec
     source: ParameterSource
-    kernels: Kernels
+    kernels: ParameterForms
     ropes: dict[RopeSpec, Array]
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -152,3 +162,29 @@ class _Builder:
             k_norm=self.vector(f"{prefix}.k_norm.weight", dim) if spec.qk_norm else None,
             eps=self.spec.norm_eps,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """A source that has nothing, and remembers what it was asked for."""
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
+        self.shapes[name] = shape
+
+    def vector(self, name: str, size: int) -> Any:
+        self.shapes[name] = (size,)
+
+
+class _Formless:
+    """A backend that makes nothing of nothing."""
+
+    def weight(self, weight: Weight) -> Weight:
+        return weight
+
+    def vector(self, values: Array) -> Array:
+        return values
+
+    def rope_table(self, *_: object) -> Array:
+        return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,17 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
+from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.checksum import checksum
+from ferrum.runtime.checksum import PageSums, checksum
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, format_of
 from ferrum.text.quick_form import quick_form
 
+_TENSORS: Final = "model.safetensors"
+_CONFIG: Final = "config.json"
 _ALIGNMENT: Final = 64
 _BLOCK: Final = 8 << 20
 _WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf")
@@ -87,7 +91,8 @@ def pack_directory(
 ) -> None:
     """Quantise a model into a packed directory. Beside the result, one matrix at a time is held.
 
-    `config.json` is written last: an interrupted run leaves no directory that would load.
+    A run that fails or is interrupted leaves the target as it was. `config.json` is written last: what one that was
+    killed leaves does not load.
 
     Args:
         store: the model. Whatever else lies in its directory is copied, the tokenizer in the form that loads fastest.
@@ -100,54 +105,90 @@ def pack_directory(
     Raises:
         ConfigError: no such scheme, group or dtype, weights that do not fit into it, or a target that is in use or
             cannot be made.
-        CheckpointError, Unsupported: the model cannot be read.
+        CheckpointError, Unsupported: the model cannot be read, or would not load: tensors are missing, misshapen or not
+            the model's.
     """
-    ignored = decoder_spec(store.config).ignored_names
+    spec = decoder_spec(store.config)
     kernels = choose_kernels("auto").kernels
     quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
     parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
+    shapes = parameter_shapes(spec)
+    parameters.expect(shapes, spec.ignored_names)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
+    companions = _companions(store.directory)
+    with _whole_or_nothing(target, [_TENSORS, *(path.name for path in companions), _CONFIG]):
+        checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
+        for path in companions:
+            _copy(path, target / path.name)
+        config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
+        (target / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+
+
+@contextmanager
+def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
+    """Make the directory; if writing to it fails or is interrupted, it is empty again, or not there, as before.
+
+    Args:
+        target: the directory.
+        names: of the files that are to be written.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    absent = [path for path in (target, *target.parents) if not path.exists()]
     try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
-    entries = _entries(store, scheme, group, ignored)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
+        yield
+    except BaseException:
+        for name in names:
+            with suppress(OSError):  # what failed is told, and not what cannot be deleted
+                (target / name).unlink()
+        for path in absent:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, sums: PageSums) -> dict[str, int]:
+    """Write the file of all tensors; returns their checksums."""
     checksums = {}
-    with _BlockWriter(target / "model.safetensors") as file:
+    with _BlockWriter(path) as file:
         file.write(np.frombuffer(_file_header(entries), np.uint8))
         for entry, data in _tensors(entries, parameters):
             file.write(data)
             checksums[entry.name] = checksum(data, sums)
-    for path in _companions(store.directory):
-        if path.name == "tokenizer.json":
-            (target / path.name).write_bytes(quick_form(path.read_bytes()))
-        else:
-            shutil.copyfile(path, target / path.name)
-    config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
-    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+    return checksums
+
+
+def _copy(path: Path, target: Path) -> None:
+    if path.name == "tokenizer.json":
+        target.write_bytes(quick_form(path.read_bytes()))
+    else:
+        shutil.copyfile(path, target)
 
 
 def _companions(directory: Path) -> list[Path]:
     """The files of a model's directory that come along: all but weights and configuration."""
     if not directory.is_dir():  # a store that lies in no file
         return []
-    files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != "config.json")
+    files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG)
     return [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
 
 
-def _entries(store: TensorStore, scheme: str, group: int, ignored: tuple[str, ...]) -> list[_Entry]:
+def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> list[_Entry]:
     """What to write: matrices first, since theirs are whole cache lines, then vectors."""
     entries = []
-    for name, info in store.tensors.items():
-        if any(fnmatchcase(name, pattern) for pattern in ignored):
-            continue
-        if len(info.shape) == 2:
-            shape = (info.shape[0], info.shape[1])
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            matrix = (shape[0], shape[1])
             layout = layout_of(format_of(SCHEMES[scheme], name), group)
-            entries.append(_Entry(name, "U8", layout.shape(shape), shape))
+            entries.append(_Entry(name, "U8", layout.shape(matrix), matrix))
         else:
-            entries.append(_Entry(name, "F32", info.shape, None))
+            entries.append(_Entry(name, "F32", shape, None))
     return sorted(entries, key=lambda entry: entry.matrix is None)
 
 

@@ -77,6 +77,7 @@ class Parameters:
         self._quantize = quantize
         self._formats: set[str] = set()
         self._used: set[str] = set()
+        self._expected: Mapping[str, tuple[int, ...]] = {}
         self._done_bytes = 0
         self.count = 0
         self.format = ""
@@ -124,6 +125,21 @@ class Parameters:
         self._hand_out(name, size)
         return vector
 
+    def expect(self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+        """Refuse at once what would be refused on the way: the checkpoint holds these tensors and no others.
+
+        Args:
+            shapes: of all that will be asked for, by name (`parameter_shapes`).
+            ignored: as for `finish`.
+
+        Raises:
+            CheckpointError: as `matrix` and `finish`.
+        """
+        self._expected = shapes
+        for name, shape in shapes.items():
+            self._check(name, shape)
+        self._refuse_unused(ignored)
+
     def finish(self, ignored: tuple[str, ...] = ()) -> None:
         """Say that the model is complete.
 
@@ -133,17 +149,21 @@ class Parameters:
         Raises:
             CheckpointError: the checkpoint holds tensors that nobody asked for: it is another model than it says.
         """
+        self._refuse_unused(ignored)
+        if self._progress is not None:
+            self._progress(self._checkpoint.nbytes, self._checkpoint.nbytes)
+
+    def _refuse_unused(self, ignored: tuple[str, ...]) -> None:
         unexpected = [name for name in self._unused() if not any(fnmatchcase(name, each) for each in ignored)]
         if unexpected:
             raise CheckpointError(
                 f"{self._checkpoint.directory}: {len(unexpected)} tensors that the model does not have: "
                 f"{listed(unexpected)}"
             )
-        if self._progress is not None:
-            self._progress(self._checkpoint.nbytes, self._checkpoint.nbytes)
 
     def _unused(self) -> list[str]:
-        return [name for name in self._checkpoint.tensors if name not in self._used]
+        """Tensors that nobody has asked for, or is expected to."""
+        return [name for name in self._checkpoint.tensors if name not in self._used and name not in self._expected]
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         self._check(name, shape)

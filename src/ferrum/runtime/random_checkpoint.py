@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
-from ferrum.models.names import EMBEDDING, FINAL_NORM, HEAD
-from ferrum.models.spec import DecoderSpec, LayerSpec
 from ferrum.quant.dense import FORMATS
 from ferrum.runtime.tensor_file import TensorInfo
 
@@ -51,7 +50,7 @@ class RandomCheckpoint:
         self.config = dict(config)
         self.tensors: dict[str, TensorInfo] = {}
         end = 0
-        for tensor, shape in _tensors(decoder_spec(config)):
+        for tensor, shape in parameter_shapes(decoder_spec(config)).items():
             begin, end = end, end + 2 * math.prod(shape)
             self.tensors[tensor] = TensorInfo("BF16", shape, begin, end)
         numbers = np.random.Generator(np.random.PCG64(0)).standard_normal(_POOL, np.float32)
@@ -81,33 +80,3 @@ class RandomCheckpoint:
 
     def forget(self, name: str) -> None:
         """Nothing is kept of a tensor that was read."""
-
-
-def _tensors(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all that a decoder asks for (`models/decoder.py`)."""
-    yield EMBEDDING, (spec.vocab_size, spec.hidden_size)
-    for index, layer in enumerate(spec.layers):
-        for name, shape in _layer_tensors(layer, spec.hidden_size):
-            yield f"model.layers.{index}.{name}", shape
-    yield FINAL_NORM, (spec.hidden_size,)
-    if not spec.tied_head:
-        yield HEAD, (spec.vocab_size, spec.hidden_size)
-
-
-def _layer_tensors(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    attention, inner = layer.attention, layer.mlp.intermediate_size
-    outputs, stored = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    for name, size in (("q_proj", outputs), ("k_proj", stored), ("v_proj", stored)):
-        yield f"self_attn.{name}.weight", (size, hidden)
-        if attention.bias:
-            yield f"self_attn.{name}.bias", (size,)
-    yield "self_attn.o_proj.weight", (hidden, outputs)
-    if attention.output_bias:
-        yield "self_attn.o_proj.bias", (hidden,)
-    for name in ("q_norm", "k_norm") if attention.qk_norm else ():
-        yield f"self_attn.{name}.weight", (attention.head_dim,)
-    yield "mlp.gate_proj.weight", (inner, hidden)
-    yield "mlp.up_proj.weight", (inner, hidden)
-    yield "mlp.down_proj.weight", (hidden, inner)
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)

@@ -132,16 +132,16 @@ class NativeKernels:
         return self._tables
 
     def weight(self, weight: Weight) -> PackedWeight:
-        """See `Kernels.weight`: packed into panels, the original let go."""
+        """See `ParameterForms.weight`: packed into panels, the original let go."""
         return pack(self.lowering.library, self.lowering.runtime, weight)
 
     def vector(self, values: F32) -> F32:
-        """See `Kernels.vector`."""
+        """See `ParameterForms.vector`."""
         self.table_bytes += values.size * 4
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> tuple[F32, F32]:
-        """See `Kernels.rope_table`. Steps fill it as far as they come."""
+        """See `ParameterForms.rope_table`. Steps fill it as far as they come."""
         rope = GrowingRope(frequencies, scaling, length)
         self._ropes.append(rope)
         self.table_bytes += rope.cosines.nbytes + rope.sines.nbytes

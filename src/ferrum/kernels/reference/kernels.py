@@ -94,16 +94,16 @@ class ReferenceKernels:
         return self._tables
 
     def weight(self, weight: Weight) -> Weight:
-        """See `Kernels.weight`."""
+        """See `ParameterForms.weight`."""
         return weight
 
     def vector(self, values: F32) -> F32:
-        """See `Kernels.vector`."""
+        """See `ParameterForms.vector`."""
         self.table_bytes += values.size * 4
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> RopeTable:
-        """See `Kernels.rope_table`."""
+        """See `ParameterForms.rope_table`."""
         cosines, sines = rope_rows(frequencies, scaling, 0, length)
         self.table_bytes += cosines.nbytes + sines.nbytes
         return cosines, sines

@@ -1,0 +1,169 @@
+"""`ferrum quantize` takes what a load takes, and refuses the rest before a byte is written; nothing stays by halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packed_kit import copy_of, logits_of
+from safetensors.numpy import load_file, save_file
+from tiny import CASES, Case, directory_of, find
+
+from ferrum.cli.main import execute
+from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
+from ferrum.models.decoder import parameter_shapes
+from ferrum.models.families import decoder_spec
+from ferrum.runtime import packing
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.packing import pack_directory
+
+LAYER = "model.layers.1."
+NORM, O_PROJ = LAYER + "input_layernorm.weight", LAYER + "self_attn.o_proj.weight"
+
+Tensors = dict[str, np.ndarray]
+
+
+def changed(name: str, target: Path, change: Callable[[Tensors], object]) -> Path:
+    """A tiny model whose tensors were changed."""
+    directory = copy_of(directory_of(find(name)), target)
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def refused(directory: Path, out: Path) -> FerrumError:
+    """What the command says, and the very error that packing raises."""
+    assert execute(["quantize", str(directory), str(out)]) == 2
+    with pytest.raises(FerrumError) as caught:
+        pack_directory(Checkpoint(directory), out, "int8")
+    return caught.value
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_decoders_tensors_are_those_that_transformers_writes(case: Case) -> None:
+    checkpoint = Checkpoint(directory_of(case))
+    spec = decoder_spec(checkpoint.config)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    assert parameter_shapes(spec) == {
+        name: shape for name, shape in shapes.items() if not any(fnmatchcase(name, each) for each in spec.ignored_names)
+    }
+
+
+FAULTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "a tensor is missing": (lambda tensors: tensors.pop(O_PROJ), rf"tensor '{O_PROJ}' is missing"),
+    "a name is another": (
+        lambda tensors: tensors.update({"o_proj": tensors.pop(O_PROJ)}),
+        rf"tensor '{O_PROJ}' is missing; unused so far: 'o_proj'$",
+    ),
+    "a tensor more": (
+        lambda tensors: tensors.update({LAYER + "extra": np.ones((2, 2), np.float32)}),
+        rf"1 tensors that the model does not have: '{LAYER}extra'",
+    ),
+    "a scalar more": (lambda tensors: tensors.update(scale=np.ones((), np.float32)), "1 tensors .* 'scale'"),
+    "rows and columns are exchanged": (
+        lambda tensors: tensors.update({O_PROJ: np.ascontiguousarray(tensors[O_PROJ].T)}),
+        rf"'{O_PROJ}' in model\.safetensors: expected shape \[48, 192\], found \[192, 48\]",
+    ),
+    "a vector is a scalar": (
+        lambda tensors: tensors.update({NORM: np.ones((), np.float32)}),
+        rf"'{NORM}' in model\.safetensors: expected shape \[48\], found \[\]",
+    ),
+    "a vector is a matrix": (
+        lambda tensors: tensors.update({NORM: np.ones((1, 48), np.float32)}),
+        rf"'{NORM}' .* expected shape \[48\], found \[1, 48\]",
+    ),
+    "a matrix has a third dimension": (
+        lambda tensors: tensors.update({O_PROJ: tensors[O_PROJ][None]}),
+        rf"'{O_PROJ}' .* expected shape \[48, 192\], found \[1, 48, 192\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_would_not_load_is_refused_as_a_load_does_and_before_anything_is_written(
+    fault: str, there: bool, tmp_path: Path
+) -> None:
+    change, message = FAULTS[fault]
+    directory, out = changed("llama3", tmp_path / "in", change), tmp_path / "out"
+    if there:
+        out.mkdir()
+    with pytest.raises(CheckpointError, match=message.partition(";")[0]):
+        load_executor(directory, kernels="reference")
+    told = refused(directory, out)
+    assert isinstance(told, CheckpointError)
+    with pytest.raises(CheckpointError, match=message):
+        raise told
+    assert list(out.iterdir()) == [] if there else not out.exists()
+
+
+def test_what_a_load_leaves_unused_is_left_out(tmp_path: Path) -> None:
+    name = "qwen3-mqa-wide-head-tied"
+    spare = {
+        "lm_head.weight": np.ones((), np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float64),
+        "model.rotary_emb.inv_freq": np.arange(8),
+    }
+    directory, out = changed(name, tmp_path / "in", lambda tensors: tensors.update(spare)), tmp_path / "out"
+    pack_directory(Checkpoint(directory), out, "int8")
+    assert not spare.keys() & Checkpoint(out).tensors.keys()
+    loaded = logits_of(directory, name, kernels="reference", quantize="int8")
+    np.testing.assert_array_equal(logits_of(out, name, kernels="reference"), loaded)
+
+
+def test_what_only_reading_shows_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Names and shapes are right: a dtype that ferrum does not compute with, and a number that no scale can hold."""
+    whole = changed("llama3", tmp_path / "whole", lambda tensors: tensors.update({NORM: np.ones(48, np.int64)}))
+    assert isinstance(refused(whole, tmp_path / "out"), Unsupported)
+    infinite = changed("llama3", tmp_path / "infinite", lambda tensors: tensors[O_PROJ].fill(np.inf))
+    assert isinstance(refused(infinite, tmp_path / "out"), ConfigError)
+    assert not (tmp_path / "out").exists()
+
+
+def files_under(directory: Path) -> set[Path]:
+    return {path.relative_to(directory) for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("where", ["checksum", "quick_form", "PackedHeader"])
+@pytest.mark.parametrize("made", ["", "deep", "deep/out"])
+def test_a_run_that_ends_early_leaves_the_place_as_it_was(
+    made: str, where: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, place = copy_of(directory_of(find("llama3")), tmp_path / "in"), tmp_path / "place"
+    (source / "tokenizer.json").write_text("{}")
+    (source / "added_tokens.json").write_text("{}")
+    (place / made).mkdir(parents=True)
+    before, out = files_under(place), place / "deep" / "out"
+    seen: list[set[Path]] = []
+
+    def fail(*_: object) -> None:
+        seen.append(files_under(out))
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, where, fail)
+        with pytest.raises(error):
+            pack_directory(Checkpoint(source), out, "int8")
+    assert Path("model.safetensors") in seen[0], "it was on the way"
+    assert files_under(place) == before
+    pack_directory(Checkpoint(source), out, "int8")
+    load_executor(out, kernels="reference").shutdown()
+
+
+def test_what_others_have_put_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+
+    def fail(*_: object) -> None:
+        (out / "notes.txt").write_text("mine")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packing, "checksum", fail)
+    with pytest.raises(KeyboardInterrupt):
+        pack_directory(Checkpoint(directory_of(find("llama3"))), out, "int8")
+    assert files_under(out) == {Path("notes.txt")}
