@@ -141,6 +141,11 @@ def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_its
     assert execute(["bench", "compare", str(path), str(path)]) == 0
 
 
+def test_a_workload_that_fills_the_context_fits_the_pool():
+    full = ["--max-sequence-length", "128", "--workload", "prefill128"]
+    assert execute(["bench", "--shape", "tiny", "--series", "1", *full]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
