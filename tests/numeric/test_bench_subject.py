@@ -146,6 +146,17 @@ def test_a_workload_that_fills_the_context_fits_the_pool():
     assert execute(["bench", "--shape", "tiny", "--series", "1", *full]) == 0
 
 
+def test_the_command_measures_what_fits_the_context(tmp_path: Path, capsys):
+    path = tmp_path / "report.json"
+    short = ["bench", "--shape", "tiny", "--series", "1", "--max-sequence-length", "145"]
+    assert execute([*short, "--workload", "*128", "--output", str(path)]) == 0
+    assert [cell.workload for cell in Report.read(path).cells] == ["decode@128", "prefill128"]
+    assert "left out, more tokens than the context of 145: engine1@128 (192)" in capsys.readouterr().err
+    assert execute([*short, "--workload", "decode@128", "--workload", "decode@1024"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ferrum: workload: ") and "series" not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from bench_kit import costs_of, rates
 from ferrum.bench.limits import Rates, label, weights
-from ferrum.bench.workloads import WORKLOADS, SpanShape, Workload, chosen_workloads, pool_tokens
+from ferrum.bench.workloads import WORKLOADS, SpanShape, Workload, chosen_workloads, pool_tokens, within_context
 from ferrum.core.errors import ConfigError
 
 SLOW = Rates(read=52e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12)
@@ -83,6 +83,36 @@ def test_workloads_are_chosen_by_pattern_and_an_unknown_one_is_refused():
     assert chosen_workloads([]) == WORKLOADS
     with pytest.raises(ConfigError, match="serve16") as told:
         chosen_workloads(["decode@129"])
+    assert told.value.param == "workload"
+
+
+def within(context: int, *patterns: str) -> tuple[list[str], list[str]]:
+    """Names of the workloads that fit a context, and what is told of the others."""
+    told: list[str] = []
+    fitting = within_context(chosen_workloads(patterns), patterns, context, told.append)
+    return [each.name for each in fitting], told
+
+
+def test_workloads_with_more_tokens_than_the_context_are_left_out_in_one_line():
+    assert within(4113) == ([each.name for each in WORKLOADS], [])
+    names, told = within(1041, "decode*", "prefill*")
+    assert names == ["decode@128", "decode@1024", "prefill128", "prefill512"]
+    assert told == ["left out, more tokens than the context of 1041: decode@4096 (4113), prefill2048 (2048)"]
+
+
+@pytest.mark.parametrize(
+    ("context", "patterns"),
+    [
+        (1024, ["decode@4096"]),
+        (1024, ["decode*", "decode@1024"]),
+        (1024, ["serve16", "*2048"]),
+        (100, ["*"]),
+        (100, []),
+    ],
+)
+def test_a_workload_that_was_asked_for_by_name_is_refused_where_the_context_is_too_short(context, patterns):
+    with pytest.raises(ConfigError, match=f"context of {context}: .*decode@4096|prefill2048") as told:
+        within(context, *patterns)
     assert told.value.param == "workload"
 
 

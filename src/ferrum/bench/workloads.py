@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -132,11 +132,33 @@ def chosen_workloads(patterns: Sequence[str]) -> tuple[Workload, ...]:
         ConfigError: a pattern fits none.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(workload.name, pattern) for workload in WORKLOADS):
+        if not _named(pattern, WORKLOADS):
             known = ", ".join(workload.name for workload in WORKLOADS)
             raise ConfigError(f"{pattern!r} fits none of {known}", param="workload")
     fitting = [each for each in WORKLOADS if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
     return tuple(fitting) if patterns else WORKLOADS
+
+
+def within_context(
+    workloads: Sequence[Workload], patterns: Sequence[str], context: int, tell: Callable[[str], object]
+) -> tuple[Workload, ...]:
+    """The workloads whose sequences fit the model's context of so many tokens; `tell` is told which do not.
+
+    Raises:
+        ConfigError: none does, or none of those that one of the patterns chose.
+    """
+    fitting = tuple(each for each in workloads if each.length <= context)
+    longer = ", ".join(f"{each.name} ({each.length})" for each in workloads if each not in fitting)
+    if not fitting or not all(_named(pattern, fitting) for pattern in patterns):
+        raise ConfigError(f"more tokens than the context of {context}: {longer}", param="workload")
+    if longer:
+        tell(f"left out, more tokens than the context of {context}: {longer}")
+    return fitting
+
+
+def _named(pattern: str, workloads: Iterable[Workload]) -> bool:
+    """Whether a pattern fits the name of any."""
+    return any(fnmatchcase(each.name, pattern) for each in workloads)
 
 
 def pool_tokens(workloads: Iterable[Workload], page_size: int) -> int:
