@@ -355,8 +355,10 @@ def test_bench_compare_ends_with_one_on_a_regression_and_two_on_a_wrong_file(
     assert ferrum("bench", "compare", good, good)[0] == 0
     code, out, _ = ferrum("bench", "compare", good, bad)
     assert code == 1 and "regressed" in out
-    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe"):
+    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe", b"[" * 100_000):
         Path(none).write_bytes(nonsense)
         code, _, told = ferrum("bench", "compare", good, none)
         assert code == 2 and none in told
-    assert ferrum("bench", "compare", good, str(tmp_path / "missing.json"))[0] == 2
+    for missing in (tmp_path / "missing.json", tmp_path):
+        code, _, told = ferrum("bench", "compare", good, str(missing))
+        assert code == 2 and told.startswith(f"ferrum: report: {missing}: ")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 
@@ -82,6 +84,46 @@ def test_what_is_no_report_is_refused_with_the_field(tmp_path, change, field):
     with pytest.raises(RequestError) as told:
         Report.read(path)
     assert told.value.param == field
+
+
+def damaged(**changes: Any) -> str:
+    """A report as text, its first cell changed."""
+    values = full_report().to_dict()
+    values["cells"][0].update(changes)
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (damaged(ratio=math.nan), "ratio"),
+        (damaged(ratio=math.inf), "ratio"),
+        (damaged(ratio="1e999").replace('"1e999"', "1e999"), "ratio"),
+        (damaged(ratio=10**399), "ratio"),
+        (damaged(ratio=0.0), "ratio"),
+        (damaged(ratio=-0.5), "ratio"),
+        (damaged(noise=-0.01), "noise"),
+        (damaged(noise=math.nan), "noise"),
+        (damaged(workload="\ud800"), "workload"),
+        (damaged(workload="a\nb"), "workload"),
+        (damaged(workload="v"), "cells"),
+        ("[" * 100_000, "Report"),
+    ],
+    ids=lambda value: value if len(value) < 10 else "",
+)
+def test_a_damaged_report_is_refused_with_the_field_and_its_file(tmp_path, text, field):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(RequestError, match=path.name) as told:
+        Report.read(path)
+    assert told.value.param == field
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/", "/nowhere"])
+def test_what_is_no_file_with_an_end_is_no_report(path):
+    with pytest.raises(RequestError, match=path) as told:
+        Report.read(Path(path))
+    assert told.value.param == "report"
 
 
 # Comparison

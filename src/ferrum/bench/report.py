@@ -80,12 +80,16 @@ class Cell(JsonRecord):
     """One workload.
 
     Attributes:
+        workload: its name, printable.
         figure, whole, limit: medians in tokens per second, see `Judged`.
-        ratio: median share of the limit.
+        ratio: median share of the limit, above 0.
         noise: relative standard error of `ratio`; None where one sample says nothing of it.
         settled: whether they are over samples that count; else none did, and they are over all.
         samples: every sample.
         receipt: where one sample's time went; empty where the backend cannot tell.
+
+    Raises:
+        RequestError: no cell that can be compared; `param` names the field.
     """
 
     workload: str
@@ -97,6 +101,14 @@ class Cell(JsonRecord):
     settled: bool
     samples: tuple[Judged, ...]
     receipt: tuple[Spent, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.workload.isprintable():
+            raise RequestError(f"{self.workload!r} cannot be printed", param="workload")
+        if not 0 < self.ratio < math.inf:
+            raise RequestError(f"must be above 0, not {self.ratio}", param="ratio")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise RequestError(f"must be at least 0, not {self.noise}", param="noise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +151,17 @@ class Document(JsonRecord):
         """Read a document.
 
         Raises:
-            RequestError: no report of this version; `param` names the field.
-            OSError: the file cannot be read.
+            RequestError: no report of this version, or no file that can be read; `param` names the field.
         """
-        if path.stat().st_size > _MAX_BYTES:
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MAX_BYTES + 1)  # what a device or a pipe holds, its size does not say
+        except OSError as error:
+            raise RequestError(f"{path}: {error.strerror}", param="report") from None
+        if len(content) > _MAX_BYTES:
             raise RequestError(f"{path} is too large to be one", param="report")
         try:
-            report = cls.from_json(path.read_bytes())
+            report = cls.from_json(content)
         except RequestError as error:
             raise RequestError(f"{error.message}, in {path}", param=error.param) from None
         if report.version != cls.LAYOUT:
@@ -162,8 +178,11 @@ class Report(Document):
         weight_bytes: that the model's matrices hold.
         best: the best rates among the run's probes.
         levels: the states of read bandwidth that were seen, fastest first.
-        cells: the workloads.
+        cells: the workloads, each once.
         peers: other engines' figures beside them.
+
+    Raises:
+        RequestError: a workload has two cells.
     """
 
     LAYOUT: ClassVar[int] = VERSION
@@ -175,6 +194,13 @@ class Report(Document):
     levels: tuple[float, ...]
     cells: tuple[Cell, ...]
     peers: tuple[PeerCell, ...] = ()
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for each in self.cells:
+            if each.workload in seen:
+                raise RequestError(f"{each.workload} has two", param="cells")
+            seen.add(each.workload)
 
 
 def cell(workload: str, judged: Sequence[Judged], receipt: Sequence[Spent] = ()) -> Cell:

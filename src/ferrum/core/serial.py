@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -36,7 +37,8 @@ class JsonRecord:
         """The inverse of `to_dict`; an absent field takes its default.
 
         Raises:
-            RequestError: an unknown or missing name, or a value of the wrong type; `param` names it.
+            RequestError: an unknown or missing name, a value of the wrong type, or a number that is not finite; `param`
+                names it.
         """
         record: Self = _record(cls, values, cls.__name__)
         return record
@@ -46,7 +48,7 @@ class JsonRecord:
         """The inverse of `to_json`. Raises as `from_dict`, and RequestError for text that is no JSON."""
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"not JSON: {error}", param=cls.__name__) from None
         record: Self = _record(cls, values, cls.__name__)
         return record
@@ -119,8 +121,19 @@ def _either(parts: tuple[Any, ...], value: Any, name: str) -> Any:
 
 
 def _primitive(hint: type, value: Any, name: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(value, name)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise RequestError(f"must be {hint.__name__}, not {value!r}", param=name)
     return value
+
+
+def _finite(value: float, name: str) -> float:
+    """JSON has neither infinities nor NaN, but Python reads them, and numbers beyond its floats as infinities."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RequestError(f"must be finite, not {number}", param=name)
+    return number
