@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -269,8 +270,6 @@ def test_a_peer_is_named_with_its_format_and_its_python(text, choice):
 
 
 def test_an_environment_without_the_peer_is_refused(tmp_path):
-    import sys
-
     (tmp_path / "llamacpp.py").touch()
     with pytest.raises(Unsupported, match="has no llama_cpp"):
         peer(scripts=tmp_path, python=Path(sys.executable))
@@ -294,9 +293,48 @@ def test_a_script_that_fails_is_told_with_its_last_words_and_takes_nothing_with_
     assert [each.figure for each in series.cells([cell_of("prefill512", 1.0)])] == [50]
 
 
-def test_commands_run_with_the_extra_environment(tmp_path):
-    import sys
+RESULT = {"metric": "prefill512", "unit": "tok/s", "median": 50}
 
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{not json",
+        "",
+        "[1]",
+        "[" * 100_000,
+        json.dumps({"unit": "tok/s", "median": 50}),
+        json.dumps({"unit": "tok/s", "metric": "prefill512"}),
+        json.dumps(RESULT | {"metric": 512}),
+        *(json.dumps(RESULT | {"median": value}) for value in ("x", None, True, 0, -1, math.nan, math.inf, 10**400)),
+        b"\xff\xfe",
+    ],
+    ids=lambda line: line if isinstance(line, str) and len(line) < 12 else "",
+)
+def test_a_turn_that_writes_what_is_no_result_is_told_and_left_out_whole(installed, line):
+    good = json.dumps(RESULT | {"median": 90}).encode()
+    wrong = line if isinstance(line, bytes) else line.encode()
+
+    def run(command, extra):
+        if "RESULTS" in extra:
+            lines = [good, wrong] if "2048" in command else [json.dumps(RESULT).encode()]
+            Path(extra["RESULTS"]).write_bytes(b"\n".join(lines) + b"\n")
+        return 0, ""
+
+    told: list[str] = []
+    series = peer(run, **installed, tell=told.append)
+    for turn in series.turns:
+        turn()
+    assert isinstance(series.failure, Unsupported) and told[-1] == str(series.failure)
+    assert [each.figure for each in series.cells([cell_of("prefill512", 1.0)])] == [50]
+
+
+def test_what_is_no_text_on_standard_error_takes_nothing_with_it():
+    script = r"import os; os.write(2, b'first\n\xff last\n')"
+    assert run_command([sys.executable, "-c", script], {}) == (0, "\ufffd last")
+
+
+def test_commands_run_with_the_extra_environment(tmp_path):
     script = "import os, sys; sys.stderr.write('first\\n' + os.environ['REPS']); sys.exit(3)"
     assert run_command([sys.executable, "-c", script], {"REPS": "1"}) == (3, "1")
 

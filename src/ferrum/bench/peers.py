@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from ferrum.bench.report import Cell, PeerCell
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError, RequestError, Unsupported
+from ferrum.core.serial import JsonRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,45 @@ def run_command(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, 
     """See `Run`."""
     added = [f"{name}={value}" for name, value in extra.items()]  # env(1) adds to what the script inherits
     try:
-        done = subprocess.run(["env", *added, *command], capture_output=True, text=True, check=False, timeout=LONGEST)
+        done = subprocess.run(
+            ["env", *added, *command], capture_output=True, text=True, errors="replace", check=False, timeout=LONGEST
+        )
     except subprocess.TimeoutExpired:
         return 1, f"it did not end within {LONGEST:.0f} s"
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure(JsonRecord):
+    """What a line of results tells.
+
+    Attributes:
+        metric: what was measured.
+        median: tokens per second, above 0.
+    """
+
+    metric: str
+    median: float
+
+    def __post_init__(self) -> None:
+        if self.median <= 0:
+            raise RequestError(f"must be above 0, not {self.median}", param="median")
+
+
+def figures_of(results: bytes) -> list[Figure]:
+    """The figures among a script's results: the lines in tokens per second.
+
+    Raises:
+        RequestError: a line is no result; `param` names the field.
+        ValueError, RecursionError: a line is no JSON.
+    """
+    figures = []
+    for record in map(json.loads, results.splitlines()):
+        if not isinstance(record, dict):
+            raise RequestError(f"must be an object, not {record!r}", param="result")
+        if record.get("unit") == "tok/s":
+            figures.append(Figure.from_dict({name: record[name] for name in ("metric", "median") if name in record}))
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +216,7 @@ class PeerSeries:
         self._run = installed.run
         self._samples: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.failure: Unsupported | None = None
-        """Of the last turn in which the script failed or told nothing. What else was measured stands."""
+        """Of the last turn in which the script failed, or told nothing or no results. What else was measured stands."""
 
     @property
     def turns(self) -> list[Callable[[], None]]:
@@ -189,20 +225,31 @@ class PeerSeries:
 
     def _turn(self, variant: str, command: Sequence[str]) -> None:
         self._tell(f"peer {self.name} {variant}".strip())
+        try:
+            figures = self._figures(command)
+        except Unsupported as failure:
+            self.failure = failure
+            self._tell(str(failure))
+            return
+        for figure in figures:
+            self._samples[figure.metric, variant].append(figure.median)
+
+    def _figures(self, command: Sequence[str]) -> list[Figure]:
+        """What a run of the script measured.
+
+        Raises:
+            Unsupported: it failed, or told nothing or no results.
+        """
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results.jsonl"
             extra = {"RESULTS": str(results), "REPS": "1", "THREADS": str(self._threads)}
             code, said = self._run(command, extra)
-            if code or not results.exists():
-                self.failure = Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
-                self._tell(str(self.failure))
-                return
-            for record in map(json.loads, results.read_text().splitlines()):
-                self._take(variant, record)
-
-    def _take(self, variant: str, record: Mapping[str, Any]) -> None:
-        if record.get("unit") == "tok/s":
-            self._samples[record["metric"], variant].append(float(record["median"]))
+            if code or not results.is_file():
+                raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
+            try:
+                return figures_of(results.read_bytes())
+            except (RequestError, ValueError, RecursionError) as error:
+                raise Unsupported(f"peer {self.name}", f"its script wrote what is no result: {error}") from None
 
     def cells(self, measured: Sequence[Cell]) -> tuple[PeerCell, ...]:
         """The peer beside ferrum: of every workload that both measured its best variant."""
