@@ -362,3 +362,14 @@ def test_bench_compare_ends_with_one_on_a_regression_and_two_on_a_wrong_file(
     for missing in (tmp_path / "missing.json", tmp_path):
         code, _, told = ferrum("bench", "compare", good, str(missing))
         assert code == 2 and told.startswith(f"ferrum: report: {missing}: ")
+
+
+@pytest.mark.parametrize("command", [[], ["overhead"], ["serve"], ["speculation"]])
+@pytest.mark.parametrize("path", ["missing/a.json", "", "file/a.json", "a" * 300], ids=lambda path: path[:8])
+def test_a_report_that_cannot_be_written_is_refused_before_the_model_is_looked_for(
+    ferrum: Callable[..., Outcome], tmp_path: Path, command: list[str], path: str
+) -> None:
+    (tmp_path / "file").touch()
+    code, _, told = ferrum("bench", *command, "no-such-model", "--output", str(tmp_path / path))
+    assert code == 2 and told.startswith("ferrum: output: ") and str(tmp_path) in told
+    assert [each.name for each in tmp_path.iterdir()] == ["file"], "nothing is written to find out"

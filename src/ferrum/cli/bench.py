@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from ferrum.cli import bench_overhead, bench_serve, bench_speculation
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import chosen, model_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, model_fields, with_options
 from ferrum.cli.tables import print_table, size
 from ferrum.core.errors import ConfigError
 
@@ -59,7 +59,7 @@ def measure(
     series: Annotated[
         int, typer.Option(help="How often each workload is measured, and with peers before each turn of theirs.", min=1)
     ] = 7,
-    output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    output: ReportFile = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from ferrum.cli.bench_serve import missing, origin, server_arguments
-from ferrum.cli.options import chosen, engine_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError
 
@@ -24,7 +23,7 @@ def overhead(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1)] = 64,
     series: Annotated[int, typer.Option(help="How many turns.", min=1)] = 3,
-    output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    output: ReportFile = None,
     **options: Any,
 ) -> None:
     """Measure what serving costs: the same work offline, and by servers, their engines in a thread and in a process."""

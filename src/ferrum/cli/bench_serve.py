@@ -14,7 +14,7 @@ import typer
 
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import chosen, engine_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, Unsupported
 
@@ -42,7 +42,7 @@ def serve(
         str | None, typer.Option(help="The model's name there.", show_default="the first that is listed")
     ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with the API key to send.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    output: ReportFile = None,
     **options: Any,
 ) -> None:
     """Measure a server: latencies and throughput under a load, and what of it was well served."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import chosen, engine_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError
 
@@ -30,7 +29,7 @@ def speculation(
     batch: Annotated[list[int] | None, typer.Option(help="Sequences at a time; repeatable. 1, 4 and 16.")] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 96,
     pairs: Annotated[int, typer.Option(help="How often each is run without and with.", min=1)] = 20,
-    output: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.")] = None,
+    output: ReportFile = None,
     add: Annotated[
         bool, typer.Option("--add", help="Add to the report that is there, of other texts or sizes.")
     ] = False,

@@ -6,14 +6,16 @@ A field's annotation decides how its option is parsed; lists are given by repeat
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.options import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
@@ -33,6 +35,30 @@ TYPES: Final[Mapping[str, Any]] = {
 
 NOT_FOR_TEXT: Final = frozenset({"n", "logprobs", "prompt_logprobs"})
 """Fields whose effect is not visible in one printed text: they have no option."""
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path of a report, as an option's callback: what cannot be written is to be known before it is measured.
+
+    Raises:
+        ConfigError: it is a directory, or in none that can be written.
+    """
+    if path is None:
+        return None
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory", param="output")
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no directory {path.parent}", param="output")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written", param="output")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", param="output") from None
+    return path
+
+
+ReportFile = Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.", callback=writable)]
+"""`--output` of the commands that measure."""
 
 
 def sampling_fields() -> list[Field[Any]]:
