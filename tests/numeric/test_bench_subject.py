@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import directory_of, find
 
 from bench_kit import rates
 from ferrum.bench.limits import weights
 from ferrum.bench.report import Report
-from ferrum.bench.run import receipt
+from ferrum.bench.run import receipt, setting_of
 from ferrum.bench.shapes import SHAPES
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload
@@ -21,7 +22,9 @@ from ferrum.cli.main import execute
 from ferrum.core.errors import KvExhausted
 from ferrum.engine.build import engine_config
 from ferrum.kernels.interface import StepTables
+from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
 DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
@@ -125,6 +128,27 @@ def test_the_limit_counts_the_bytes_that_are_really_held():
         assert held == subject.executor.memory_plan.weights
         (part,) = subject.executor.memory_plan.pool
         assert sum(subject.costs.kv_bytes) * SHAPES["tiny"]["num_hidden_layers"] == part.page_bytes / part.page_size
+
+
+@pytest.mark.parametrize(
+    ("packed", "asked", "group"),
+    [
+        (128, {}, 128),
+        (32, {}, None),
+        (64, {"quantize": "int4", "group": 64}, 64),
+        (None, {"quantize": "int4", "group": 64}, 64),
+        (None, {"quantize": "int8"}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_setting_has_the_group_of_what_was_loaded(tmp_path: Path, packed, asked, group):
+    directory = directory_of(find("llama3"))
+    if packed is not None:
+        pack_directory(Checkpoint(directory), tmp_path / "packed", "int4", group=packed)
+        directory = tmp_path / "packed"
+    config = engine_config(str(directory), {"kv_capacity": 128, "max_batch_size": 1, **asked})
+    with ExecutorSubject(build_executor(config.model), config, "m") as subject:
+        assert setting_of(subject, "m").group == group
 
 
 def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_itself(tmp_path: Path, capsys):

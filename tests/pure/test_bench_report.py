@@ -157,7 +157,9 @@ def test_a_workload_that_is_gone_is_a_regression_and_a_new_one_is_none():
     assert {change.workload: change.regressed for change in compare(old, new)} == {"a": False, "b": True, "c": False}
 
 
-@pytest.mark.parametrize("setting", [{"model": "other"}, {"formats": ("int8",)}, {"kv_format": "int8"}, {"threads": 1}])
+@pytest.mark.parametrize(
+    "setting", [{"model": "other"}, {"formats": ("int8",)}, {"kv_format": "int8"}, {"threads": 1}, {"group": 128}]
+)
 def test_different_settings_are_not_compared(setting):
     with pytest.raises(RequestError) as told:
         compare(report_of(), report_of(**setting))

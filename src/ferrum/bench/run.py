@@ -66,12 +66,13 @@ def setting_of(subject: ExecutorSubject, name: str) -> Setting:
     for weight in weights(subject.costs.program):
         held[weight.format] += weight.nbytes
     formats = tuple(sorted(held, key=lambda format: -held[format]))
+    group = subject.executor.traits.group
     return Setting(
         model=name,
         formats=formats,
         kv_format=subject.costs.kv_format,
         threads=subject.threads,
-        group=None if subject.group == DEFAULT_GROUP else subject.group,
+        group=None if group == DEFAULT_GROUP else group,
     )
 
 

@@ -89,11 +89,6 @@ class ExecutorSubject:
         return self._lm.max_rows
 
     @property
-    def group(self) -> int | None:
-        """Inputs that share a scale of quantised weights, as asked for."""
-        return self._config.model.group
-
-    @property
     def threads(self) -> int:
         """Threads of the kernels; the reference has one."""
         kernels = self._lm.kernels

@@ -33,6 +33,7 @@ class ExecutorTraits:
         max_sequence_length: most tokens of a sequence.
         memory: what it holds.
         weights: what was made of the checkpoint; with one numerics_id and one kv_dtype, equal names mean equal bits.
+        group: inputs that share a scale of quantised weights; None: none are quantised.
         dtypes: weight formats that it could have been loaded in.
         windows: some layers see a sliding window.
         paged: keys and values live in pages of the pool.
@@ -48,6 +49,7 @@ class ExecutorTraits:
     max_sequence_length: int
     memory: MemoryPlan
     weights: str = ""
+    group: int | None = None
     dtypes: frozenset[DataType] = frozenset()
     windows: bool = False
     paged: bool = True

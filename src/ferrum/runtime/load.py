@@ -152,6 +152,7 @@ def build_executor(
         traits=replace(
             _traits(lm, decoder, kv_format, groups, limits),
             weights=_weights(parameters, spec, decoder_spec(checkpoint.config)),
+            group=None if parameters.scheme is None else parameters.group,
             notes=chosen.notes,
         ),
         log_tokens=config.switches.log_tokens,

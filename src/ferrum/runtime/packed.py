@@ -148,7 +148,7 @@ class PackedParameters(Parameters):
             CheckpointError: it is missing, damaged, or of another shape or format.
         """
         assert self.scheme is not None, "packed directories are quantised"
-        layout = layout_of(format_of(self.scheme, name), self._group)
+        layout = layout_of(format_of(self.scheme, name), self.group)
         self._check(name, layout.shape(shape))
         if self._files.tensors[name].dtype != "U8":
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")

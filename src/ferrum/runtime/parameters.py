@@ -38,6 +38,7 @@ class Parameters:
         format: floating-point format of the matrices (where they differ, of the first) before they are quantised; empty
             until one has been handed out.
         scheme: how matrices are quantised, or None.
+        group: inputs that share a scale of matrices that are.
 
     Raises:
         ConfigError: no such dtype, scheme or group, or a group and no scheme.
@@ -72,7 +73,7 @@ class Parameters:
         self._dtype = dtype
         self._progress = progress
         self.scheme = None if quantize is None else SCHEMES[quantize]
-        self._group = DEFAULT_GROUP if group is None else group
+        self.group = DEFAULT_GROUP if group is None else group
         self._quantizer = quantizer
         self._quantize = quantize
         self._formats: set[str] = set()
@@ -86,7 +87,7 @@ class Parameters:
     def made(self) -> str:
         """What was made of the matrices that were handed out, by name."""
         formats = "+".join(sorted(self._formats))
-        return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self._group}"
+        return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self.group}"
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -116,7 +117,7 @@ class Parameters:
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
         if self.scheme is None:
             return DenseWeight(values)
-        return self._quantizer(format_of(self.scheme, name), values, self._group)
+        return self._quantizer(format_of(self.scheme, name), values, self.group)
 
     def vector(self, name: str, size: int) -> F32:
         """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""
