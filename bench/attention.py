@@ -1,6 +1,6 @@
 """Decoding attention alone beside the machine's read bandwidth, by context, batch and format of keys and values.
 
-    python bench/attention.py --out bench/results/attention.json
+    python bench/attention.py --out attention.json
 
 The native kernels attend over pages in random order, of one layer of Qwen3-0.6B after another, until far more has been
 read than a cache holds. The machine is probed before and after each sample: one whose probes disagree is left out, and

@@ -1,6 +1,6 @@
 """A thousand random steps of a real model on each set of kernels: a request keeps the bits that it has alone.
 
-The manner of `pure/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
+The manner of `fuzz/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
 ends in exactly one terminal event, and not a page is missing in the end.
 """
 
