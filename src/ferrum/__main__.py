@@ -1,6 +1,6 @@
 """`python -m ferrum` is the `ferrum` command."""
 
-from ferrum.cli.main import main
+from ferrum.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -31,6 +32,7 @@ from ferrum.engine.outputs import Delta
 from ferrum.runtime import hub
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
+from source_tree import REPOSITORY
 
 
 @pytest.fixture
@@ -282,6 +284,27 @@ def test_ctrl_c_ends_with_130_and_ends_the_request(
     monkeypatch.setattr("ferrum.cli.run.echo_text", _interrupt)
     code, _, err = ferrum("run", "m", "p")
     assert (code, err) == (130, "")
+
+
+INTERRUPTED_IMPORT = """
+import sys
+from importlib.metadata import EntryPoint
+
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted)
+EntryPoint("ferrum", sys.argv.pop(1), "console_scripts").load()()
+"""
+
+
+def test_ctrl_c_ends_with_130_while_the_command_is_imported() -> None:
+    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    for entry in (scripts["ferrum"], "ferrum.__main__:main"):
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, entry, "doctor"], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def _interrupt(deltas: Iterator[Delta]) -> str:

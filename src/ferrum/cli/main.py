@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, serve
+from ferrum.cli.start import INTERRUPTED
 from ferrum.core.errors import (
     CapacityError,
     CheckpointError,
@@ -31,7 +32,6 @@ from ferrum.core.errors import (
 )
 
 FAILED: Final = 2
-INTERRUPTED: Final = 130
 
 NEXT_STEPS: Final[tuple[tuple[type[FerrumError], str], ...]] = (
     (ModelNotFound, ""),  # says itself where to look
