@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -27,6 +29,9 @@ from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta, join
+from ferrum.engine.process import ProcessHost
+from ferrum.engine.progress import SHOW_CURSOR
+from ferrum.engine.wire import Reader
 
 ENDLESS = greedy(None, ignore_eos=True)
 SLOW = FakeRecipe(seconds_per_step=0.002, num_pages=2048)  # all that run have room, however long they become
@@ -197,6 +202,21 @@ def test_closing_the_engine_ends_what_is_live_and_refuses_what_comes(process: bo
 def test_a_recipe_that_fails_fails_at_the_start(process: bool) -> None:
     with pytest.raises(Unsupported, match="broken"):
         AsyncEngine.from_parts(parts(FakeRecipe(broken=True), process=process))
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, EngineDead])
+def test_a_process_that_is_killed_while_it_loads_leaves_the_cursor_visible(
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(reader: Reader) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    if end is KeyboardInterrupt:
+        monkeypatch.setattr(Reader, "wait", interrupted)
+    with pytest.raises(end):
+        ProcessHost(partial(os._exit, 9)).start(lambda report: None)
+    assert SHOW_CURSOR in capsys.readouterr().err
 
 
 def test_the_death_of_the_process_ends_every_request_with_engine_dead() -> None:

@@ -27,7 +27,7 @@ from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
 from ferrum.engine.inbox import SocketInbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
-from ferrum.engine.progress import leave
+from ferrum.engine.progress import leave, show_cursor
 
 if TYPE_CHECKING:  # no engine of ours needs it
     from asyncio import AbstractEventLoop
@@ -95,10 +95,13 @@ class ProcessHost:
             report = reports.next()
         except BaseException:
             child.stop()
+            show_cursor()
             raise
         if not isinstance(report, Started):
             child.stop()
             assert isinstance(report, Ended)
+            if isinstance(report.error, EngineDead):  # it could not tell any error of its own, nor end its bar
+                show_cursor()
             raise report.error or EngineDead("the engine ended before it began")
         self._writer = wire.Writer(child.end)
         self._reports = reports

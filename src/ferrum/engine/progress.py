@@ -138,8 +138,13 @@ def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
             bar.close()
 
 
-def leave(status: int) -> NoReturn:
-    """End the process at once, whatever its threads do; the cursor, which a bar hides, is shown again."""
+def show_cursor() -> None:
+    """Show the terminal's cursor again, on a new line, for a bar that did not come to it."""
     if sys.stderr.isatty():
         print(SHOW_CURSOR, file=sys.stderr, flush=True)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once, whatever its threads do; the cursor, which a bar hides, is shown again."""
+    show_cursor()
     os._exit(status)
