@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -206,17 +209,30 @@ def test_a_recipe_that_fails_fails_at_the_start(process: bool) -> None:
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, EngineDead])
 def test_a_process_that_is_killed_while_it_loads_leaves_the_cursor_visible(
-    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     def interrupted(reader: Reader) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("os.isatty", lambda descriptor: descriptor == 2)
     if end is KeyboardInterrupt:
         monkeypatch.setattr(Reader, "wait", interrupted)
     with pytest.raises(end):
         ProcessHost(partial(os._exit, 9)).start(lambda report: None)
-    assert SHOW_CURSOR in capsys.readouterr().err
+    assert SHOW_CURSOR in capfdbinary.readouterr().err
+
+
+def test_a_process_that_leaves_its_bar_shows_the_cursor_again() -> None:
+    script = "from ferrum.engine.progress import RichBar, leave; RichBar(total=9, desc='x'); leave(0)"
+    terminal, its_end = os.openpty()
+    subprocess.run([sys.executable, "-c", script], stderr=its_end, env={**os.environ, "TERM": "xterm"}, check=True)
+    os.close(its_end)
+    shown = b""
+    with suppress(OSError):  # so a terminal ends on Linux
+        while read := os.read(terminal, 4096):
+            shown += read
+    os.close(terminal)
+    assert 0 <= shown.find(b"\x1b[?25l") < shown.find(b"\x1b[?25h")
 
 
 def test_the_death_of_the_process_ends_every_request_with_engine_dead() -> None:

@@ -90,8 +90,10 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
 PATIENCE: Final = 0.5
 """Seconds that loading may take without a bar: most models are there before one could be read."""
 
-SHOW_CURSOR: Final = "\x1b[?25h"
-"""What terminals know as DECTCEM."""
+SHOW_CURSOR: Final = b"\x1b[?25h\n"
+"""What terminals know as DECTCEM, and a new line."""
+
+_STDERR: Final = 2
 
 
 class LoadingBar:
@@ -139,9 +141,12 @@ def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def show_cursor() -> None:
-    """Show the terminal's cursor again, on a new line, for a bar that did not come to it."""
-    if sys.stderr.isatty():
-        print(SHOW_CURSOR, file=sys.stderr, flush=True)
+    """Show the terminal's cursor again, on a new line, for a bar that did not come to it.
+
+    It goes past `sys.stderr`, which is the bar's as long as there is one: rich takes such codes out of what is printed.
+    """
+    if os.isatty(_STDERR):
+        os.write(_STDERR, SHOW_CURSOR)
 
 
 def leave(status: int) -> NoReturn:
