@@ -130,8 +130,7 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
     from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
     room = {
-        # One more than run at once: where they fill the context, the pool holds the page beside them too.
-        "max_batch_size": 1 + max(each.sequences for each in workloads),
+        "max_batch_size": max(each.sequences for each in workloads),
         "kv_capacity": pool_tokens(workloads, PAGE_SIZE),
     }
     config: EngineConfig = engine_config(name, {**room, **options})
