@@ -104,6 +104,12 @@ def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, obje
     [
         {"request_id": ""},
         {"request_id": 5},
+        {"request_id": "\ud800"},
+        {"tenant": 5},
+        {"tenant": ["x"]},
+        {"salt": None},
+        {"salt": "\ud800"},
+        {"trace_id": b"x"},
         {"priority": 1.5},
         {"deadline": 0},
         {"deadline": float("nan")},

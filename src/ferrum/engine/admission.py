@@ -103,9 +103,9 @@ class Admission:
             priority=_whole("priority", priority),
             deadline=None if deadline is None else now + _seconds("deadline", deadline),
             arrival=now,
-            tenant=tenant,
-            salt=salt,
-            trace_id=name if trace_id is None else trace_id,
+            tenant=_string("tenant", tenant),
+            salt=_string("salt", salt),
+            trace_id=name if trace_id is None else _string("trace_id", trace_id),
             pooling=pooling,
             prediction=self._encoded(prediction, add_special_tokens=False, param="prediction"),
         )
@@ -191,10 +191,21 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def _string(param: str, value: object) -> str:
+    """Text that can be sent, hashed and written: half a surrogate pair cannot."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise RequestError(f"must be a string that UTF-8 can hold, not {value!r}", param=param)
+
+
 def _named(param: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"must be a string that is not empty, not {value!r}", param=param)
-    return value
+    if name := _string(param, value):
+        return name
+    raise RequestError("must not be empty", param=param)
 
 
 def _whole(param: str, value: object) -> int:
