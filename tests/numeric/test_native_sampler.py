@@ -78,6 +78,15 @@ def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_of_more_tokens_than_there_are_all_are_taken(tier):
+    chooser, logits = chooser_of(tier, 2), logits_of(3, 100)
+    whole = sample(logits, request([0], seed=1, logprobs=ALL_TOKENS), (), chooser)
+    for many in (100, 101, 2**31, 2**64, 10**21):
+        wish = request([0], seed=1, top_k=many, logprobs=many)
+        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE) == whole
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_rules_over_the_vocabulary_come_first(tier):
     chooser, logits = chooser_of(tier, 2), logits_of(3, 100)
     for params in (

@@ -39,23 +39,22 @@ class NativeChooser:
 
     def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
         """See `Chooser.logprobs`."""
-        asked = [
-            (
-                np.ascontiguousarray(each.logits),
-                each.token,
-                each.logits.size if each.count == ALL_TOKENS else each.count,
-            )
-            for each in questions
-        ]
+        asked = [(np.ascontiguousarray(each.logits), each.token, _at_most(each)) for each in questions]
         return [
             report(row, token, np.array(best, np.int64), checked(np.float32(peak)), np.float32(normaliser), rank)
             for (row, token, _), (peak, normaliser, rank, best) in zip(asked, self._team.describe(asked), strict=True)
         ]
 
 
+def _at_most(question: Question) -> int:
+    """How many tokens to report: no more than there are, however large the number that was asked for."""
+    size = question.logits.size
+    return size if question.count == ALL_TOKENS else min(question.count, size)
+
+
 def _draw(choice: Choice) -> tuple[F32, float, int, float, float, int, int, int]:
     """A draw as the library takes it: what from, temperature, top-k, top-p, min-p, seed, position, choice."""
     row, sampling, params = choice.row, choice.row.sampling, choice.row.params
     logits = np.ascontiguousarray(edited(choice.logits, row))
-    rules = (params.temperature, params.top_k, params.top_p, params.min_p)
+    rules = (params.temperature, min(params.top_k, logits.size), params.top_p, params.min_p)
     return (logits, *rules, sampling.seed & 0xFFFFFFFFFFFFFFFF, row.position, sampling.choice)
