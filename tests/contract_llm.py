@@ -129,8 +129,10 @@ def test_truncation_goes_back(llm):
     llm.prefill("a", PROMPT + OTHER)
     llm.truncate_kv("a", 3)
     same(llm.decode("a", 5, 3), truth(llm, [*PROMPT[:3], 5])[-1])
-    with pytest.raises(RequestError):
-        llm.truncate_kv("a", 9)
+    for length in (9, 1.5, True):
+        with pytest.raises(RequestError):
+            llm.truncate_kv("a", length)
+    assert llm.length("a") == 4
     with pytest.raises(UnknownSequence):
         llm.truncate_kv("b", 0)
 

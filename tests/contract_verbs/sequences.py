@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from contract_kit import OTHER, PROMPT, same
@@ -77,13 +78,27 @@ def test_truncation_is_as_if_it_had_never_gone_further(executor):
 @contract("2.truncate_kv")
 def test_truncation_has_limits(executor):
     handle = begin(executor)
-    for length in (8, -1):
-        with pytest.raises(RequestError) as caught:
-            executor.truncate_kv(handle, length)
-        assert caught.value.param == "new_len"
+    for length in (8, -1, 1.5, 7.0, True, "3", None):
+        for truncate in (
+            lambda length: executor.truncate_kv(handle, length),
+            lambda length: executor.truncate_kv_for_cache_id(handle.cache_id, length),
+        ):
+            with pytest.raises(RequestError) as caught:
+                truncate(length)
+            assert caught.value.param == "new_len"
     assert executor.truncate_kv(handle, 7) == handle
     with pytest.raises(UnknownSequence):
         executor.truncate_kv_for_cache_id("nobody", 0)
+    usable(executor, handle, PROMPT)
+
+
+@contract("2.truncate_kv")
+@contract("2.serialisation")
+def test_a_length_may_be_an_integer_of_any_type(executor):
+    back = executor.truncate_kv(begin(executor), np.int64(5))
+    assert KvCacheHandle.from_json(back.to_json()) == back
+    assert '"stored_tokens": 5' in executor.cache_metrics_snapshot().to_json()
+    usable(executor, back, PROMPT[:5])
 
 
 @contract("2.fork")

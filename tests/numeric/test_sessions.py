@@ -60,6 +60,7 @@ def test_a_session_refuses_what_it_cannot_do_and_stays_as_it_was(llm: LLM) -> No
     session = llm.session([1, 2, 3])
     for call in (
         lambda: session.truncate(4),
+        lambda: session.truncate("a"),
         lambda: session.generate(SamplingParams(n=2)),
         lambda: session.append("text without a tokenizer"),
         lambda: session.fork().append([10**9]).generate(WARM),

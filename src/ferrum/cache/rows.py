@@ -18,6 +18,7 @@ from ferrum.cache.groups import PageCopy, PageGroup
 from ferrum.cache.pool import PagePool
 from ferrum.cache.prefix import SequenceNames
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.core.integers import kept_length
 
 FREED: Final = -1
 """In a row: a page whose tokens have left the window for good."""
@@ -263,12 +264,11 @@ class PageRows:
 
         Raises:
             UnknownSequence: no such sequence.
-            RequestError: `length` is negative or beyond the stored length.
+            RequestError: `length` is no integer, negative or beyond the stored length.
             Unsupported: a window group has freed keys that the next query would see.
         """
         stored = self._get(cache_id)
-        if not 0 <= length <= stored.length:
-            raise RequestError(f"{length} is not in [0, {stored.length}]", param="length")
+        length = kept_length("length", length, stored.length)
         if length == stored.length:
             return
         if not self.can_truncate(cache_id, length):

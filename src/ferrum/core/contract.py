@@ -13,6 +13,7 @@ from operator import index
 from typing import Any, NewType, TypeAlias
 
 from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.core.integers import integer
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import Array
 
@@ -379,9 +380,8 @@ def _is_list(value: Any) -> bool:
 
 
 def _token(name: str, position: int, item: Any) -> int:
-    """Token ids are integers, and True is none."""
     try:
-        token = -1 if isinstance(item, bool) else index(item)
+        token = integer(item)
     except TypeError:
         token = -1
     if token < 0:

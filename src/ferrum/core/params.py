@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from operator import index
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.core.integers import whole
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
@@ -192,16 +192,6 @@ def _flag(name: str, value: object) -> bool:
     return value
 
 
-def _as_int(name: str, value: Any) -> int:
-    """Any integer type, but no bool: True is not a token count."""
-    try:
-        if not isinstance(value, bool):
-            return index(value)
-    except TypeError:
-        pass
-    _refuse(name, f"must be an integer, not {value!r}")
-
-
 @dataclass(frozen=True, slots=True)
 class _Integer:
     """Whole numbers within bounds; None too, where it is optional."""
@@ -213,7 +203,7 @@ class _Integer:
     def __call__(self, name: str, value: Any) -> int | None:
         if value is None and self.optional:
             return None
-        number = _as_int(name, value)
+        number = whole(name, value)
         if number < self.low or (self.high is not None and number > self.high):
             most = "" if self.high is None else f" and at most {self.high}"
             _refuse(name, f"must be at least {self.low}{most}, not {number}")
@@ -277,7 +267,7 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _token(name: str, value: Any) -> int:
-    token = _as_int(name, value)
+    token = whole(name, value)
     if token < 0:
         raise InvalidToken(f"token id {token} is negative", param=name)
     return token

@@ -32,6 +32,7 @@ from ferrum.core.contract import (
 )
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.handles import Handles
+from ferrum.core.integers import kept_length
 from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
 
@@ -214,7 +215,7 @@ class NamedVerbs(ABC):
 
         Raises:
             InvalidHandle, UnknownSequence, StaleHandle: the handle will not do.
-            RequestError: `new_len` is negative or beyond the stored length.
+            RequestError: `new_len` is no integer, negative or beyond the stored length.
             Unsupported: a sliding window has let go of keys that would be needed.
         """
         with self._exclusive():
@@ -224,10 +225,7 @@ class NamedVerbs(ABC):
     def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> KvCacheHandle:
         """`truncate_kv` by name."""
         with self._exclusive():
-            length = self.pages.length(cache_id)
-            if not 0 <= new_len <= length:
-                raise RequestError(f"{new_len} is not in [0, {length}], the stored length", param="new_len")
-            self.pages.truncate(cache_id, new_len)
+            self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
             return self.handle(cache_id)
 
     def fork(self, handle: KvCacheHandle) -> KvCacheHandle:

@@ -9,11 +9,11 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from operator import index
 from typing import Any, TypeAlias
 
 from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
+from ferrum.core.integers import integer, whole
 from ferrum.core.params import SamplingParams, bad_word_tokens
 from ferrum.core.types import Pooling, Request
 from ferrum.text.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ class Admission:
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
             bad_words=self._bad_words(params),
-            priority=_whole("priority", priority),
+            priority=whole("priority", priority),
             deadline=None if deadline is None else now + _seconds("deadline", deadline),
             arrival=now,
             tenant=_string("tenant", tenant),
@@ -183,9 +183,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     tokens = []
     for position, entry in enumerate(entries):
         try:
-            if isinstance(entry, bool):
-                raise TypeError
-            tokens.append(index(entry))
+            tokens.append(integer(entry))
         except TypeError:
             raise InvalidToken(f"{entry!r} at position {position} is not a token id", param="prompt") from None
     return tuple(tokens)
@@ -206,12 +204,6 @@ def _named(param: str, value: object) -> str:
     if name := _string(param, value):
         return name
     raise RequestError("must not be empty", param=param)
-
-
-def _whole(param: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"must be an integer, not {value!r}", param=param)
-    return value
 
 
 def _seconds(param: str, value: object) -> float:

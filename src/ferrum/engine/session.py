@@ -12,6 +12,7 @@ from copy import copy
 from typing import Self
 
 from ferrum.core.errors import RequestError
+from ferrum.core.integers import kept_length
 from ferrum.core.params import SamplingParams
 from ferrum.engine.admission import Prompt, token_ids
 from ferrum.engine.outputs import CompletionOutput, RequestOutput
@@ -69,9 +70,7 @@ class GrowingText:
 
     def truncate(self, length: int) -> Self:
         """Go back to the first `length` tokens. Raises RequestError where there are not so many."""
-        if not 0 <= length <= len(self._tokens):
-            raise RequestError(f"{length} is not in [0, {len(self._tokens)}]", param="length")
-        self._tokens = self._tokens[:length]
+        self._tokens = self._tokens[: kept_length("length", length, len(self._tokens))]
         return self
 
 
