@@ -89,9 +89,12 @@ def test_masks_and_positions_that_say_what_happens_are_honoured(executor):
         ("attention_mask", [[0, 1, 1, 1, 1, 1, 1]]),
         ("attention_mask", [[1, 1, 1, 1, 1, 1, 0]]),
         ("attention_mask", [[1, 1]]),
+        ("attention_mask", [[1] * 7, [0] * 7]),
+        ("attention_mask", [[1] * 7] * 2),
         ("position_ids", [[1, 2, 3, 4, 5, 6, 7]]),
         ("position_ids", [[0, 1, 2, 3, 4, 5, 5]]),
         ("position_ids", [[0]]),
+        ("position_ids", [[0, 1, 2, 3, 4, 5, 6]] * 2),
     ],
 )
 def test_masks_and_positions_that_say_otherwise_are_refused(executor, field, value):

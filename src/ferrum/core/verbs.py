@@ -21,6 +21,7 @@ from ferrum.core.contract import (
     DecodeOutput,
     KvCacheHandle,
     LogitsPolicy,
+    Matrix,
     ModelInfo,
     PrefillInput,
     PrefillOutput,
@@ -273,7 +274,7 @@ class NamedVerbs(ABC):
             self._handles.check(given.kv_cache, exact=True)
             start = given.kv_cache.sequence_length
         end = start + given.sequence_length
-        if given.attention_mask is not None and given.attention_mask[0] not in _ones(given.sequence_length, end):
+        if given.attention_mask is not None and given.attention_mask not in _ones(given.sequence_length, end):
             reason = f"only ones can be honoured, [1, {given.sequence_length}] or [1, {end}]: leave padding out"
             raise RequestError(reason, param="attention_mask")
         _check_positions(given.position_ids, range(start, end))
@@ -370,8 +371,8 @@ def _row(array: Array, row: int) -> Array:
     return array[row : row + 1]
 
 
-def _ones(*lengths: int) -> list[tuple[int, ...]]:
-    return [(1,) * length for length in lengths]
+def _ones(*lengths: int) -> list[Matrix]:
+    return [((1,) * length,) for length in lengths]
 
 
 def _check_positions(given: Any, stored: range) -> None:
