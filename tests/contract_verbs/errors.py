@@ -6,7 +6,7 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT
 from contract_verbs.kit import begin, contract, usable
-from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.core.contract import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ContextOverflow, InvalidToken, KvExhausted, RequestError, StepError
 
 
@@ -59,6 +59,38 @@ def test_long_chunks_are_undone_under_a_window(make):
         kit.executor.batch_prefill([PrefillInput([long], kv_cache=handle), PrefillInput([[POISON]])])
     kit.check()
     usable(kit.executor, handle, PROMPT)
+
+
+@contract("2.errors")
+def test_copies_made_to_undo_a_step_bear_nobody_elses_name(make):
+    kit = make(window=6)
+    begun = UnifiedBatch(tuple(UnifiedBatchItem(name, OTHER, 0) for name in ("a", "b", "b-undo", "b-undo-0")))
+    kit.executor.unified_decode(begun)
+    more = [UnifiedBatchItem(name, PROMPT, len(OTHER)) for name in ("a", "b")]
+    fresh = UnifiedBatchItem("a-undo-0", OTHER, 0)
+    kit.executor.unified_decode(UnifiedBatch((*more, fresh)))
+    kit.check()
+    assert sorted(kit.executor.pages.ids()) == ["a", "a-undo-0", "b", "b-undo", "b-undo-0"]
+    usable(kit.executor, kit.executor.handle("a"), OTHER + PROMPT)
+    usable(kit.executor, kit.executor.handle("b-undo"), OTHER)
+
+
+@contract("2.errors")
+def test_a_copy_that_cannot_be_made_leaves_none_behind(make, monkeypatch):
+    kit = make(window=6)
+    handles = [begin(kit.executor), begin(kit.executor, OTHER)]
+    pages, fork = kit.executor.pages, kit.executor.pages.fork
+
+    def fork_one(source, target):
+        if source == handles[1].cache_id:
+            raise KvExhausted("no room for another copy")
+        fork(source, target)
+
+    monkeypatch.setattr(pages, "fork", fork_one)
+    with pytest.raises(KvExhausted):
+        kit.executor.batch_prefill([PrefillInput([PROMPT], kv_cache=handle) for handle in handles])
+    assert sorted(pages.ids()) == sorted(handle.cache_id for handle in handles)
+    kit.check()
 
 
 @contract("2.errors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Protocol
 
 from ferrum.core.errors import FerrumError
@@ -145,8 +146,10 @@ class Undo:
             for span in spans
             if span.cache_id in self._pages
         }
-        copies = {} if settled else self._copies(spans)
+        copies: dict[str, str] = {}
         try:
+            if not settled:
+                self._copy(spans, copies)
             yield
         except BaseException:
             for span in spans:
@@ -159,19 +162,24 @@ class Undo:
             for copy in copies.values():
                 self._pages.release(copy)
 
-    def _copies(self, spans: Sequence[Span]) -> dict[str, str]:
-        """Copies of the sequences that truncation may not bring back: a long span pushes keys out of a window.
+    def _copy(self, spans: Sequence[Span], copies: dict[str, str]) -> None:
+        """Copy the sequences that truncation may not bring back: a long span pushes keys out of a window.
 
         A store without groups keeps its windows to itself.
+
+        Args:
+            copies: gets the name of each sequence's copy, one that neither the store nor the spans have.
         """
         groups = self._pages.groups
         if groups and all(group.window is None for group in groups):
-            return {}
-        long = [span.cache_id for span in spans if len(span.tokens) > 1 and span.cache_id in self._pages]
-        copies = {cache_id: f"{cache_id}-undo" for cache_id in long}
-        for cache_id, copy in copies.items():
-            self._pages.fork(cache_id, copy)
-        return copies
+            return
+        begun = {span.cache_id for span in spans}
+        for span in spans:
+            if len(span.tokens) > 1 and span.cache_id in self._pages:
+                names = (f"{span.cache_id}-undo-{number}" for number in count())
+                copy = next(name for name in names if name not in self._pages and name not in begun)
+                self._pages.fork(span.cache_id, copy)
+                copies[span.cache_id] = copy
 
     def _restore(self, cache_id: str, length: int, generation: int, copy: str | None) -> None:
         if self._pages.length(cache_id) == length:
