@@ -65,6 +65,18 @@ def test_the_position_is_checked_against_the_store(llm):
     assert llm.length("a") == 7 and llm.length("b") == 0
 
 
+@contract("3.decode")
+@contract("3.errors")
+def test_only_integers_are_tokens(llm):
+    llm.prefill("a", PROMPT)
+    for token in (1.5, 5.0, True, "x", None):
+        for call in (lambda token: llm.decode("a", token, 7), lambda token: llm.prefill("b", [1, token])):
+            with pytest.raises(InvalidToken):
+                call(token)
+    assert llm.length("a") == 7 and llm.length("b") == 0
+    same(llm.decode("a", np.int64(5), 7), truth(llm, [*PROMPT, 5])[-1])
+
+
 @contract("3.decode_batch")
 def test_a_batch_keeps_order_and_bits(llm):
     llm.prefill("a", PROMPT)

@@ -12,14 +12,25 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
+from ferrum.core.integers import integer
 from ferrum.core.step import Rows, Span, Want
 
 
 def check_ids(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
-    """Refuse ids that are not in [0, vocab_size). Raises InvalidToken, with the position."""
+    """Refuse what is no integer in [0, vocab_size). Raises InvalidToken, with the position."""
     for position, token in enumerate(tokens):
+        if type(token) is not int and not _is_integer(token):  # nearly all are plain
+            raise InvalidToken(f"{token!r} at position {position} is not a token id", param=param)
         if not 0 <= token < vocab_size:
             raise InvalidToken(f"token id {token} at position {position} is not in [0, {vocab_size})", param=param)
+
+
+def _is_integer(value: object) -> bool:
+    try:
+        integer(value)
+    except TypeError:
+        return False
+    return True
 
 
 def check_tokens(
@@ -35,7 +46,7 @@ def check_tokens(
         param: the caller's name for `tokens`.
 
     Raises:
-        InvalidToken: an id is not in [0, vocab_size).
+        InvalidToken: an id is no integer in [0, vocab_size).
         ContextOverflow: the sequence would be too long.
     """
     check_ids(tokens, vocab_size, param=param)
