@@ -7,8 +7,8 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable
-from ferrum.core.contract import DecodeInput
-from ferrum.core.errors import InvalidToken, RequestError, StaleHandle, StepError, Unsupported
+from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, StaleHandle, StepError, Unsupported
 from ferrum.core.executor import ModelExecutor
 
 
@@ -109,6 +109,41 @@ def test_failed_and_contradicting_speculation_changes_nothing(executor):
 
 
 @contract("2.speculative_decode")
+def test_a_fault_of_speculation_is_told_by_its_field_and_position(make):
+    kit = make(max_sequence_length=9)
+    executor = kit.executor
+    handle, unknown = begin(executor), executor.info.vocab_size
+    before = kit.passes()
+    for token, drafts, error, param, words in [
+        (unknown, [1], InvalidToken, "input_ids", f"{unknown} at position 0"),
+        (5, [unknown], InvalidToken, "draft_tokens", f"{unknown} at position 0"),
+        (5, [1, unknown], InvalidToken, "draft_tokens", f"{unknown} at position 1"),
+        (5, [1, 2], ContextOverflow, "draft_tokens", "10 tokens"),
+    ]:
+        with pytest.raises(error, match=words) as caught:
+            executor.speculative_decode(DecodeInput([token], handle), drafts)
+        assert caught.value.param == param
+    full = executor.prefill(PrefillInput([1, 2], kv_cache=handle)).kv_cache
+    with pytest.raises(ContextOverflow) as overflow:
+        executor.speculative_decode(DecodeInput([5], full), [1])
+    assert overflow.value.param == "input_ids"
+    assert kit.passes() == before + 1
+    usable(executor, executor.truncate_kv(full, len(PROMPT)), PROMPT)
+
+
+@contract("2.speculative_decode")
+def test_what_is_no_threshold_is_refused_before_anything_runs(kit, executor):
+    handle = begin(executor)
+    before = kit.passes()
+    for threshold in (1.5, -0.1, float("nan"), "x", True):
+        for drafts in ([1, 2], []):
+            with pytest.raises((RequestError, Unsupported), match="acceptance_threshold"):
+                executor.speculative_decode(DecodeInput([5], handle), drafts, threshold)
+    assert kit.passes() == before
+    usable(executor, handle, PROMPT)
+
+
+@contract("2.speculative_decode")
 def test_a_threshold_accepts_what_is_likely_enough_or_is_refused(executor):
     handle = begin(executor)
     row = truth(executor, [*PROMPT, 5])[-1].astype(np.float64)
@@ -122,5 +157,3 @@ def test_a_threshold_accepts_what_is_likely_enough_or_is_refused(executor):
     assert output.accepted_tokens == (second,)
     back = executor.truncate_kv(output.kv_cache, len(PROMPT))
     assert executor.speculative_decode(DecodeInput([5], back), [second], min(1.0, ratio * 1.1)).accepted_tokens == ()
-    with pytest.raises(RequestError):
-        executor.speculative_decode(DecodeInput([5], executor.handle(back.cache_id)), [second], 1.5)

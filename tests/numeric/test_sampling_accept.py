@@ -13,7 +13,7 @@ from sampling_twin import F32, accept, best_of, request, sample
 
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.accept import Verification, count_likely
+from ferrum.sampling.accept import Verification, check_threshold, count_likely
 from ferrum.sampling.accept import accept as accept_all
 from ferrum.sampling.sampler import Sampled
 
@@ -149,8 +149,8 @@ def test_the_lossy_threshold_compares_with_the_likeliest(drafts: list[int], thre
     assert count_likely(PEAKS, drafts, threshold) == count
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
-def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None:
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), True, "x"])
+def test_a_threshold_that_is_no_probability_is_refused(threshold: object) -> None:
     with pytest.raises(RequestError) as caught:
-        count_likely(PEAKS, [0], threshold)
+        check_threshold(threshold)
     assert caught.value.param == "acceptance_threshold"

@@ -173,7 +173,7 @@ class NamedVerbs(ABC):
         Returns:
             The sequence's length is start + 1 + accepted.
 
-        Raises: as `decode`; Unsupported for a threshold where the executor has none.
+        Raises: as `decode`; Unsupported for a threshold where the executor has none, RequestError for what is none.
         """
         with self._exclusive():
             drafts = token_row("draft_tokens", draft_tokens)
@@ -181,7 +181,11 @@ class NamedVerbs(ABC):
                 raise Unsupported(
                     "speculative_decode with hidden states or attention weights", "it returns logits only"
                 )
+            if acceptance_threshold is not None:
+                self._check_threshold(acceptance_threshold)
             first = self._decode_span(given)
+            self._check_tokens((given.token,), first.start, "input_ids")
+            self._check_tokens(drafts, first.start + 1, "draft_tokens")
             span = replace(first, tokens=(given.token, *drafts), rows=Rows.ALL, drafts=len(drafts))
             with self._undo.guard([span], settled=not drafts):
                 (result,) = self._step([span], "draft_tokens")
@@ -250,10 +254,17 @@ class NamedVerbs(ABC):
 
     # Hooks
 
+    def _check_threshold(self, threshold: object) -> None:
+        """Refuse an acceptance threshold that cannot be honoured, before anything runs."""
+        raise Unsupported("acceptance_threshold", f"this executor verifies exactly, without {threshold!r}")
+
     def _count_accepted(self, logits: Array, drafts: Sequence[int], threshold: float | None) -> int:
-        """How many leading drafts to keep, given logits [k + 1, V]. Greedy is the lowest id of the largest."""
-        if threshold is not None:
-            raise Unsupported("acceptance_threshold", "this executor verifies exactly")
+        """How many leading drafts to keep, given logits [k + 1, V]. Greedy is the lowest id of the largest.
+
+        Args:
+            threshold: None, or one that `_check_threshold` lets pass.
+        """
+        assert threshold is None, "this executor verifies exactly"
         accepted = 0
         while accepted < len(drafts) and int(logits[accepted].argmax()) == drafts[accepted]:
             accepted += 1
@@ -338,14 +349,13 @@ class NamedVerbs(ABC):
             if span.cache_id in seen:
                 raise RequestError(f"the sequence {span.cache_id!r} appears twice", param="kv_cache")
             seen.add(span.cache_id)
-            check_tokens(
-                span.tokens,
-                span.start,
-                vocab_size=self._info.vocab_size,
-                max_sequence_length=self.traits.max_sequence_length,
-                param=param,
-            )
+            self._check_tokens(span.tokens, span.start, param)
         return self._undo.all_or_none(spans, lambda batch: self.submit(batch).result())
+
+    def _check_tokens(self, tokens: Sequence[int], start: int, param: str) -> None:
+        """Refuse tokens behind `start` others that the model does not have, or has no room for."""
+        longest = self.traits.max_sequence_length
+        check_tokens(tokens, start, vocab_size=self._info.vocab_size, max_sequence_length=longest, param=param)
 
     # From results to outputs
 

@@ -18,7 +18,7 @@ from ferrum.runtime.memory import return_free_memory
 from ferrum.runtime.page_files import PageFiles
 from ferrum.runtime.page_keeper import DiskKeeper
 from ferrum.runtime.swap import SwapKeeper
-from ferrum.sampling.accept import count_likely
+from ferrum.sampling.accept import check_threshold, count_likely
 from ferrum.sampling.order import top
 
 logger: Final = logging.getLogger("ferrum.tokens")
@@ -98,6 +98,9 @@ class LocalExecutor(ModelExecutor):
         if sampling is not None and len(sampling.history) == span.start:
             sampling = replace(sampling, history=[*sampling.history, token])
         return replace(span, tokens=(token, *span.tokens[1:]), sampling=sampling)
+
+    def _check_threshold(self, threshold: object) -> None:
+        check_threshold(threshold)
 
     def _count_accepted(self, logits: F32, drafts: Sequence[int], threshold: float | None) -> int:
         if threshold is None:

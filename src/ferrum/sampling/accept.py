@@ -7,6 +7,7 @@ when it is that token. It holds at any temperature, with any proposer, because a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -95,19 +96,20 @@ def _accepted(chosen: Sequence[Sampled]) -> Accepted:
     return Accepted(tuple([each.token for each in chosen]), logprobs or None, len(chosen) - 1)
 
 
+def check_threshold(threshold: object) -> None:
+    """Refuse what is no threshold of a lossy verification. Raises RequestError."""
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0.0 <= threshold <= 1.0:
+        raise RequestError(f"must be a number between 0 and 1, not {threshold!r}", param="acceptance_threshold")
+
+
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:
     """How many leading drafts a lossy verification takes: those with p(draft) >= threshold x max p, from raw logits.
 
     Args:
         logits: f32 [k + 1, V] or [k, V].
         drafts: k guessed tokens.
-        threshold: 0 takes every draft, 1 only a most likely one.
-
-    Raises:
-        RequestError: a threshold outside [0, 1].
+        threshold: 0 takes every draft, 1 only a most likely one; see `check_threshold`.
     """
-    if not 0.0 <= threshold <= 1.0:
-        raise RequestError(f"must be between 0 and 1, not {threshold}", param="acceptance_threshold")
     rows = logits[: len(drafts)]
     below = rows[np.arange(len(drafts)), np.array(drafts, np.int64)] - rows.max(axis=1)
     refused = np.flatnonzero(~(exp(below) >= np.float32(threshold)))
