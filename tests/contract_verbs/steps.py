@@ -91,6 +91,17 @@ def test_submit_gives_one_result_or_error_per_span(executor):
     assert pending.result() is pending.result()
 
 
+@contract("2.forward")
+@contract("2.optimal_batch_size")
+def test_what_runs_without_a_sequence_takes_nobodys_name(executor):
+    names = [f"llm-cache-{kind}-{number}" for kind in ("forward", "probe") for number in range(2)]
+    executor.submit(StepBatch(tuple(Span(name, 0, tuple(PROMPT), Want.NONE) for name in names)))
+    executor.forward([OTHER])
+    executor.optimal_batch_size()
+    for name in names:
+        usable(executor, executor.handle(name), PROMPT)
+
+
 @contract("2.lease")
 def test_while_a_lease_is_held_only_its_owner_has_sequences(executor):
     handle = begin(executor)

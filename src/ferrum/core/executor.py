@@ -256,7 +256,8 @@ class ModelExecutor(NamedVerbs):
 
     def _probe(self, size: int) -> float:
         """Seconds of one step of `size` sequences with one token each, the best of a few."""
-        spans = tuple(Span(f"{self._prefix}-probe-{index}", 0, (0,), Want.LOGITS) for index in range(size))
+        names = [self._new_id(f"{self._prefix}-probe", self._passing) for _ in range(size)]
+        spans = tuple(Span(name, 0, (0,), Want.LOGITS) for name in names)
         best = float("inf")
         for _ in range(_PROBES):
             best = min(best, self._timed(StepBatch(spans)).seconds)

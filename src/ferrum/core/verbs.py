@@ -107,7 +107,7 @@ class NamedVerbs(ABC):
         """Logits of all positions, float32 [B, S, V], of token ids [B, S]; no sequence is kept. Raises as `prefill`."""
         with self._exclusive():
             spans = [
-                Span(f"{self._prefix}-forward-{next(self._passing)}", 0, row, Want.LOGITS, Rows.ALL)
+                Span(self._new_id(f"{self._prefix}-forward", self._passing), 0, row, Want.LOGITS, Rows.ALL)
                 for row in token_matrix("input_ids", input_ids)
             ]
             try:
