@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,37 @@ def test_what_runs_without_a_sequence_takes_nobodys_name(executor):
     executor.optimal_batch_size()
     for name in names:
         usable(executor, executor.handle(name), PROMPT)
+
+
+@contract("2.optimal_batch_size")
+def test_the_best_batch_size_is_not_that_of_a_pool_that_happens_to_be_full(make, monkeypatch):
+    monkeypatch.setattr("ferrum.core.tuning.WORTH_IT", 0.0)  # each size is worth it that runs
+    kit = make(num_pages=6, page_size=1, max_batch_size=4)
+    handle = begin(kit.executor, PROMPT[:6])
+    assert kit.executor.optimal_batch_size() == 1
+    handle = kit.executor.truncate_kv(handle, 4)
+    assert kit.executor.optimal_batch_size() == 2
+    assert kit.executor.handle(handle.cache_id) == handle
+    kit.executor.release_cache(handle.cache_id)
+    assert kit.executor.optimal_batch_size() == 4
+    passes = kit.passes()
+    begin(kit.executor, PROMPT[:6])
+    assert kit.executor.optimal_batch_size() == 4 and kit.passes() == passes + 1
+
+
+@contract("2.optimal_batch_size")
+def test_a_probe_that_fails_is_no_measurement(kit, executor, monkeypatch):
+    timed = executor._timed
+
+    def poisoned(batch):
+        return timed(StepBatch(tuple(replace(span, tokens=(POISON,)) for span in batch.spans)))
+
+    monkeypatch.setattr(executor, "_timed", poisoned)
+    with pytest.raises(StepError):
+        executor.optimal_batch_size()
+    assert executor.cache_metrics_snapshot().sequences == 0
+    monkeypatch.undo()
+    assert executor.optimal_batch_size() >= 1
 
 
 @contract("2.lease")

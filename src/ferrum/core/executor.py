@@ -23,7 +23,7 @@ from ferrum.core.contract import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
-from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, UnknownSequence
+from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, KvExhausted, UnknownSequence
 from ferrum.core.memory import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
@@ -240,29 +240,41 @@ class ModelExecutor(NamedVerbs):
     def optimal_batch_size(self) -> int:
         """Sequences per step beyond which this machine brings no more tokens per second.
 
-        Measured once, on the first call, with a few short decode steps. Raises ExecutorInUse if that is yet to be done.
+        Measured once, with a few short decode steps; again as long as nothing but the pages that are free just then
+        bounds the answer. Raises ExecutorInUse if that is yet to be done.
         """
-        if self._fastest is None:
-            with self._exclusive():
-                self.warmup()
-                self._fastest = fastest_batch_size(self._probe, self._most_sequences())
-        return self._fastest
+        if self._fastest is not None:
+            return self._fastest
+        with self._exclusive():
+            self.warmup()
+            room = self._most_sequences()
+            fastest = fastest_batch_size(self._probe, room)
+            most = min(self.traits.max_batch_size, *(part.num_pages for part in self.memory_plan.pool))
+            if room == most or 2 * fastest <= room:
+                self._fastest = fastest
+            return fastest
 
     def _most_sequences(self) -> int:
-        return min([self.traits.max_batch_size, *self._free_pages()])
+        return min(self.traits.max_batch_size, *self._free_pages())
 
     def _free_pages(self) -> list[int]:
-        return [self.pages.free(group.name) for group in self.pages.groups]
+        return [self.pages.free(part.name) for part in self.memory_plan.pool]
 
     def _probe(self, size: int) -> float:
-        """Seconds of one step of `size` sequences with one token each, the best of a few."""
+        """Seconds of one step of `size` sequences with one token each, the best of a few; infinite without room."""
         names = [self._new_id(f"{self._prefix}-probe", self._passing) for _ in range(size)]
         spans = tuple(Span(name, 0, (0,), Want.LOGITS) for name in names)
         best = float("inf")
         for _ in range(_PROBES):
-            best = min(best, self._timed(StepBatch(spans)).seconds)
-            for span in spans:
-                self.pages.release(span.cache_id)
+            output = self._timed(StepBatch(spans))
+            for name in names:
+                self.pages.release(name)
+            errors = [outcome for outcome in output.results if isinstance(outcome, FerrumError)]
+            if any(isinstance(error, KvExhausted) for error in errors):
+                break
+            if errors:
+                raise errors[0]
+            best = min(best, output.seconds)
         return best
 
     # How it is doing
