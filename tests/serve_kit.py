@@ -6,10 +6,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from openai import OpenAI
@@ -35,14 +35,18 @@ ENDLESS_TOKENS = 30_000
 SLOW = FakeRecipe(seconds_per_step=0.01, num_pages=32_768, context=32_000)
 """So many tokens take it five minutes at least, and there is room for a dozen of such requests and others."""
 
+LARGE: Final = {"model": "fake", "prompt": ["a" * 30_000] * 2, "n": 128, "max_tokens": 1, "echo": True}
+"""The body of a completion whose reply, eight megabytes, is larger than all buffers on its way."""
+
 
 @dataclass
 class Served:
-    """A running server: its address, its state, and the requests that its engine was given."""
+    """A running server: its address, its state, its connections, and the requests that its engine was given."""
 
     url: str
     service: Service
     http: httpx.Client
+    connections: Collection[Any] = ()
     requests: list[Request] = field(default_factory=list)
 
     def openai(self, **options: Any) -> OpenAI:
@@ -100,7 +104,7 @@ def serving(
                 raise service.failure
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=120) as http:
-            served = Served(url, service, http)
+            served = Served(url, service, http, server.server_state.connections)
             if ready:
                 _record(served)
             yield served
@@ -127,6 +131,23 @@ def wire(server: Served) -> Iterator[socket.socket]:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         yield connection
+
+
+def post_bytes(path: str, **body: Any) -> bytes:
+    """A request as it goes over the wire; the server closes the connection after it."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def heard(connection: socket.socket, *, pause: float = 0.0, size: int = 1 << 16) -> bytes:
+    """All that comes until the connection is closed or reset, read in pieces of a size with a pause after each."""
+    said = bytearray()
+    with suppress(ConnectionError):
+        while piece := connection.recv(size):
+            said += piece
+            time.sleep(pause)
+    return bytes(said)
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -6,14 +6,14 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from random import Random
 from typing import Final
 
 import pytest
 
 from engine_fakes import FakeRecipe
-from serve_kit import Served, chat_parts, error_of, events, serving, wait_for, wire
+from serve_kit import Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"model": "fake", "prompt": "ab", "max_tokens": 2}'
@@ -67,15 +67,6 @@ def answer_to(server: Served, data: bytes, *, close: bool = True) -> bytes:
         except OSError:  # reset before all was sent
             pass
         return heard(connection)
-
-
-def heard(connection: socket.socket) -> bytes:
-    """All that comes until the connection is closed or reset."""
-    said = b""
-    with suppress(ConnectionError):
-        while piece := connection.recv(1 << 16):
-            said += piece
-    return said
 
 
 def statuses(said: bytes) -> list[int]:

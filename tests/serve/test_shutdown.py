@@ -12,26 +12,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from time import sleep
 
 import httpx
 import pytest
 
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
-from serve_kit import ENDLESS_TOKENS, SLOW, USER, chat_parts, error_of, serving, wait_for
+from serve_kit import ENDLESS_TOKENS, LARGE, SLOW, USER, chat_parts, error_of, heard, post_bytes, serving, wait_for
 
 SCRIPT = """
 import sys
 from dataclasses import replace
-tests, port, hold, loading, process = sys.argv[1:]
+tests, port, hold, loading, process, drain = sys.argv[1:]
 sys.path.insert(0, tests)
 from serve_kit import chat_parts, SLOW
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
 from ferrum.server.run import serve
-recipe = replace(SLOW, hold=hold, hold_loading=loading or None)
+recipe = replace(SLOW, max_tokens_per_step=8192, hold=hold, hold_loading=loading or None)
 parts = chat_parts(recipe, process=process == "process")
-serve(lambda: AsyncEngine.from_parts(parts), ServerConfig(port=int(port), keep_alive_seconds=0.05))
+config = ServerConfig(port=int(port), keep_alive_seconds=0.05, drain_seconds=float(drain))
+serve(lambda: AsyncEngine.from_parts(parts), config)
 """
 TESTS = Path(__file__).parents[1]
 
@@ -55,14 +57,16 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def started(port: int, place: Path, *, process: bool = False, loads: bool = False) -> Iterator[Started]:
+def started(
+    port: int, place: Path, *, process: bool = False, loads: bool = False, drain: float = 300.0
+) -> Iterator[Started]:
     """A ready server; its engine in another process, if asked for. Or one that is loading."""
     hold = place / "hold"
     if loads:
         hold.touch()
     holds = ("", str(hold)) if loads else (str(hold), "")
     kind = "process" if process else "thread"
-    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), *holds, kind]
+    command = [sys.executable, "-c", SCRIPT, str(TESTS), str(port), *holds, kind, str(drain)]
     with (
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
@@ -161,6 +165,48 @@ def said(lines: list[str]) -> str:
     return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
+LARGE_ONE = post_bytes("/v1/completions", **LARGE)
+CLIENTS = {
+    "reads no stream": post_bytes("/v1/completions", **LARGE, stream=True),
+    "reads no reply": LARGE_ONE,
+    "sends half a body": LARGE_ONE[: len(LARGE_ONE) // 2],
+}
+
+
+@contextmanager
+def asked(server: Started, port: int, request: bytes) -> Iterator[socket.socket]:
+    """A connection on which somebody asks, and waits until the engine has done its part."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(request)
+        if len(request) >= len(LARGE_ONE):
+            wait_for(lambda: _all_generated(server.client))
+        yield connection
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_that_stands_still_holds_up_no_end(port: int, tmp_path: Path, name: str) -> None:
+    with started(port, tmp_path, drain=0.5) as server, asked(server, port, CLIENTS[name]):
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_is_enough_for_a_client_that_stands_still(port: int, tmp_path: Path) -> None:
+    with started(port, tmp_path) as server, asked(server, port, CLIENTS["reads no stream"]):
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.client.get("/ready").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+
+
+def test_a_reply_is_sent_to_its_end_before_the_server_ends(port: int, tmp_path: Path) -> None:
+    """Though nothing runs any more: its client takes longer than connections have when all is over."""
+    with started(port, tmp_path) as server, asked(server, port, LARGE_ONE) as connection:
+        server.process.send_signal(signal.SIGTERM)
+        head, _, body = heard(connection, pause=0.02).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and len(json.loads(body)["choices"]) == 256
+        assert server.process.wait(20) == 0
+
+
 @pytest.mark.parametrize(
     ("number", "process"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, True)]
 )
@@ -218,3 +264,8 @@ def _cut_off(client: httpx.Client, lines: list[str]) -> None:
 
 def _children(pid: int) -> list[str]:
     return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def _all_generated(client: httpx.Client) -> bool:
+    sleep(0.2)  # who asks all the time slows down what it waits for
+    return 'vllm:request_params_n_count{engine="0",model_name="fake"} 2.0' in client.get("/metrics").text

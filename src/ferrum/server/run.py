@@ -29,18 +29,28 @@ from ferrum.server.service import Service, State
 POLL_SECONDS: Final = 0.05
 """How often a draining server looks whether it is done."""
 
+WRITE_SECONDS: Final = 60.0
+"""How long a client may take nothing of what it is sent."""
+
+CLOSE_SECONDS: Final = 1.0
+"""How long connections have to come to their end when everything has been ended that runs on them."""
+
 
 class Server(uvicorn.Server):
-    """A server that ends in two steps: the first signal drains it, the second aborts what still runs."""
+    """A server that ends in two steps: the first signal drains it, the second aborts what still runs.
+
+    After that no client holds it up: connections that are still there after a moment, or at one more signal, are cut.
+    """
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        write_seconds = min(WRITE_SECONDS, config.request_seconds or WRITE_SECONDS)
+        protocol = partial(PunctualProtocol, head_seconds=config.head_seconds, write_seconds=write_seconds)
         super().__init__(
             uvicorn.Config(
                 app,
                 host=config.host,
                 port=config.port,
-                # uvicorn calls it as it would call the class.
-                http=cast("Any", partial(PunctualProtocol, head_seconds=config.head_seconds)),
+                http=cast("Any", protocol),  # uvicorn calls it as it would call the class
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -63,19 +73,34 @@ class Server(uvicorn.Server):
         self._tasks = [asyncio.create_task(each) for each in (self._watch_signals(), pauses)]
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """See uvicorn. Nothing is left of the watches."""
+        """See uvicorn. Nothing is left of the watches, and no connection is waited for."""
         for each in self._tasks:
             each.cancel()
+        cutting = asyncio.create_task(self._cut_connections())
         await super().shutdown(sockets)
+        cutting.cancel()
+
+    async def _cut_connections(self) -> None:
+        """Cut the connections that are left in a moment, or at one more signal; what was sent to nobody is lost."""
+        known, until = self._signals, time.monotonic() + CLOSE_SECONDS
+        while self._signals == known and time.monotonic() < until:
+            await asyncio.sleep(POLL_SECONDS)
+        for each in self.server_state.connections:
+            each.transport.abort()
+
+    def _busy(self) -> bool:
+        """Whether a request is being read or answered, or a client is still taking an answer."""
+        state = self.server_state
+        return bool(state.tasks) or any(each.transport.get_write_buffer_size() for each in state.connections)
 
     async def _watch_signals(self) -> None:
-        """Drain at the first signal; end when nothing is live, at the second signal, or when the time is over."""
+        """Drain at the first signal; end when nobody is served, at the second signal, or when the time is over."""
         while not self._signals and self._service.state is not State.FAILED:
             await asyncio.sleep(POLL_SECONDS)
         if self._service.state is not State.FAILED:
             self._service.drain()
             until = time.monotonic() + self._drain_seconds
-            while self._service.num_live and self._signals == 1 and time.monotonic() < until:
+            while self._busy() and self._signals == 1 and time.monotonic() < until:
                 await asyncio.sleep(POLL_SECONDS)
             self._service.abort_all()
         self.should_exit = True
