@@ -26,7 +26,7 @@ _HOMES: Final = {
         "ferrum.core.errors": (
             "CapacityError CheckpointError ConfigError ContextOverflow EngineDead ExecutorInUse FerrumError "
             "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
-            "NonFiniteLogits QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
+            "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
         ),
         "ferrum.core.executor": "BatchModelExecutor ModelExecutor SpeculativeExecutor",
         "ferrum.core.executors": "ExecutorRegistry",

@@ -31,6 +31,7 @@ from ferrum.core.errors import KvExhausted as KvExhausted
 from ferrum.core.errors import ModelGated as ModelGated
 from ferrum.core.errors import ModelNotFound as ModelNotFound
 from ferrum.core.errors import NonFiniteLogits as NonFiniteLogits
+from ferrum.core.errors import NothingAllowed as NothingAllowed
 from ferrum.core.errors import QueueFull as QueueFull
 from ferrum.core.errors import RequestError as RequestError
 from ferrum.core.errors import StaleHandle as StaleHandle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.offline import LLM
 from ferrum.runtime.hub import BUILT_IN
-from serve_kit import TEMPLATE, Served, events, serving
+from serve_kit import TEMPLATE, Served, error_of, events, serving
 
 PROMPTS = ["def read(path):\n", "import os\n\nclass Café:\n", 'x = "日本語🦀"\n', "    return "]
 
@@ -160,3 +161,33 @@ def test_tokens_and_text_go_both_ways(real: Served) -> None:
         assert [each["id"] for each in llama] == made["tokens"]
         pieces = b"".join(p.encode() if isinstance(p := each["piece"], str) else bytes(p) for each in llama)
         assert pieces.decode() == prompt
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"allowed_token_ids": [0], "min_tokens": 2},
+        {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 2},
+        {"allowed_token_ids": [5, 0], "bad_words": ["%"], "min_tokens": 1},
+    ],
+)
+@pytest.mark.parametrize("choosing", [{"temperature": 0}, {"temperature": 1, "seed": 1}])
+def test_a_request_that_forbids_every_token_is_its_clients_fault(
+    real: Served, caplog: pytest.LogCaptureFixture, rules: dict[str, Any], choosing: dict[str, Any]
+) -> None:
+    body = {"model": BUILT_IN, "prompt": "def f", "max_tokens": 4, **rules, **choosing}
+    for stream in (False, True):
+        error = error_of(real.post("/v1/completions", **body, stream=stream), 400)
+        assert error["code"] == "no_token_allowed" and "no token is allowed" in error["message"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_one_that_forbids_every_token_later_on_is_told_so_in_its_stream(real: Served) -> None:
+    word = "q" * 40
+    ids = real.post("/tokenize", prompt=word, add_special_tokens=False).json()["tokens"]
+    assert len(set(ids)) == 1
+    response = post(real, prompt="def f", stream=True, max_tokens=60, allowed_token_ids=ids[:1], bad_words=[word])
+    *chunks, last = events(response)
+    said = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert said and word[1:].startswith(said)
+    assert (last["error"]["type"], last["error"]["code"]) == ("invalid_request_error", "no_token_allowed")

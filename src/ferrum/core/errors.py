@@ -146,6 +146,10 @@ class NonFiniteLogits(StepError):
     """The model produced a NaN or an infinity for this sequence."""
 
 
+class NothingAllowed(StepError):
+    """What the request forbids leaves no token to choose."""
+
+
 class EngineDead(FerrumError):
     """The engine's loop has ended; nothing more will be served."""
 

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.errors import StepError
+from ferrum.core.errors import NothingAllowed
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.kernels.reference.math import exp
@@ -274,9 +274,9 @@ def takes_best(sampling: Sampling) -> bool:
     return sampling.params.greedy and leaves_logits(sampling)
 
 
-def nothing_allowed(row: Row) -> StepError:
+def nothing_allowed(row: Row) -> NothingAllowed:
     """What is raised where the masks leave no token."""
-    return StepError(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
+    return NothingAllowed(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
 
 
 @np.errstate(over="ignore")
@@ -284,7 +284,7 @@ def permitted(logits: F32, row: Row) -> Candidates:
     """Every token that may follow, with its logit after the rules over the vocabulary: f32 [V] -> candidates.
 
     Raises:
-        StepError: the masks leave no token.
+        NothingAllowed: the masks leave no token.
     """
     logits = edited(logits, row)
     tokens = np.flatnonzero(logits > _NEVER)

@@ -13,7 +13,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ferrum.core.errors import CapacityError, EngineDead, FerrumError, QueueFull, RequestError, Unsupported
+from ferrum.core.errors import (
+    CapacityError,
+    EngineDead,
+    FerrumError,
+    NothingAllowed,
+    QueueFull,
+    RequestError,
+    Unsupported,
+)
 from ferrum.server.replies import ErrorBody, ErrorReply
 
 INVALID: Final = "invalid_request_error"
@@ -86,6 +94,8 @@ def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -
             return ApiError(error.status, str(error), code=error.code, param=error.param)
         case Unsupported():
             return ApiError(400, str(error), code="unsupported_parameter", param=error.feature)
+        case NothingAllowed():
+            return ApiError(400, str(error), code="no_token_allowed")
         case QueueFull():
             return ApiError(429, str(error), code="queue_full", headers=wait)
         case CapacityError():
