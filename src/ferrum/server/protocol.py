@@ -80,9 +80,12 @@ class PunctualProtocol(H11Protocol):
 
     def _unsent(self) -> int:
         """Bytes that the client's machine has not taken, here and in the kernel, which asks for more of them late."""
-        connection = self.transport.get_extra_info("socket")
-        (in_kernel,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
-        return self.transport.get_write_buffer_size() + int(in_kernel)
+        here, connection = self.transport.get_write_buffer_size(), self.transport.get_extra_info("socket")
+        try:
+            (in_kernel,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+        except OSError:  # not every system tells it of connections
+            return here
+        return here + int(in_kernel)
 
     def _stop_watching(self) -> None:
         if self._write_timer is not None:
