@@ -99,7 +99,9 @@ def test_an_executors_plan_is_what_it_holds(name: str, head_dim: int, page_size:
         else:
             assert plan.kv_pool == pages * page_size * stored
             assert plan.total - plan.libraries == sum(array.nbytes for array in owned_arrays(executor))
-        bound = executor.memory_requirements.calculate_total_memory(4, 50, executor.info.num_layers)
+        needs = executor.memory_requirements
+        assert needs.kv_cache_memory_per_token * executor.info.num_layers == stored, "what pads it is overhead"
+        bound = needs.calculate_total_memory(4, 50, executor.info.num_layers)
         filled = sum(4 * part.pages(50) * part.page_bytes for part in plan.pool)
         assert plan.total - plan.kv_pool + filled <= bound
 

@@ -102,7 +102,9 @@ def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilitie
         supports_pipeline_parallelism=False,
         supported_dtypes=traits.dtypes | {info.dtype},
         supported_devices=frozenset({info.device}),
-        memory_requirements=memory_requirements(traits.memory, info.num_layers, traits.max_batch_size),
+        memory_requirements=memory_requirements(
+            traits.memory, info.kv_bytes_per_token_and_layer(traits.kv_dtype), info.num_layers, traits.max_batch_size
+        ),
     )
 
 

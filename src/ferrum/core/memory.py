@@ -100,8 +100,9 @@ class MemoryRequirements(JsonRecord):
     Attributes:
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
-        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, as they lie in the pool.
-        overhead_memory: bytes that do not depend on the work: buffers, tables, libraries, and half-filled pages.
+        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
+        overhead_memory: bytes that do not depend on the work: buffers, tables, libraries, half-filled pages, and what
+            pads keys and values in the pool.
     """
 
     parameter_memory: int
@@ -116,18 +117,20 @@ class MemoryRequirements(JsonRecord):
         return self.parameter_memory + per_token * tokens + self.overhead_memory
 
 
-def memory_requirements(plan: MemoryPlan, num_layers: int, max_batch_size: int) -> MemoryRequirements:
+def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_batch_size: int) -> MemoryRequirements:
     """The formula's constants for a plan.
 
     Args:
         plan: what is held.
+        kv_bytes: keys and values of one token in one layer.
         num_layers: layers that share the pool.
         max_batch_size: sequences of a batch, each of which may leave a page nearly empty.
     """
     partial_pages = sum(part.page_bytes - part.page_bytes // part.page_size for part in plan.pool) * max_batch_size
+    padding = (plan.kv_per_token - kv_bytes * num_layers) * max(part.num_pages * part.page_size for part in plan.pool)
     return MemoryRequirements(
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
-        kv_cache_memory_per_token=ceil(plan.kv_per_token / num_layers),
-        overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages,
+        kv_cache_memory_per_token=kv_bytes,
+        overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages + ceil(padding),
     )
