@@ -80,8 +80,19 @@ def test_everything_is_checked_before_anything_runs() -> None:
         with pytest.raises(RequestError) as caught:
             model.generate(["a"], greedy(), use_tqdm=5)  # type: ignore[arg-type]
         assert caught.value.param == "use_tqdm"
-        with pytest.raises(RequestError):
-            model.generate(7, greedy(), use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_what_only_looks_like_prompts_is_refused() -> None:
+    with llm() as model:
+        for prompts in (7, None, b"abc", {"prompt": "abc"}, {"abc", "def"}):
+            with pytest.raises(RequestError) as caught:
+                model.generate(prompts, greedy(), use_tqdm=False)  # type: ignore[arg-type]
+            assert caught.value.param == "prompts"
+        for prompt in (7, b"abc", {"prompt": "abc"}, frozenset("abc")):
+            with pytest.raises(RequestError) as caught:
+                model.generate(["abc", prompt], greedy(), use_tqdm=False)  # type: ignore[list-item]
+            assert caught.value.param == "prompt"
+        assert len(model.generate((prompt for prompt in ("a", [1])), greedy(1), use_tqdm=False)) == 2  # type: ignore[arg-type]
 
 
 def test_a_callable_makes_the_progress_bar() -> None:

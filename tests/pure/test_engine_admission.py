@@ -59,6 +59,12 @@ def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
         ([1, 2.0], InvalidToken, "2.0 at position 1"),
         ([True], InvalidToken, "True at position 0"),
         (7, RequestError, "int"),
+        (None, RequestError, "NoneType"),
+        (b"abc", RequestError, "bytes"),
+        (bytearray(b"abc"), RequestError, "bytearray"),
+        ({"prompt": "abc"}, RequestError, "dict"),
+        ({1: 2}.keys(), RequestError, "dict_keys"),
+        ({1, 2}, RequestError, "set"),
         ([1] * CONTEXT, ContextOverflow, str(CONTEXT)),
     ],
 )

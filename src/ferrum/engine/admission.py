@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from ferrum.core.checks import check_ids
@@ -172,21 +172,28 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     """A prompt of token ids as plain ints, from any sequence of any integer type.
 
     Raises:
-        RequestError: it is no sequence.
+        RequestError: as `listed`.
         InvalidToken: something in it is no integer; the message has its position.
     """
-    try:
-        entries = list(prompt)
-    except TypeError:
-        kind = type(prompt).__name__
-        raise RequestError(f"must be text or a list of token ids, not {kind}", param="prompt") from None
     tokens = []
-    for position, entry in enumerate(entries):
+    for position, entry in enumerate(listed("prompt", prompt)):
         try:
             tokens.append(integer(entry))
         except TypeError:
             raise InvalidToken(f"{entry!r} at position {position} is not a token id", param="prompt") from None
     return tuple(tokens)
+
+
+def listed(param: str, prompts: Any) -> list[Any]:
+    """The entries of a list of token ids, or of several prompts.
+
+    Raises:
+        RequestError: it is no such list. What can be iterated over may yet be none: bytes are not ids, the keys of a
+            mapping are not prompts, and a set has no order.
+    """
+    if isinstance(prompts, bytes | bytearray | memoryview | Mapping | Set) or not hasattr(prompts, "__iter__"):
+        raise RequestError(f"must be text or a list, not {type(prompts).__name__}", param=param)
+    return list(prompts)
 
 
 def _string(param: str, value: object) -> str:

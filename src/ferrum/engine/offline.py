@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.admission import Prompt
+from ferrum.engine.admission import Prompt, listed
 from ferrum.engine.batch import Batch, stream
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.door import FrontDoor
@@ -222,10 +222,7 @@ def _prompts(prompts: Any) -> list[Any]:
     """Several prompts from one or several: text and a list of ids are one."""
     if isinstance(prompts, str):
         return [prompts]
-    try:
-        several = list(prompts)
-    except TypeError:
-        raise RequestError(f"must be text or lists, not {type(prompts).__name__}", param="prompts") from None
+    several = listed("prompts", prompts)
     return [several] if several and not _is_prompt(several[0]) else several
 
 
