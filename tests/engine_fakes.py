@@ -191,7 +191,7 @@ def parts(
     )
 
 
-def admission(*, text: bool = True, context: int = CONTEXT) -> Admission:
+def admission(*, text: bool = True, context: int = CONTEXT, prioritised: bool = False) -> Admission:
     """An admission for the fake model."""
     return Admission(
         vocab_size=VOCABULARY,
@@ -199,6 +199,7 @@ def admission(*, text: bool = True, context: int = CONTEXT) -> Admission:
         tokenizer=LetterTokenizer() if text else None,
         eos_token_ids=(EOS,),
         clock=lambda: 100.0,
+        prioritised=prioritised,
     )
 
 

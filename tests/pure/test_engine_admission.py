@@ -17,7 +17,9 @@ def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None
 
 
 def test_a_request_survives_a_process_border() -> None:
-    request = admission().admit("abc", greedy(stop=["x"], logit_bias={3: 1.0}), priority=2, deadline=5.0)
+    options = greedy(stop=["x"], logit_bias={3: 1.0})
+    request = admission(prioritised=True).admit("abc", options, priority=2, deadline=5.0)
+    assert request.priority == 2
     assert pickle.loads(pickle.dumps(request)) == request
 
 
@@ -126,6 +128,13 @@ def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, objec
     with pytest.raises(RequestError) as caught:
         admission().admit("a", greedy(), **options)  # type: ignore[arg-type]
     assert caught.value.param in options
+
+
+def test_a_priority_is_refused_where_nobody_looks_at_it() -> None:
+    with pytest.raises(Unsupported) as caught:
+        admission().admit("a", greedy(), priority=5)
+    assert caught.value.feature == "priority"
+    assert admission().admit("a", greedy(), priority=0).priority == 0
 
 
 def test_adapters_are_a_later_feature() -> None:

@@ -31,6 +31,7 @@ class Admission:
         tokenizer: None serves token ids alone.
         eos_token_ids: the model's end tokens.
         clock: monotonic seconds.
+        prioritised: the engine serves by priority.
 
     Attributes:
         eos_token_ids: as given.
@@ -44,12 +45,14 @@ class Admission:
         tokenizer: Tokenizer | None,
         eos_token_ids: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
+        prioritised: bool = False,
     ) -> None:
         self._vocab_size = vocab_size
         self._max_sequence_length = max_sequence_length
         self._tokenizer = tokenizer
         self.eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
+        self._prioritised = prioritised
 
     def admit(
         self,
@@ -72,6 +75,7 @@ class Admission:
         Args:
             prompt: text, or token ids that are taken as they are.
             request_id: None: a new one.
+            priority: smaller is served first; other than 0 only where the engine serves by it.
             deadline: seconds from now after which the request is ended; None: never.
             tenant: whose request it is; carried along.
             salt: keeps its cached prefixes apart from those of other salts.
@@ -84,7 +88,7 @@ class Admission:
         Raises:
             RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
                 have, text without a tokenizer, or an option that cannot be honoured; `param` names it.
-            Unsupported: an adapter.
+            Unsupported: an adapter, or a priority without the policy that knows it.
         """
         _check_features(params, adapter, pooling)
         self._check_text_options(params)
@@ -100,7 +104,7 @@ class Admission:
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
             bad_words=self._bad_words(params),
-            priority=whole("priority", priority),
+            priority=self.check_priority(priority),
             deadline=None if deadline is None else now + _seconds("deadline", deadline),
             arrival=now,
             tenant=_string("tenant", tenant),
@@ -153,6 +157,13 @@ class Admission:
     def check_tokens(self, tokens: Iterable[int], *, param: str) -> None:
         """Refuse ids that the model does not have. Raises InvalidToken, with the position."""
         check_ids(tokens, self._vocab_size, param=param)
+
+    def check_priority(self, priority: int) -> int:
+        """The priority, as a plain int. Raises RequestError for what is none, Unsupported where it changes nothing."""
+        number = whole("priority", priority)
+        if number and not self._prioritised:
+            raise Unsupported("priority", "the engine does not run with the policy priority")
+        return number
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer

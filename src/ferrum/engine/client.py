@@ -59,9 +59,8 @@ class AsyncEngine(FrontDoor):
         `FinishReason.ERROR` and the typed error in `error`.
 
         Args:
-            prompt, request_id, deadline, ...: see `Admission.admit`; `deadline` is in seconds from now.
+            prompt, request_id, priority, deadline, ...: see `Admission.admit`; `deadline` is in seconds from now.
             sampling_params: None: `default_sampling_params`.
-            priority: smaller is served first under the priority policy.
 
         Raises:
             RequestError, Unsupported: what cannot be served; `param` names the field.

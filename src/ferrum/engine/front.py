@@ -80,6 +80,7 @@ class Front:
             max_sequence_length=self.router.info.max_sequence_length,
             tokenizer=parts.tokenizer,
             eos_token_ids=parts.generation.eos_token_ids,
+            prioritised=parts.config is not None and parts.config.policy == "priority",
         )
 
     def render(

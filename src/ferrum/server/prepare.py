@@ -124,9 +124,7 @@ def check_common(body: GenerationBody, front: Front) -> None:
         and body.truncate_prompt_tokens != -1
     ):
         raise invalid("truncate_prompt_tokens", f"must be at least 1, or -1, not {body.truncate_prompt_tokens}")
-    prioritised = front.config is not None and front.config.policy == "priority"
-    if body.priority and not prioritised:
-        raise unsupported("priority", "the server does not run with --policy priority")
+    front.admission.check_priority(body.priority or 0)
 
 
 def _can_stand_in_a_path(id: str) -> bool:
