@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.server.requests import ChatRequest, CompletionRequest
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
@@ -226,6 +227,8 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"echo": True}, "echo"),
         ({"chat_template": "{% bad"}, "chat_template"),
@@ -291,6 +294,22 @@ def test_strictness_refuses_what_is_unknown_and_nothing_else() -> None:
         assert error["param"] == "unheard_of" and error["code"] == "unknown_parameter"
         assert error_of(server.chat(stream=True, stream_options={"odd": 1}), 400)["param"] == "stream_options.odd"
         assert server.chat(user="u").headers["x-ferrum-ignored"] == "user"
+
+
+def test_an_option_bounds_the_top_tokens_of_a_position_on_every_route() -> None:
+    with serving(max_logprobs=3) as server:
+        for field in ("prompt_logprobs", "top_logprobs", "logprobs"):
+            ask = server.complete if field == "logprobs" else partial(server.chat, logprobs=True)
+            assert error_of(ask(**{field: 4}), 400)["param"] == field
+            assert ask(**{field: 3}).status_code == 200
+        assert error_of(server.complete(prompt_logprobs=-1), 400)["param"] == "prompt_logprobs"
+        schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+        counts = [schemas["CompletionRequest"]["properties"][name] for name in ("prompt_logprobs", "logprobs")]
+        assert [(each["minimum"], each["maximum"]) for each in counts] == [(0, 3), (0, 3)]
+    with serving(max_logprobs=VOCABULARY) as server:
+        assert server.complete(prompt_logprobs=-1).status_code == 200
+        schema = server.http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+        assert (schema["prompt_logprobs"]["minimum"], schema["top_logprobs"]["maximum"]) == (-1, 20)
 
 
 def test_priority_works_where_the_policy_knows_it() -> None:

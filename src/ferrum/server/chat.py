@@ -14,7 +14,7 @@ from ferrum.engine.outputs import Delta, Logprobs
 from ferrum.server import writers
 from ferrum.server.conversation import conversation, joined, render
 from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import Caller, admit, check_common, renamed, sampling_params
+from ferrum.server.prepare import Caller, admit, check_common, check_top_tokens, renamed, sampling_params
 from ferrum.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -38,8 +38,8 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
     Raises:
         RequestError, ApiError: a field that cannot be served.
     """
-    check_common(body, front)
-    _check(body)
+    check_common(body, front, caller)
+    _check(body, caller)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:
@@ -72,13 +72,11 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
     return ChatJob(head, body, request, Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids)), prefix)
 
 
-def _check(body: ChatRequest) -> None:
+def _check(body: ChatRequest, caller: Caller) -> None:
     """Rules of chats alone."""
-    if body.top_logprobs is not None:
-        if not body.logprobs:
-            raise invalid("top_logprobs", "only with logprobs = true")
-        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {body.top_logprobs}")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "only with logprobs = true")
+    check_top_tokens("top_logprobs", body.top_logprobs, MAX_TOP_LOGPROBS, caller.max_logprobs)
     if body.modalities is not None and body.modalities != ["text"]:
         raise unsupported("modalities", "text only")
     if body.include_reasoning is False:

@@ -12,7 +12,16 @@ from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
 from ferrum.server import writers
 from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import Caller, admit, check_common, one_or_several, renamed, sampling_params, wider
+from ferrum.server.prepare import (
+    Caller,
+    admit,
+    check_common,
+    check_top_tokens,
+    one_or_several,
+    renamed,
+    sampling_params,
+    wider,
+)
 from ferrum.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
 from ferrum.server.requests import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
 from ferrum.server.writers import Head, Namer, Tally
@@ -31,11 +40,10 @@ def completion_job(
     Raises:
         RequestError, ApiError: a field that cannot be served.
     """
-    check_common(body, front)
+    check_common(body, front, caller)
     prompts = one_or_several("prompt", body.prompt, min(MAX_PROMPTS, caller.together))
     n, generated = _choices(body)
-    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
-        raise invalid("logprobs", f"must be 0 to {MAX_LOGPROBS}, not {body.logprobs}")
+    check_top_tokens("logprobs", body.logprobs, MAX_LOGPROBS, caller.max_logprobs)
     echoed = body.logprobs if body.echo else None
     given = {
         "n": generated,

@@ -46,6 +46,10 @@ class ServerConfig(JsonRecord):
     max_held_bytes: int = field(
         default=256 << 20, metadata=about("Most bytes of request bodies that are held at a time, over all.", least=1)
     )
+    max_logprobs: int = field(
+        default=20,
+        metadata=about("Most top tokens whose log-probabilities a request may ask for at each position.", least=0),
+    )
     head_seconds: float = field(
         default=15.0, metadata=about("Longest time that a request's head may take.", least=0.001)
     )

@@ -8,7 +8,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ferrum.core.params import TOKEN_SCHEMA
+from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA
+from ferrum.server.schemas import TOP_TOKENS
 from ferrum.server.service import Service, State
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -30,8 +31,17 @@ def document(app: FastAPI, service: Service) -> dict[str, Any]:
         for schema in _objects(made):
             if schema.get("format") == TOKEN_SCHEMA["format"]:
                 schema["maximum"] = service.engine.info.vocab_size - 1
+            elif schema.get("format") == TOP_TOKENS:
+                _bound_top_tokens(schema, service)
         app.openapi_schema = made
     return made
+
+
+def _bound_top_tokens(schema: dict[str, Any], service: Service) -> None:
+    most = service.config.max_logprobs
+    schema["maximum"] = min(most, schema.get("maximum", most))
+    if schema["minimum"] == ALL_TOKENS and service.engine.info.vocab_size > most:
+        schema["minimum"] = 0
 
 
 def _write_whole(schema: dict[str, Any]) -> None:

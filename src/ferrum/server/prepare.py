@@ -88,15 +88,23 @@ class Caller:
     Attributes:
         trace_id: the `traceparent` that it came with, else the id of its HTTP request.
         together: how many requests it may have at a time.
+        max_logprobs: how many top tokens of a position it may ask for.
     """
 
     tenant: str
     trace_id: str
     deadline: float | None
     together: int
+    max_logprobs: int
 
 
-def check_common(body: GenerationBody, front: Front) -> None:
+def check_top_tokens(field: str, count: int | None, *limits: int) -> None:
+    """Refuse more top tokens of a position than any of the limits. Raises RequestError."""
+    if count is not None and not 0 <= count <= min(limits):
+        raise invalid(field, f"must be 0 to {min(limits)}, not {count}")
+
+
+def check_common(body: GenerationBody, front: Front, caller: Caller) -> None:
     """Rules that both generating routes share.
 
     Raises:
@@ -106,6 +114,8 @@ def check_common(body: GenerationBody, front: Front) -> None:
         raise invalid("stream_options", "only with stream = true")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "not with stream = true")
+    if body.prompt_logprobs != ALL_TOKENS or front.router.info.vocab_size > caller.max_logprobs:
+        check_top_tokens("prompt_logprobs", body.prompt_logprobs, caller.max_logprobs)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
     if body.n is not None and body.n < 1:  # with `best_of`, so many are not what is sampled

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ferrum.core.params import TOKEN_SCHEMA, SamplingParams, value_schema
+from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import schemas
 from ferrum.server.schemas import Whole
 
@@ -131,7 +131,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = _sampling("ignore_eos")
     max_tokens: Whole | None = _sampling("max_tokens")
     min_tokens: Whole | None = _sampling("min_tokens")
-    prompt_logprobs: Whole | None = _sampling("prompt_logprobs")
+    prompt_logprobs: Whole | None = _optional(_HELP["prompt_logprobs"], schemas.top_tokens(ALL_TOKENS))
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
@@ -208,7 +208,7 @@ class ChatRequest(GenerationBody, TemplateBody):
 
     logprobs: bool | None = Field(default=None, description="Report the log-probabilities of the tokens.")
     top_logprobs: Whole | None = _optional(
-        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.", schemas.between(0, MAX_TOP_LOGPROBS)
+        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.", schemas.top_tokens(0, MAX_TOP_LOGPROBS)
     )
     max_tokens: Whole | None = _optional("Most tokens to generate; None: as the context allows.", schemas.between(1))
     max_completion_tokens: Whole | None = _optional("As max_tokens, and goes before it.", schemas.between(1))
@@ -247,7 +247,7 @@ class CompletionRequest(GenerationBody):
         f"Generate so many, return the n likeliest per token; up to {MAX_BEST_OF}.", schemas.between(1, MAX_BEST_OF)
     )
     logprobs: Whole | None = _optional(
-        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", schemas.between(0, MAX_LOGPROBS)
+        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", schemas.top_tokens(0, MAX_LOGPROBS)
     )
 
 

@@ -13,9 +13,9 @@ from starlette.types import Receive
 from ferrum.engine.record import Record
 from ferrum.engine.replay import Replay, check_origin
 from ferrum.server import replies, schemas
-from ferrum.server.errors import invalid
 from ferrum.server.generation import watched
 from ferrum.server.guard import CLIENT_GONE
+from ferrum.server.prepare import check_top_tokens
 from ferrum.server.recorded import (
     RecordedRequests,
     ReplayedRequest,
@@ -38,7 +38,7 @@ class ReplayRequest(Body):
     top_logprobs: Whole | None = Field(
         default=None,
         description=f"So many top tokens of each position, 0 to {MAX_TOP_LOGPROBS}.",
-        json_schema_extra=schemas.between(0, MAX_TOP_LOGPROBS),
+        json_schema_extra=schemas.top_tokens(0, MAX_TOP_LOGPROBS),
     )
 
 
@@ -61,8 +61,7 @@ def add_requests(router: APIRouter, service: Service) -> None:
     async def replay(request_id: str, body: ReplayRequest, request: Request) -> Response:
         """Run a recorded request again, among all others, and compare every token and log-probability."""
         top = body.top_logprobs or 0
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise invalid("top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}, not {top}")
+        check_top_tokens("top_logprobs", top, MAX_TOP_LOGPROBS, service.config.max_logprobs)
         headers = ignored(body, strict=service.config.strict)
         tenant = caller_of(service, request).tenant
         records = await _records(service, request_id, request)

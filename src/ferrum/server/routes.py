@@ -248,7 +248,8 @@ def caller_of(service: Service, request: Request) -> Caller:
     together = service.limits.together(tenant, service.engine.front.router.max_requests)
     parent = request.headers.get("traceparent", "")
     trace_id = parent if _TRACEPARENT.fullmatch(parent) else request.state.request_id
-    return Caller(tenant, trace_id, service.config.request_seconds, together)
+    config = service.config
+    return Caller(tenant, trace_id, config.request_seconds, together, config.max_logprobs)
 
 
 def ignored(body: Body, *, strict: bool) -> dict[str, str]:

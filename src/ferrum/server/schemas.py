@@ -70,6 +70,15 @@ def between(low: int, high: int | None = None) -> Schema:
     return {"minimum": low} | ({} if high is None else {"maximum": high})
 
 
+TOP_TOKENS: Final = "top-tokens"
+"""The format of a number of top tokens; the most that a server tells of is an option."""
+
+
+def top_tokens(low: int, high: int | None = None) -> Schema:
+    """A number of top tokens at each position."""
+    return {"format": TOP_TOKENS} | between(low, high)
+
+
 def not_this(value: Any) -> Schema:
     """Anything but one value."""
     return {"not": {"const": value}}

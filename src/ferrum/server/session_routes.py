@@ -81,7 +81,7 @@ class SessionGenerateRequest(GenerationBody):
     logprobs: Whole | None = Field(
         default=None,
         description=f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.",
-        json_schema_extra=schemas.between(0, MAX_LOGPROBS),
+        json_schema_extra=schemas.top_tokens(0, MAX_LOGPROBS),
     )
 
 
