@@ -7,12 +7,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.client import HTTPConnection
 from random import Random
 from typing import Final
 
 import pytest
 
 from engine_fakes import FakeRecipe
+from ferrum.server import guard
 from serve_kit import Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -219,6 +221,30 @@ def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> No
             slow[-1].sendall((b"", b"POST /v1/comp", HEAD, HEAD + b"content-length: 90\r\n\r\n{")[number % 4])
         assert target.complete(max_tokens=1).status_code == 200
         assert all(refused(heard(connection)) for connection in slow)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_all_of_a_large_body_first_hears_that_it_is_too_large(
+    target: Served, chunked: bool
+) -> None:
+    body = [b"a" * (1 << 20)] * 12
+    connection = HTTPConnection(target.url.removeprefix("http://"), timeout=60)
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/v1/completions", iter(body) if chunked else b"".join(body), headers)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_client_that_never_ends_a_body_over_the_limit_is_cut_off(
+    target: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LINGER_BYTES", 4 << 20)
+    piece = b"100000\r\n" + b"a" * (1 << 20) + b"\r\n"
+    with wire(target) as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(200):
+                connection.sendall(piece)
 
 
 def test_many_large_bodies_do_not_fill_the_memory() -> None:

@@ -7,7 +7,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -28,6 +29,9 @@ LOG: Final = logging.getLogger("ferrum.server.requests")
 
 CLOSE: Final = {"connection": "close"}
 """For what leaves a body unread: what comes after it cannot be told from it."""
+
+LINGER_BYTES: Final = 64 << 20
+"""How much of a refused body is still received, and dropped."""
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
@@ -61,10 +65,10 @@ class Guard:
         log = {"method": scope["method"], "path": scope["path"]}
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
         scope["state"] = state = {**scope.get("state", {}), **state}
-        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]))
-        state["send"] = sender
         config = self._service.config
         body = _Body(receive, config.max_body_bytes, config.body_seconds, self._hold)
+        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]), body.drop_rest)
+        state["send"] = sender
         began = time.monotonic()
         try:
             self._admit(scope, headers)
@@ -125,21 +129,38 @@ class Guard:
 
 
 class _Sender:
-    """Sends, names the request and its key's rates in the head, and remembers the status."""
+    """Sends, names the request and its key's rates in the head, and remembers the status.
 
-    def __init__(self, send: Send, request_id: str, rates: Callable[[], list[tuple[bytes, bytes]]]) -> None:
+    A response that closes the connection ends after the body that it refuses: where one is closed over unread bytes,
+    TCP resets it, and a client that is still sending loses the response.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        rates: Callable[[], list[tuple[bytes, bytes]]],
+        drop_rest: Callable[[], Awaitable[None]],
+    ) -> None:
         self._send = send
         self._request_id = request_id.encode()
         self._rates = rates
+        self._drop_rest = drop_rest
+        self._closes = False
         self.status: int | None = None
         self.sent = 0
 
     async def __call__(self, message: Message) -> None:
+        self.sent += len(message.get("body", b""))
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self._closes = (b"connection", b"close") in message["headers"]
             own = [(b"x-request-id", self._request_id), *self._rates()]
             message = {**message, "headers": [*message["headers"], *own]}
-        self.sent += len(message.get("body", b""))
+        elif self._closes and not message.get("more_body"):
+            await self._send({**message, "more_body": True})
+            await self._drop_rest()
+            message = {"type": message["type"]}
         await self._send(message)
 
 
@@ -162,13 +183,23 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(408, "the body took too long", code="body_timeout", headers=CLOSE) from None
+        self._complete = not message.get("more_body", False)
         size = len(message.get("body", b""))
         self.received += size
         self._hold(size)
         if self.received > self._limit:
             raise too_large(self._limit)
-        self._complete = not message.get("more_body", False)
         return message
+
+    async def drop_rest(self) -> None:
+        """Receive what is left of the body, at most `LINGER_BYTES` and as long as a body may take, and drop it."""
+        left = LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._until - time.monotonic()):
+                while not self._complete and left > 0:
+                    message = await self._receive()
+                    left -= len(message.get("body", b""))
+                    self._complete = not message.get("more_body", False)
 
 
 def too_large(limit: int) -> ApiError:
