@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine_fakes import POISON, greedy
-from ferrum.core.errors import StepError, Unsupported
+from ferrum.core.errors import ConfigError, StepError, Unsupported
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.outputs import Delta, Usage
 from ferrum.server.app import create_app
@@ -161,6 +161,16 @@ def test_a_collector_that_takes_nothing_holds_up_no_end(
     Traces(provider, "m").close()
     taken.set()
     assert "not taken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "notaurl", "localhost:4318", "ftp://x/v1/traces", "http:///v1/traces", "http://x:port", "http://[x"],
+)
+def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_app(lambda: pytest.fail("it was built"), ServerConfig(otlp_traces_endpoint=endpoint))
+    assert caught.value.param == "otlp_traces_endpoint"
 
 
 def test_without_the_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

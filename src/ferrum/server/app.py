@@ -55,7 +55,8 @@ def create_app(
 
     Raises:
         Unsupported: traces are asked for, and their libraries are not there.
-        ConfigError: the file of API keys cannot be used, or there is none for the limits of keys.
+        ConfigError: the file of API keys cannot be used, there is none for the limits of keys, or traces have no
+            address to go to.
     """
     keys = _keys(config)
     if traces is None and config.otlp_traces_endpoint is not None:

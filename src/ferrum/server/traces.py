@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta
@@ -139,12 +140,24 @@ class Traces:
             _LOG.warning("the last traces were not taken within %g s", CLOSE_SECONDS)
 
 
+def _is_address(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        _ = parts.port
+    except ValueError:  # of an address or a port that is none
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 def otlp_provider(endpoint: str) -> TracerProvider:
     """A provider that sends spans by OTLP over HTTP, in the background.
 
     Raises:
+        ConfigError: the endpoint is no address of a collector.
         Unsupported: the libraries are not installed.
     """
+    if not _is_address(endpoint):
+        raise ConfigError(f"must be http:// or https:// and a host, not {endpoint!r}", param="otlp_traces_endpoint")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
