@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from time import time
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -28,6 +29,7 @@ class QuickCounter(Collector):
         self._about = (name, help)
         self._labels = labels
         self._value = 0
+        self._created = time()
         registry.register(self)
 
     def inc(self, amount: int) -> None:
@@ -37,7 +39,7 @@ class QuickCounter(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client`."""
         family = CounterMetricFamily(*self._about, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), self._value)
+        family.add_metric(tuple(self._labels.values()), self._value, self._created)
         yield family
 
 
@@ -58,6 +60,7 @@ class QuickHistogram(Collector):
         self._bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
+        self._created = time()
         registry.register(self)
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -71,4 +74,5 @@ class QuickHistogram(Collector):
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         family = HistogramMetricFamily(*self._about, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), buckets, self._sum)
+        family.add_sample(f"{family.name}_created", dict(self._labels), self._created)
         yield family
