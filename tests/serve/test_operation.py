@@ -355,9 +355,11 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
     with serving(load, ready=False) as server:
         error = error_of(server.http.get("/health"), 503)
         assert (error["code"], error["message"]) == ("loading", "Loading model")
+        assert server.http.head("/health").status_code == 503
         assert "retry-after" in server.chat().headers
         go.set()
         wait_for(lambda: server.http.get("/ready").status_code == 200)
+        assert [server.http.head(path).status_code for path in ("/health", "/ping", "/ready")] == [200] * 3
         assert server.chat().status_code == 200
     with serving(fail, ready=False) as server:
         wait_for(lambda: server.service.failure is not None)  # the server ends by itself, and the command tells why

@@ -123,13 +123,14 @@ def make_router(service: Service) -> APIRouter:
 def _add_probes(router: APIRouter, service: Service) -> None:
     probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
 
-    @router.get("/health", responses=probe)
-    @router.get("/ping", responses=probe)
-    @router.get("/ready", responses=probe)
     async def health() -> Response:
         """Whether requests are served now."""
         service.check_ready()
         return reply(replies.Health(status="ok"))
+
+    for path in ("/health", "/ping", "/ready"):
+        router.get(path, responses=probe)(health)
+        router.head(path, include_in_schema=False)(health)  # as some load balancers ask
 
     @router.get("/version", responses={200: {"model": replies.Version}})
     async def version() -> Response:
