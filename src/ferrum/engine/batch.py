@@ -21,7 +21,7 @@ def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Ite
     """The deltas of one request as they come. Closing the iterator ends the request.
 
     Raises:
-        EngineDead, QueueFull: at the first step of the iteration.
+        EngineDead, QueueFull: at the first step of the iteration; EngineDead also where a forked process goes on.
     """
     news = Event()
     running = router.open(request, tokenizer, news.set)
@@ -29,6 +29,7 @@ def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Ite
         while True:
             delta = running.take()
             if delta is None:
+                router.check_process()
                 news.wait()
                 news.clear()
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
@@ -12,7 +13,9 @@ from ferrum.engine.messages import EngineInfo
 
 
 class FrontDoor(ABC):
-    """A client of one engine.
+    """A client of one engine, which ends with the interpreter if nobody closes it before.
+
+    It serves the process that opened it. In one that is forked from that every request is refused by EngineDead.
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
@@ -23,14 +26,20 @@ class FrontDoor(ABC):
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        self._front = self._start(build(model, **options))
+        self._open(build(model, **options))
 
     @classmethod
     def from_parts(cls, parts: Parts) -> Self:
         """A client of an engine that is put together already, or of a stand-in."""
         door = cls.__new__(cls)
-        door._front = door._start(parts)
+        door._open(parts)
         return door
+
+    def _open(self, parts: Parts) -> None:
+        self._front = self._start(parts)
+        # The engine's thread would keep itself and the model alive when the last user of this object is gone, and one
+        # that computes while the interpreter ends aborts the process.
+        self._unclosed = weakref.finalize(self, self._front.router.close)
 
     @abstractmethod
     def _start(self, parts: Parts) -> Front:
@@ -54,3 +63,4 @@ class FrontDoor(ABC):
     def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
         self._front.router.close()
+        self._unclosed.detach()

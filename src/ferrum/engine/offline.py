@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -28,10 +27,7 @@ class LLM(FrontDoor):
     """
 
     def _start(self, parts: Parts) -> Front:
-        front = Front(parts)
-        # The engine's thread would keep itself and the model alive when the last user of this object is gone.
-        weakref.finalize(self, front.router.close)
-        return front
+        return Front(parts)
 
     def generate(
         self,

@@ -7,6 +7,7 @@ can, however slowly its consumer reads.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -82,19 +83,31 @@ class Router:
         self._streams: dict[str, RequestStream] = {}
         self._ended: FerrumError | None = None
         self._lock = Lock()
+        self._process = os.getpid()
         self.info: EngineInfo = host.start(self._deliver)
 
     def __len__(self) -> int:
         """How many requests the engine still knows."""
         return len(self._streams)
 
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a copy in another process, which has no thread of the engine's."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Refuse to wait for an engine that will never answer here. Raises EngineDead."""
+        if self._forked:
+            raise EngineDead("this process was forked from the engine's, and needs an engine of its own")
+
     def check_open(self, count: int = 1) -> None:
         """Refuse so many requests, if they could not be opened now.
 
         Raises:
-            EngineDead: the engine has ended.
+            EngineDead: the engine has ended, or is that of the process which this one was forked from.
             QueueFull: as many requests are live as may be.
         """
+        self.check_process()
         if self._ended is not None:
             raise EngineDead(str(self._ended))
         if len(self._streams) + count > self.max_requests:
@@ -107,6 +120,7 @@ class Router:
             EngineDead, QueueFull: as `check_open`.
             RequestError: a request of that id and tenant is live.
         """
+        self.check_process()  # the lock may have been held for ever when a fork copied it
         with self._lock:
             self.check_open()
             watched = self.observer is not None or self.recorder is not None
@@ -132,15 +146,18 @@ class Router:
 
     def abort(self, stream: RequestStream) -> None:
         """End a request and free what it holds, within a step; harmless when it is over."""
-        if not stream.over:
+        if not (stream.over or self._forked):
             self._host.send(Abort(stream.request.request_id))
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        """See `Host`."""
-        self._host.deliver_on(loop)
+        """See `Host`. In a process that was forked from the engine's there is nothing to deliver."""
+        if not self._forked:
+            self._host.deliver_on(loop)
 
     def close(self) -> None:
-        """End all requests and the engine. Idempotent."""
+        """End all requests and the engine, if it is this process's. Idempotent."""
+        if self._forked:
+            return
         self._host.close()
         if self.recorder is not None:
             self.recorder.close()
