@@ -95,6 +95,25 @@ def test_what_only_looks_like_prompts_is_refused() -> None:
         assert len(model.generate((prompt for prompt in ("a", [1])), greedy(1), use_tqdm=False)) == 2  # type: ignore[arg-type]
 
 
+def test_what_only_stands_where_parameters_belong_is_refused() -> None:
+    with llm() as model:
+        for call in (
+            lambda: model.generate("a", {"max_tokens": 3}, use_tqdm=False),  # type: ignore[arg-type]
+            lambda: model.generate("a", [None], use_tqdm=False),  # type: ignore[list-item]
+            lambda: model.generate("a", 5, use_tqdm=False),  # type: ignore[arg-type]
+            lambda: model.generate("a", "a", use_tqdm=False),  # type: ignore[arg-type]
+            lambda: model.stream("a", 5),  # type: ignore[arg-type]
+            lambda: model.session("a").generate(5),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(RequestError) as caught:
+                call()
+            assert caught.value.param == "sampling_params"
+        for penalty in ("a", float("nan"), None):
+            with pytest.raises(RequestError) as caught:
+                model.beam_search("a", length_penalty=penalty)  # type: ignore[arg-type]
+            assert caught.value.param == "length_penalty"
+
+
 def test_a_callable_makes_the_progress_bar() -> None:
     class Bar:
         def __init__(self, *, total: int, desc: str) -> None:

@@ -158,6 +158,11 @@ def test_a_unified_batch_counts_its_tokens_and_wishes():
     with pytest.raises(RequestError) as caught:
         UnifiedBatchItem("e", [], 0)
     assert caught.value.param == "q_tokens"
+    for policy in ("bogus", None, 1, []):
+        with pytest.raises(RequestError) as caught:
+            UnifiedBatchItem("e", [1], 0, logits_policy=policy)
+        assert caught.value.param == "logits_policy"
+    assert UnifiedBatchItem("e", [1], 0, logits_policy="all").policy is LogitsPolicy.ALL
 
 
 @contract("1.SpeculativeDecodeOutput")

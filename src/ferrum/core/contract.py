@@ -287,6 +287,8 @@ class UnifiedBatchItem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "q_tokens", _only_row("q_tokens", self.q_tokens))
+        if self.logits_policy not in tuple(LogitsPolicy):
+            raise RequestError(f"must be 'none', 'last' or 'all', not {self.logits_policy!r}", param="logits_policy")
         object.__setattr__(self, "logits_policy", LogitsPolicy(self.logits_policy))
 
     @property

@@ -90,6 +90,7 @@ class Admission:
                 have, text without a tokenizer, or an option that cannot be honoured; `param` names it.
             Unsupported: an adapter, or a priority without the policy that knows it.
         """
+        check_params(params)
         _check_features(params, adapter, pooling)
         self._check_text_options(params)
         params.check_vocabulary(self._vocab_size)
@@ -170,6 +171,12 @@ class Admission:
         if tokenizer is None or not params.bad_words:
             return ()
         return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
+
+
+def check_params(params: object) -> None:
+    """Refuse what only stands where parameters belong. Raises RequestError."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"must be SamplingParams, not {type(params).__name__}", param="sampling_params")
 
 
 def _check_features(params: SamplingParams, adapter: str | None, pooling: Pooling | None) -> None:

@@ -7,8 +7,10 @@ others go on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from operator import attrgetter
 from typing import Final
 
@@ -62,6 +64,9 @@ class BeamRules:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise RequestError(f"must be an integer from {least} on, not {value!r}", param=name)
+        penalty: object = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, Real) or not math.isfinite(penalty):
+            raise RequestError(f"must be a finite number, not {penalty!r}", param="length_penalty")
         if self.early_stopping not in EARLY_STOPPING:
             raise RequestError(f"must be true, false or 'never', not {self.early_stopping!r}", param="early_stopping")
 

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.admission import Prompt, listed
+from ferrum.engine.admission import Prompt, check_params, listed
 from ferrum.engine.batch import Batch, stream
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.door import FrontDoor
@@ -201,7 +201,8 @@ class LLM(FrontDoor):
     ) -> Sequence[SamplingParams]:
         if given is None:
             given = self.default_sampling_params
-        if isinstance(given, SamplingParams):
+        if not isinstance(given, Sequence):
+            check_params(given)
             return [given] * count
         if len(given) != count:
             raise RequestError(f"{len(given)} of them for {count} prompts", param="sampling_params")

@@ -14,7 +14,7 @@ from typing import Self
 from ferrum.core.errors import RequestError
 from ferrum.core.integers import kept_length
 from ferrum.core.params import SamplingParams
-from ferrum.engine.admission import Prompt, token_ids
+from ferrum.engine.admission import Prompt, check_params, token_ids
 from ferrum.engine.outputs import CompletionOutput, RequestOutput
 from ferrum.text.tokenizer import Tokenizer
 
@@ -95,8 +95,10 @@ class Session(GrowingText):
         Raises:
             FerrumError: as `LLM.generate`; here a failure after the start is raised too, and the session is as before.
         """
-        if sampling_params is not None and sampling_params.n != 1:
-            raise RequestError("must be 1 in a session; fork it for several", param="n")
+        if sampling_params is not None:
+            check_params(sampling_params)
+            if sampling_params.n != 1:
+                raise RequestError("must be 1 in a session; fork it for several", param="n")
         (choice,) = self._complete(self._tokens, sampling_params).outputs
         if choice.error is not None:
             raise choice.error
