@@ -190,11 +190,11 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     """A prompt of token ids as plain ints, from any sequence of any integer type.
 
     Raises:
-        RequestError: as `listed`.
+        RequestError: as `entries_of`.
         InvalidToken: something in it is no integer; the message has its position.
     """
     tokens = []
-    for position, entry in enumerate(listed("prompt", prompt)):
+    for position, entry in enumerate(entries_of("prompt", prompt)):
         try:
             tokens.append(integer(entry))
         except TypeError:
@@ -202,7 +202,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def listed(param: str, prompts: Any) -> list[Any]:
+def entries_of(param: str, prompts: Any) -> list[Any]:
     """The entries of a list of token ids, or of several prompts.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.admission import Prompt, check_params, listed
+from ferrum.engine.admission import Prompt, check_params, entries_of
 from ferrum.engine.batch import Batch, stream
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.door import FrontDoor
@@ -219,7 +219,7 @@ def _prompts(prompts: Any) -> list[Any]:
     """Several prompts from one or several: text and a list of ids are one."""
     if isinstance(prompts, str):
         return [prompts]
-    several = listed("prompts", prompts)
+    several = entries_of("prompts", prompts)
     return [several] if several and not _is_prompt(several[0]) else several
 
 
