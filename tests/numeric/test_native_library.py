@@ -12,7 +12,7 @@ from native_twin import TIERS, require_native
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu import kernels as native
 from ferrum.kernels.cpu.kernels import MAX_HEAD_DIM, NativeKernels
-from ferrum.kernels.cpu.library import available_threads, chosen_tier, cpu_quota
+from ferrum.kernels.cpu.library import available_threads, chosen_tier
 from ferrum.kernels.interface import PoolGroup
 from ferrum.runtime.kernels import choose_kernels
 
@@ -44,60 +44,6 @@ def test_a_tier_can_be_forced_and_a_missing_one_is_refused():
     with pytest.raises(ConfigError, match="portable") as refusal:
         chosen_tier("avx1024")
     assert refusal.value.param == "isa"
-
-
-def v1(path: str, quota: int) -> dict[str, str]:
-    """The files of a control group of version 1."""
-    return {f"cpu{path}/cpu.cfs_quota_us": f"{quota}\n", f"cpu{path}/cpu.cfs_period_us": "100000\n"}
-
-
-UNIT = "0::/system.slice/ferrum.service\n"
-SLICE = "system.slice/cpu.max"
-SERVICE = "system.slice/ferrum.service/cpu.max"
-DOCKER_V1 = "4:memory:/docker/ab:c\n3:cpu,cpuacct:/docker/ab:c\n1:name=systemd:/docker\n0::/other\n"
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "processors"),
-    [
-        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/\n", {"cpu.max": "nonsense"}, None),
-        ("0::/\n", {"cpu.max": "9" * 5000 + " 1"}, None),
-        ("0::/\n", {}, None),
-        # A unit with CPUQuota=: the root has no such file, and the least quota on the way counts.
-        (UNIT, {SERVICE: "50000 100000\n"}, 0.5),
-        (UNIT, {SERVICE: "max 100000\n", SLICE: "200000 100000\n"}, 2.0),
-        (UNIT, {SERVICE: "400000 100000\n", SLICE: "300000 200000\n"}, 1.5),
-        (UNIT, {SERVICE: "100000 100000\n", SLICE: "300000 100000\n"}, 1.0),
-        (UNIT, {SERVICE: "max 100000\n", SLICE: "max 100000\n"}, None),
-        (UNIT, {"system.slice/other.service/cpu.max": "50000 100000\n"}, None),
-        ("0::/a:b c/d\n", {"a:b c/d/cpu.max": "50000 100000\n"}, 0.5),
-        # A container that sees its own group as the root: the path is the host's, or leads out of it.
-        (UNIT, {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/../../x\n", {"cpu.max": "150000 100000\n", "x/cpu.max": "50000 100000\n"}, 1.5),
-        # Version 1, alone and beside the other.
-        ("1:cpu:/\n", v1("", -1), None),
-        ("1:cpu:/\n", v1("", 400_000), 4.0),
-        (DOCKER_V1, v1("", -1) | v1("/docker/ab:c", 250_000), 2.5),
-        (DOCKER_V1, v1("", -1) | v1("/docker", 100_000) | v1("/docker/ab:c", 250_000), 1.0),
-        (DOCKER_V1, v1("", 150_000), 1.5),
-        (DOCKER_V1, v1("/other", 150_000), None),
-        # What cannot be read: the roots are asked all the same.
-        ("nonsense\n\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        (None, {"cpu.max": "150000 100000\n"}, 1.5),
-        (None, v1("", 400_000), 4.0),
-        (None, {}, None),
-    ],
-)
-def test_the_least_quota_of_a_process_and_all_around_it_counts(tmp_path, membership, files, processors):
-    root = tmp_path / "root"
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    if membership is not None:
-        (tmp_path / "cgroup").write_text(membership)
-    assert cpu_quota(tmp_path / "cgroup", root) == processors
 
 
 def test_the_team_is_as_large_as_the_units_quota(monkeypatch):

@@ -1,4 +1,4 @@
-"""Memory that control groups allow; `test_native_library.py` has their processors."""
+"""What control groups allow of processors and memory, on every level and of both versions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,70 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.core.control_groups import memory_left
+from ferrum.core.control_groups import cpu_quota, memory_left
 from ferrum.runtime import memory
 
 MIB = 1 << 20
+
 UNIT = "0::/system.slice/ferrum.service\n"
-DOCKER_V1 = "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n"
+SLICE = "system.slice/cpu.max"
+SERVICE = "system.slice/ferrum.service/cpu.max"
+DOCKER = "4:memory:/docker/ab:c\n3:cpu,cpuacct:/docker/ab:c\n1:name=systemd:/docker\n0::/other\n"
+
+
+def laid_out(folder: Path, membership: str | None, files: dict[str, str]) -> tuple[Path, Path]:
+    """The file that names a process's groups, if any, and the root with these files."""
+    root = folder / "root"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    if membership is not None:
+        (folder / "cgroup").write_text(membership)
+    return folder / "cgroup", root
+
+
+def cpu_v1(path: str, quota: int) -> dict[str, str]:
+    """What a control group of version 1 has on processors."""
+    return {f"cpu{path}/cpu.cfs_quota_us": f"{quota}\n", f"cpu{path}/cpu.cfs_period_us": "100000\n"}
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "processors"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+        ("0::/\n", {"cpu.max": "9" * 5000 + " 1"}, None),
+        ("0::/\n", {}, None),
+        # A unit with CPUQuota=: the root has no such file, and the least quota on the way counts.
+        (UNIT, {SERVICE: "50000 100000\n"}, 0.5),
+        (UNIT, {SERVICE: "max 100000\n", SLICE: "200000 100000\n"}, 2.0),
+        (UNIT, {SERVICE: "400000 100000\n", SLICE: "300000 200000\n"}, 1.5),
+        (UNIT, {SERVICE: "100000 100000\n", SLICE: "300000 100000\n"}, 1.0),
+        (UNIT, {SERVICE: "max 100000\n", SLICE: "max 100000\n"}, None),
+        (UNIT, {"system.slice/other.service/cpu.max": "50000 100000\n"}, None),
+        ("0::/a:b c/d\n", {"a:b c/d/cpu.max": "50000 100000\n"}, 0.5),
+        # A container that sees its own group as the root: the path is the host's, or leads out of it.
+        (UNIT, {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/../../x\n", {"cpu.max": "150000 100000\n", "x/cpu.max": "50000 100000\n"}, 1.5),
+        # Version 1, alone and beside the other.
+        ("1:cpu:/\n", cpu_v1("", -1), None),
+        ("1:cpu:/\n", cpu_v1("", 400_000), 4.0),
+        (DOCKER, cpu_v1("", -1) | cpu_v1("/docker/ab:c", 250_000), 2.5),
+        (DOCKER, cpu_v1("", -1) | cpu_v1("/docker", 100_000) | cpu_v1("/docker/ab:c", 250_000), 1.0),
+        (DOCKER, cpu_v1("", 150_000), 1.5),
+        (DOCKER, cpu_v1("/other", 150_000), None),
+        # What cannot be read: the roots are asked all the same.
+        ("nonsense\n\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        (None, {"cpu.max": "150000 100000\n"}, 1.5),
+        (None, cpu_v1("", 400_000), 4.0),
+        (None, {}, None),
+    ],
+)
+def test_the_least_quota_of_a_process_and_all_around_it_counts(
+    tmp_path: Path, membership: str | None, files: dict[str, str], processors: float | None
+) -> None:
+    assert cpu_quota(*laid_out(tmp_path, membership, files)) == processors
 
 
 def v2(path: str, limit: int | str, used: int, inactive: int = 0) -> dict[str, str]:
@@ -42,8 +100,8 @@ def v1(path: str, limit: int, used: int) -> dict[str, str]:
         (UNIT, v2("system.slice/ferrum.service/", 600, 100) | v2("system.slice/", 900, 700), 200),
         (UNIT, v2("system.slice/ferrum.service/", "max\n", 100) | v2("system.slice/", 900, 100), 800),
         (UNIT, v2("system.slice/other.service/", 600, 100), None),
-        (DOCKER_V1, v1("/docker/ab", 300, 100) | v1("", 1 << 40, 100), 200),
-        (DOCKER_V1, v1("", 300, 100), 200),
+        (DOCKER, v1("/docker/ab:c", 300, 100) | v1("", 1 << 40, 100), 200),
+        (DOCKER, v1("", 300, 100), 200),
         (None, v2("", 600, 100), 500),
         ("0::/\n", {**v2("", 600, 100), "memory.stat": "nonsense"}, None),
     ],
@@ -51,13 +109,7 @@ def v1(path: str, limit: int, used: int) -> dict[str, str]:
 def test_the_group_with_the_least_room_counts(
     tmp_path: Path, membership: str | None, files: dict[str, str], left: int | None
 ) -> None:
-    root = tmp_path / "root"
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    if membership is not None:
-        (tmp_path / "cgroup").write_text(membership)
-    assert memory_left(tmp_path / "cgroup", root) == (None if left is None else left * MIB)
+    assert memory_left(*laid_out(tmp_path, membership, files)) == (None if left is None else left * MIB)
 
 
 @pytest.mark.parametrize(("left", "available"), [(None, 100), (0, 0), (7, 7), (200, 100)])
@@ -65,5 +117,5 @@ def test_the_pool_is_sized_by_what_machine_and_groups_allow(
     monkeypatch: pytest.MonkeyPatch, left: int | None, available: int
 ) -> None:
     monkeypatch.setattr(memory, "_machine_memory", lambda: 100)
-    monkeypatch.setattr(memory, "memory_left", lambda: left)
+    monkeypatch.setattr(memory, "memory_left", lambda *paths: left)
     assert memory.available_memory() == available

@@ -24,10 +24,24 @@ def group_directories(controller: str, membership: Path, root: Path) -> list[Pat
     return [mount.joinpath(*parts[:depth]) for depth in range(1 if ".." in parts else len(parts) + 1)]
 
 
-def memory_left(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int | None:
+def cpu_quota(membership: Path, root: Path) -> float | None:
+    """Processors that the least quota of a process's control group and of those around it amounts to; None without one.
+
+    Args:
+        membership, root: see `group_directories`.
+    """
+    quotas = [_quota_v2(group) for group in group_directories("", membership, root)]
+    quotas += [_quota_v1(group) for group in group_directories("cpu", membership, root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def memory_left(membership: Path, root: Path) -> int | None:
     """Bytes that the control groups of a process still let it take; None where none has a limit.
 
     What was read from files and not lately is no part of what they hold: it makes room by itself.
+
+    Args:
+        membership, root: see `group_directories`.
     """
     names = ("memory.max", "memory.current", "inactive_file")
     left = [_left(group, *names) for group in group_directories("", membership, root)]
@@ -43,6 +57,22 @@ def _paths(membership: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {name: line[2] for line in lines if len(line) == 3 for name in line[1].split(",")}
+
+
+def _quota_v2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_v1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        return None if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _left(group: Path, limit: str, used: str, reclaimable: str) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ferrum.core.control_groups import memory_left
+from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory import PoolPart
 from ferrum.core.resident import AT_IMPORT, resident_bytes
@@ -155,7 +155,7 @@ def return_free_memory() -> None:
 
 def available_memory() -> int:
     """Bytes that can be allocated without swapping, as the machine and the control groups of this process allow."""
-    machine, groups = _machine_memory(), memory_left()
+    machine, groups = _machine_memory(), memory_left(MEMBERSHIP, ROOT)
     return machine if groups is None else min(machine, groups)
 
 

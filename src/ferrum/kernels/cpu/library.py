@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from pathlib import Path
 from typing import Any
 
-from ferrum.core.control_groups import MEMBERSHIP, ROOT, group_directories
+from ferrum.core.control_groups import MEMBERSHIP, ROOT, cpu_quota
 from ferrum.core.errors import ConfigError, Unsupported
 
 
@@ -48,30 +47,3 @@ def available_threads() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(MEMBERSHIP, ROOT)
     return max(1, count if quota is None else min(count, int(quota + 0.5)))
-
-
-def cpu_quota(membership: Path, root: Path) -> float | None:
-    """Processors that the least quota of a process's control group and of those around it amounts to; None without one.
-
-    Args:
-        membership, root: see `group_directories`.
-    """
-    quotas = [_quota_v2(group) for group in group_directories("", membership, root)]
-    quotas += [_quota_v1(group) for group in group_directories("cpu", membership, root)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota_v2(group: Path) -> float | None:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(group: Path) -> float | None:
-    try:
-        quota = int((group / "cpu.cfs_quota_us").read_text())
-        return None if quota < 0 else quota / int((group / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
