@@ -125,13 +125,14 @@ struct Item {
         return gathered(head, token);
     }
 
-    // How far behind a step's block lies the one after it, of the next head or else of the next step: memory has no part in
-    // the time of a step whose keys and values were fetched during the step before. 0: nothing comes, or it is gathered.
-    int64_t ahead_of(int64_t head, int64_t step) const {
+    // The block after a step's, of the next head or else of the next step: memory has no part in the time of a step whose keys
+    // and values were fetched during the step before. Nothing comes after the last, nor where blocks are gathered.
+    NextBlock after(int64_t head, int64_t step) const {
         const bool turns = head + 1 == item.head_end;
-        if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return 0;
-        const Slot next = turns ? block(item.head_begin, step + 1) : block(head + 1, step);
-        return next.keys - block(head, step).keys;
+        if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return {};
+        const int64_t then = step + turns;
+        const Slot next = block(turns ? item.head_begin : head + 1, then);
+        return {next.keys - block(head, step).keys, least(kStep, scratch.position[rows - 1] + 1 - then * kStep)};
     }
 
     Slot gathered(int64_t head, int64_t token) const {
@@ -169,7 +170,7 @@ struct Item {
 
 // One tile of a head over one step.
 template <class F, int MR>
-void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, int64_t ahead) {
+void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, const NextBlock& next) {
     const int64_t state = it.state_of(head) + tile;
     const Slot block = it.block(head, step);
     alignas(64) float scores[MR][kStep];
@@ -182,16 +183,16 @@ void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, int6
     const int64_t tokens = least(kStep, sights[MR - 1].high + 1);
     const bool whole = sights[0].high >= kStep - 1 && sights[MR - 1].low <= 0;
     if (!whole) std::memset(scores, 0, sizeof scores);  // beyond the last key that anyone sees they have to be numbers
-    F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, ahead);
+    F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, next);
     float *maximum = it.scratch.maximum + state, *total = it.scratch.total + state;
     whole ? weigh_rows<true>(scores, it.a.scale, sights, maximum, total, decay)
           : weigh_rows<false>(scores, it.a.scale, sights, maximum, total, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
-    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, ahead);
+    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, next);
 }
 
 template <class F>
-using StepFunction = void (*)(const Item<F>&, int64_t, int64_t, int64_t, int64_t);
+using StepFunction = void (*)(const Item<F>&, int64_t, int64_t, int64_t, const NextBlock&);
 
 template <class F, int... Index>
 StepFunction<F> step_function(int64_t height, std::integer_sequence<int, Index...>) {
@@ -207,7 +208,7 @@ void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
         const auto run = step_function<F>(count, std::make_integer_sequence<int, F::kRows>{});
         const int64_t to = least(end, end_of(first + count - 1));
         for (int64_t step = most(begin, begin_of(first)); step < to; ++step)
-            run(*this, head, first, step, t == 0 ? ahead_of(head, step) : 0);
+            run(*this, head, first, step, t == 0 ? after(head, step) : NextBlock{});
     }
 }
 

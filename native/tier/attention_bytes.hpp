@@ -30,18 +30,20 @@ struct ByteAttention {
 
     template <int MR>
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
-                      float (&scores)[MR][kStep], int64_t ahead) {
+                      float (&scores)[MR][kStep], const NextBlock& next) {
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
         const KeyVectors vectors{words};
+        next.fetch_scales(scales);
         step_parts<kLanes == 16 ? 4 : 2>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vi sum[MR][kVectors];
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) sum[r][v] = spread(static_cast<int32_t>(queries[words * MR + r]));
             const std::byte* w = keys + vectors.at(part);
+            const Ahead ahead = next.keys<kVectors>(keys, part, vectors);
             for (int64_t i = 0; i < words; ++i, w += kKeySide * 4) {
-                if (ahead != 0) prefetch_vectors<kVectors>(w + ahead, vectors);
+                ahead.go<kVectors>(i);
                 vi key[kVectors];
 #pragma GCC unroll 4
                 for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + vectors.at(v));
@@ -84,27 +86,29 @@ struct ByteAttention {
 
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
-                    const float (&factor)[MR], const float (&decay)[MR], float* out, int64_t ahead) {
+                    const float (&factor)[MR], const float (&decay)[MR], float* out, const NextBlock& next) {
+        next.fetch_scales(reinterpret_cast<const float*>(values + kStep * s.value_padded));
         constexpr int kWide = kLanes < 16 ? 1 : MR <= 2 ? 4 : 2;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);
             const std::byte* part = values + first * kStep / Store::kDepth * 4;
             int64_t d = 0;
             for (; d + kWide * kLanes <= width; d += kWide * kLanes)
-                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, ahead);
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, next);
             for (; d < width; d += kLanes)
-                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, ahead);
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, factor, decay, out + first + d, next);
         }
     }
 
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
                          const Weight (&weights)[MR][kWeights], const float (&factor)[MR], const float (&decay)[MR], float* out,
-                         int64_t ahead) {
+                         const NextBlock& next) {
+        const Ahead ahead = next.values(values, stride, 4);
         vi upper[MR][NV] = {}, lower[MR][NV] = {};
         for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // beyond are probabilities of 0
             const std::byte* row = values + quad * stride;
-            if (ahead != 0) prefetch_bytes(row + ahead, NV * kLanes * 4);
+            ahead.go<NV>(quad);
             vi value[NV];
 #pragma GCC unroll 4
             for (int v = 0; v < NV; ++v) value[v] = load<vi>(row + v * kLanes * 4);

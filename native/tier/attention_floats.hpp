@@ -35,13 +35,13 @@ struct FloatAttention {
     // Of the step's first `tokens` keys; the others are nobody's.
     template <int MR>
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
-                      float (&scores)[MR][kStep], int64_t ahead) {
+                      float (&scores)[MR][kStep], const NextBlock& next) {
         const KeyVectors vectors{query_words(s)};
         step_parts<kVectors<MR>>(tokens, [&](int part, auto width) {
             constexpr int kWide = decltype(width)::value;
             vf total[MR][kWide] = {};
-            accumulate<P, MR, kWide, MR, 1>(total, keys + vectors.at(part), kKeySide * 4, queries, query_words(s), ahead,
-                                            vectors);
+            accumulate<P, MR, kWide, MR, 1>(total, keys + vectors.at(part), kKeySide * 4, queries, query_words(s),
+                                            next.keys<kWide>(keys, part, vectors), vectors);
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kWide; ++v) store(&scores[r][(part + v) * kLanes], total[r][v]);
         });
@@ -56,27 +56,27 @@ struct FloatAttention {
     // out [MR][padded] = out * decay + weights [MR] x values.
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
-                    const float (&)[MR], const float (&decay)[MR], float* out, int64_t ahead) {
+                    const float (&)[MR], const float (&decay)[MR], float* out, const NextBlock& next) {
         constexpr int kWide = kVectors<MR>;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);
             const std::byte* part = values + first * kStep / Store::kDepth * 4;
             int64_t d = 0;
             for (; d + kWide * kLanes <= width; d += kWide * kLanes)
-                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, ahead);
+                mix_part<MR, kWide>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, next);
             for (; d < width; d += kLanes)
-                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, ahead);
+                mix_part<MR, 1>(s, part + d * 4, width * 4, tokens, weights, decay, out + first + d, next);
         }
     }
 
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
-                         const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out, int64_t ahead) {
+                         const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out, const NextBlock& next) {
         const int64_t padded = s.value_padded, whole = tokens / P::kDepth;
         vf total[MR][NV];
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
-        accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, ahead);
+        accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, next.values(values, stride, P::kDepth));
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
                 const auto weight = P::first_only(P::weight(values + whole * stride + SideBySide<P>::at(v)));

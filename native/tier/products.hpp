@@ -110,21 +110,23 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
-// Fetches the lines of NV vectors.
-template <int NV, class Vectors>
-inline void prefetch_vectors(const std::byte* w, Vectors vectors) {
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v)
-        if (v * kLanes * 4 % 64 == 0) prefetch(w + vectors.at(v));
-}
+// What a loop fetches meanwhile: in each of its first `steps` steps as much as the step itself reads, `stride` bytes on.
+struct Ahead {
+    const std::byte* from;
+    int64_t stride, steps;
 
-// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR]. What lies `ahead`
-// bytes behind is fetched meanwhile, unless that is 0.
+    template <int NV>
+    void go(int64_t step) const {
+        if (step < steps) prefetch_bytes(from + step * stride, NV * kLanes * 4);
+    }
+};
+
+// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR].
 template <class P, int MR, int NV, int XS, int XR, class Vectors = SideBySide<P>>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
-                       int64_t ahead, Vectors vectors = {}) {
+                       const Ahead& ahead, Vectors vectors = {}) {
     for (int64_t s = 0; s < steps; ++s) {
-        if (ahead != 0) prefetch_vectors<NV>(w + ahead, vectors);
+        ahead.go<NV>(s);
         add_step<P, MR, NV, XR>(total, w, x, vectors);
         w += stride;
         x += XS;

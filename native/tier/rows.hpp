@@ -90,6 +90,29 @@ inline int64_t value_index(int64_t tokens, int64_t padded, int64_t token, int64_
     return (first * (tokens / S::kDepth) + token / S::kDepth * value_width(padded, first)) * S::kDepth + token % S::kDepth;
 }
 
+// The block that is gone over after another one: so many bytes behind it, and its first `tokens` will be read. None: nothing is.
+struct NextBlock {
+    int64_t distance = 0, tokens = 0;
+
+    // What NV vectors of keys, from `part` on, fetch of it: the sides that lie where theirs do, as one run.
+    template <int NV>
+    Ahead keys(const std::byte* keys, int part, const KeyVectors& vectors) const {
+        constexpr int64_t kStride = most(64, NV * kLanes * 4);
+        const int64_t sides = ceil_divide(tokens, kKeySide) - part * kLanes / kKeySide;
+        return {keys + vectors.at(part) + distance, kStride, ceil_divide(sides * vectors.words * kKeySide * 4, kStride)};
+    }
+
+    // What vectors of values, in rows of `depth` tokens, fetch of it: those that lie where they do.
+    Ahead values(const std::byte* values, int64_t stride, int depth) const {
+        return {values + distance, stride, ceil_divide(tokens, depth)};
+    }
+
+    // Fetches the scales of its keys or values, behind those.
+    void fetch_scales(const float* scales) const {
+        prefetch_floats(reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(scales) + distance), tokens);
+    }
+};
+
 // The scales of a block's tokens, behind its keys or its values.
 inline float* scales_of(std::byte* keys, int64_t bytes, int64_t tokens) {
     return reinterpret_cast<float*>(keys + bytes) - tokens;
