@@ -65,6 +65,13 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, ("factor",)),
         ({"rope_scaling": "linear"}, CheckpointError, ("rope_scaling",)),
         ({"head_dim": 7}, CheckpointError, ("7", "even")),
+        ({"max_position_embeddings": 10**30}, CheckpointError, ("max_position_embeddings",)),
+        ({"num_hidden_layers": 10**6}, CheckpointError, ("num_hidden_layers", "10000")),
+        ({"rms_norm_eps": 10**400}, CheckpointError, ("rms_norm_eps",)),
+        ({"architectures": ["Qwen3ForCausalLM"], "max_window_layers": "28"}, CheckpointError, ("max_window_layers",)),
+        ({"architectures": ["Qwen3ForCausalLM"], "layer_types": [[]] * 4}, CheckpointError, ("layer_types",)),
+        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, CheckpointError, ("yarn", "angles")),
+        ({"rope_scaling": {"type": "linear", "factor": 5e-324}}, CheckpointError, ("linear", "finite")),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )

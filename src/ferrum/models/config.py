@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
+
+MOST: Final = 2**31 - 1
+"""Largest integer of a configuration: token ids and positions have 32 bits."""
+
+_MOST_LAYERS: Final = 10_000
+"""A list of the layers is made before any tensor shows how many there are."""
 
 
 class FamilyConfig:
@@ -21,21 +28,25 @@ class FamilyConfig:
         self.values = values
         self.context = context
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer; null counts as absent."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """An integer within bounds; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"config.json: {name} must be a positive integer, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise CheckpointError(f"config.json: {name} must be an integer from {least} to {most}, got {value!r}")
         return value
+
+    def num_layers(self) -> int:
+        """Layers of the decoder."""
+        return self.integer("num_hidden_layers", most=_MOST_LAYERS)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite positive number; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise CheckpointError(f"config.json: {name} must be a positive number, got {value!r}")
         return float(value)
 

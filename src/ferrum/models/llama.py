@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError
 from ferrum.models.config import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+
+_LAYER_TYPES: Final = ("sliding_attention", "full_attention")
 
 
 def llama_like(
@@ -31,7 +33,7 @@ def llama_like(
     config.only("hidden_act", "silu", "silu")
     config.only("pretraining_tp", 1, 1)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads, count = config.integer("num_key_value_heads", heads), config.integer("num_hidden_layers")
+    kv_heads, count = config.integer("num_key_value_heads", heads), config.num_layers()
     dim = config.integer("head_dim", head_dim or hidden // heads)
     if heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly")
@@ -55,13 +57,13 @@ def llama_like(
 
 def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
     """Qwen's pattern: `layer_types` where given, else sliding from layer `max_window_layers` on, if at all."""
-    count = config.integer("num_hidden_layers")
+    count = config.num_layers()
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
     types = config.values.get("layer_types")
     if types is None:
-        first = config.values.get("max_window_layers", 28)
+        first = config.integer("max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(count))
-    if not isinstance(types, list) or len(types) != count or set(types) - {"sliding_attention", "full_attention"}:
+    if not isinstance(types, list) or len(types) != count or any(kind not in _LAYER_TYPES for kind in types):
         raise CheckpointError(
             f"config.json: layer_types must name full_attention or sliding_attention for {count} layers"
         )

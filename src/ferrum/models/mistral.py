@@ -15,4 +15,4 @@ def mistral(config: FamilyConfig) -> DecoderSpec:
     """Llama with a sliding window on every layer; an explicit null turns it off, absence means the original 4096."""
     sliding = config.values.get("sliding_window", _DEFAULT_WINDOW) is not None
     window = config.integer("sliding_window", _DEFAULT_WINDOW) if sliding else None
-    return llama_like("mistral", config, windows=(window,) * config.integer("num_hidden_layers"))
+    return llama_like("mistral", config, windows=(window,) * config.num_layers())

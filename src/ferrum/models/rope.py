@@ -30,7 +30,13 @@ def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     rotated = int(head_dim * partial)
     if rotated % 2 or not 2 <= rotated <= head_dim:
         raise CheckpointError(f"config.json: {rotated} rotated dimensions of a head of {head_dim}: must be even")
-    return variant(_Rope(section, config, theta, rotated))
+    try:
+        rope = variant(_Rope(section, config, theta, rotated))
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"config.json: the numbers of the rope {kind!r} give no angles: {error}") from error
+    if not all(map(math.isfinite, (*rope.frequencies, rope.scaling))):
+        raise CheckpointError(f"config.json: the numbers of the rope {kind!r} give angles that are not finite")
+    return rope
 
 
 def context_length(config: FamilyConfig) -> int:
