@@ -70,6 +70,7 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"rms_norm_eps": 10**400}, CheckpointError, ("rms_norm_eps",)),
         ({"architectures": ["Qwen3ForCausalLM"], "max_window_layers": "28"}, CheckpointError, ("max_window_layers",)),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": [[]] * 4}, CheckpointError, ("layer_types",)),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["chunked"] * 4}, CheckpointError, ("layer_types",)),
         ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, CheckpointError, ("yarn", "angles")),
         ({"rope_scaling": {"type": "linear", "factor": 5e-324}}, CheckpointError, ("linear", "finite")),
     ],
@@ -91,3 +92,19 @@ def test_a_pattern_of_windows_is_a_list_of_layers():
     assert pool_slots(spec) == ((0, 0), (1, 0), (0, 1), (1, 1))
     with pytest.raises(CheckpointError, match="layer_types"):
         decoder_spec({**config, "layer_types": pattern[:3]})
+
+
+def test_mistrals_layers_slide_where_they_are_said_to():
+    """Ministral 8B is published as a Mistral with `layer_types`; `transformers` saves it under a name of its own."""
+    pattern = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    config = {**CONFIG, "sliding_window": 32, "layer_types": pattern}
+    spec = decoder_spec({**config, "architectures": ["MistralForCausalLM"]})
+    assert [layer.attention.window for layer in spec.layers] == [None, 32, 32, None]
+    assert spec == decoder_spec({**config, "architectures": ["MinistralForCausalLM"]})
+
+
+def test_a_window_that_is_null_is_none():
+    config = {**CONFIG, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 0}
+    for changes, window in (({}, 4096), ({"sliding_window": 32}, 32), ({"sliding_window": None}, None)):
+        assert {layer.attention.window for layer in decoder_spec({**config, **changes}).layers} == {window}
+    assert decoder_spec({**config, "max_window_layers": None}) == decoder_spec({**config, "max_window_layers": 28})

@@ -89,6 +89,12 @@ CASES = (
     Case("llama-dynamic", "LlamaConfig", {**rope("dynamic", factor=4.0), "max_position_embeddings": 64}, context=200),
     Case("llama-yarn", "LlamaConfig", rope("yarn", factor=2.0, original_max_position_embeddings=64, beta_fast=16.0)),
     Case("mistral", "MistralConfig", {"sliding_window": 20}),
+    Case(
+        "mistral-mixed",
+        "MinistralConfig",
+        {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+        | {"num_hidden_layers": 3, "head_dim": 16},
+    ),
     Case("mistral-full", "MistralConfig", {"sliding_window": None, "head_dim": 24, "tie_word_embeddings": True}),
 )
 

@@ -10,6 +10,7 @@ from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
+_DEFAULT_WINDOW: Final = 4096
 _LAYER_TYPES: Final = ("sliding_attention", "full_attention")
 
 
@@ -55,19 +56,28 @@ def llama_like(
     )
 
 
-def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
-    """Qwen's pattern: `layer_types` where given, else sliding from layer `max_window_layers` on, if at all."""
-    count = config.num_layers()
-    window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else None
-    types = config.values.get("layer_types")
+def sliding_window(config: FamilyConfig) -> int | None:
+    """The window of layers that slide; an explicit null turns it off, absence means the original 4096."""
+    off = config.values.get("sliding_window", _DEFAULT_WINDOW) is None
+    return None if off else config.integer("sliding_window", _DEFAULT_WINDOW)
+
+
+def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:
+    """The window of each layer: of those that slide by `layer_types`, where it is given, else from layer `first` on."""
+    count, types = config.num_layers(), config.values.get("layer_types")
     if types is None:
-        first = config.integer("max_window_layers", 28, least=0)
         return tuple(window if i >= first else None for i in range(count))
     if not isinstance(types, list) or len(types) != count or any(kind not in _LAYER_TYPES for kind in types):
         raise CheckpointError(
             f"config.json: layer_types must name full_attention or sliding_attention for {count} layers"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
+    """Qwen's pattern: windows where `use_sliding_window` says so, from layer `max_window_layers` on."""
+    window = sliding_window(config) if config.flag("use_sliding_window", False) else None
+    return layer_windows(config, window, config.integer("max_window_layers", 28, least=0))
 
 
 @FAMILIES.register("LlamaForCausalLM")
