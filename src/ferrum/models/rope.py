@@ -7,7 +7,7 @@ the configured context, so that a token's angle is the same whatever comes after
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ferrum.core.errors import CheckpointError, Unsupported
@@ -21,6 +21,8 @@ _DEFAULT_THETA = 10000.0
 def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     """The rope of a checkpoint, in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
     section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
+    if any(isinstance(value, Mapping) for value in section.values.values()):
+        raise Unsupported("a rope for each kind of layer", "only one for all layers is implemented for this family")
     theta = section.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
     kind = section.values.get("rope_type", section.values.get("type", "default"))
     variant = _VARIANTS.get(kind) if isinstance(kind, str) else None
