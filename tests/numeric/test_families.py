@@ -109,3 +109,18 @@ def test_a_window_that_is_null_is_none():
     for changes, window in (({}, 4096), ({"sliding_window": 32}, 32), ({"sliding_window": None}, None)):
         assert {layer.attention.window for layer in decoder_spec({**config, **changes}).layers} == {window}
     assert decoder_spec({**config, "max_window_layers": None}) == decoder_spec({**config, "max_window_layers": 28})
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "context"),
+    [
+        (64, {"original_max_position_embeddings": 64}, 256),  # as authors have users add it
+        (200, {"original_max_position_embeddings": 64}, 256),
+        (300, {"original_max_position_embeddings": 64}, 300),
+        (64, {}, 64),  # the number may be that of before or after
+        (256, {"original_max_position_embeddings": 64, "factor": None}, 256),
+    ],
+)
+def test_yarn_reaches_as_far_as_it_stretches(own, changes, context):
+    config = {**CONFIG, "max_position_embeddings": own, "rope_scaling": {"type": "yarn", "factor": 4.0, **changes}}
+    assert decoder_spec(config).max_sequence_length == context

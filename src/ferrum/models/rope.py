@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.models.config import FamilyConfig
+from ferrum.models.config import MOST, FamilyConfig
 from ferrum.models.spec import RopeSpec
 
 _CONTEXT = ("max_position_embeddings", 2048)
@@ -20,11 +21,10 @@ _DEFAULT_THETA = 10000.0
 
 def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     """The rope of a checkpoint, in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
-    section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
+    section, kind = _section(config)
     if any(isinstance(value, Mapping) for value in section.values.values()):
         raise Unsupported("a rope for each kind of layer", "only one for all layers is implemented for this family")
     theta = section.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
-    kind = section.values.get("rope_type", section.values.get("type", "default"))
     variant = _VARIANTS.get(kind) if isinstance(kind, str) else None
     if variant is None:
         raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted(_VARIANTS))}")
@@ -42,11 +42,28 @@ def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
 
 
 def context_length(config: FamilyConfig) -> int:
-    """Most tokens of a sequence: the checkpoint's own, or with dynamic scaling what the user configured."""
+    """Most tokens of a sequence: the checkpoint's own number, but for ropes that reach further.
+
+    YaRN reaches as far as it stretches the context that it names; authors have users add it and leave the number as it
+    was. Dynamic scaling reaches as far as the user configured.
+    """
     own = config.integer(*_CONTEXT)
-    section = config.section("rope_scaling") or config.section("rope_parameters")
-    kind = section and section.values.get("rope_type", section.values.get("type"))
+    section, kind = _section(config)
+    if kind == "yarn" and any("original_max_position_embeddings" in each.values for each in (section, config)):
+        return max(own, int(min(_trained(config, section) * section.number("factor", 1.0), MOST)))
     return max(own, config.context) if kind == "dynamic" and config.context else own
+
+
+def _section(config: FamilyConfig) -> tuple[FamilyConfig, Any]:
+    """What the checkpoint says of its rope, and the kind that it names."""
+    section = config.section("rope_scaling") or config.section("rope_parameters") or FamilyConfig({}, config.context)
+    return section, section.values.get("rope_type", section.values.get("type", "default"))
+
+
+def _trained(config: FamilyConfig, section: FamilyConfig) -> int:
+    """The context before scaling; a value beside the section wins over one inside, as `transformers` has it."""
+    inside = section.integer("original_max_position_embeddings", config.integer(*_CONTEXT))
+    return config.integer("original_max_position_embeddings", inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +81,8 @@ class _Rope:
         return [base ** -(2 * i / self.rotated) for i in range(self.rotated // 2)]
 
     def trained(self) -> int:
-        """The context before scaling; a value beside the section wins over one inside, as `transformers` has it."""
-        inside = self.section.integer("original_max_position_embeddings", self.config.integer(*_CONTEXT))
-        return self.config.integer("original_max_position_embeddings", inside)
+        """See `_trained`."""
+        return _trained(self.config, self.section)
 
 
 def _default(rope: _Rope) -> RopeSpec:
