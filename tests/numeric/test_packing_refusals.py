@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from packed_kit import copy_of, logits_of
 from safetensors.numpy import load_file, save_file
-from tiny import CASES, Case, directory_of, find
+from tiny import CASES, Case, directory_of, find, tokens_of
 
 from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
@@ -104,16 +104,53 @@ def test_what_would_not_load_is_refused_as_a_load_does_and_before_anything_is_wr
 
 def test_what_a_load_leaves_unused_is_left_out(tmp_path: Path) -> None:
     name = "qwen3-mqa-wide-head-tied"
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     spare = {
-        "lm_head.weight": np.ones((), np.float32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float64),
         "model.rotary_emb.inv_freq": np.arange(8),
     }
-    directory, out = changed(name, tmp_path / "in", lambda tensors: tensors.update(spare)), tmp_path / "out"
+
+    def add(tensors: Tensors) -> None:
+        tensors.update(spare, **{head: tensors[embedding].copy()})
+
+    directory, out = changed(name, tmp_path / "in", add), tmp_path / "out"
     pack_directory(Checkpoint(directory), out, "int8")
-    assert not spare.keys() & Checkpoint(out).tensors.keys()
+    assert not {head, *spare} & Checkpoint(out).tensors.keys()
     loaded = logits_of(directory, name, kernels="reference", quantize="int8")
     np.testing.assert_array_equal(logits_of(out, name, kernels="reference"), loaded)
+
+
+@pytest.mark.parametrize("change", [1e-3, 0.5])
+def test_a_head_that_the_configuration_ties_and_the_file_does_not_is_one_of_its_own(
+    change: float, tmp_path: Path
+) -> None:
+    """As `transformers` has it; packed or not. The last number alone makes the difference, too."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    name = "qwen3-mqa-wide-head-tied"
+
+    def add(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["lm_head.weight"][-1, -1] += change
+
+    directory = changed(name, tmp_path / "in", add)
+    twin = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    with torch.no_grad():
+        theirs = twin(torch.tensor([tokens_of(find(name), 40)])).logits[0].numpy()
+    tied = logits_of(directory_of(find(name)), name, kernels="reference")
+    ours = logits_of(directory, name, kernels="reference")
+    np.testing.assert_array_equal(ours[:, :-1], tied[:, :-1])
+    np.testing.assert_allclose(ours[:, -1] - tied[:, -1], theirs[:, -1] - tied[:, -1], atol=1e-5)
+    assert (ours[:, -1] != tied[:, -1]).any()
+    pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
+    packed = logits_of(tmp_path / "out", name, kernels="reference")
+    np.testing.assert_array_equal(packed, logits_of(directory, name, kernels="reference", quantize="int8"))
+
+
+def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:
+    name = "qwen3-mqa-wide-head-tied"
+    directory = changed(name, tmp_path / "in", lambda tensors: tensors.update({"lm_head.weight": np.ones((2, 2))}))
+    told = refused(directory, tmp_path / "out")
+    assert "lm_head.weight" in str(told) and "expected shape" in str(told)
 
 
 def test_what_only_reading_shows_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, library_bytes, pool_groups, pool_part
 from ferrum.runtime.packed import PackedParameters, is_packed
-from ferrum.runtime.parameters import Parameters, Progress
+from ferrum.runtime.parameters import Parameters, Progress, model_spec
 
 MAX_ROWS: Final = 512
 """Most tokens of one forward pass."""
@@ -126,7 +126,7 @@ def build_executor(
     check_number("page_size", page_size, 1, _MOST_PAGE)
     check_number("max_rows", max_rows, 1)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
-    spec = decoder_spec(checkpoint.config, config.max_sequence_length)
+    spec = model_spec(checkpoint, config.max_sequence_length)
     widest = max(layer.attention.head_dim for layer in spec.layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest)
     context = _context(spec, config.max_sequence_length)
@@ -242,7 +242,7 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
 
 def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
     """What was made of the checkpoint, by name: for a context of the user's, dynamic rope makes `own` another model."""
-    return parameters.made if spec == own else f"{parameters.made} for {spec.max_sequence_length} tokens"
+    return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
 
 
 def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:

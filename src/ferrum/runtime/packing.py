@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
 from ferrum.models.decoder import parameter_shapes
-from ferrum.models.families import decoder_spec
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
@@ -24,7 +23,7 @@ from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.checksum import PageSums, checksum
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader
-from ferrum.runtime.parameters import Parameters, Progress, format_of
+from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.text.quick_form import quick_form
 
 _TENSORS: Final = "model.safetensors"
@@ -108,7 +107,7 @@ def pack_directory(
         CheckpointError, Unsupported: the model cannot be read, or would not load: tensors are missing, misshapen or not
             the model's.
     """
-    spec = decoder_spec(store.config)
+    spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
     quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
     parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
+from ferrum.models.families import decoder_spec
 from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
 from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme
 from ferrum.quant.formats import quantize as reference_quantizer
@@ -20,6 +23,33 @@ from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
 """Told bytes done and bytes in all, after each parameter."""
+
+_PIECE_BYTES: Final = 1 << 20
+
+
+def model_spec(checkpoint: TensorStore, context: int | None = None) -> DecoderSpec:
+    """The spec of a checkpoint as its configuration and its tensors have it. Arguments and errors as `decoder_spec`.
+
+    Many checkpoints hold the head although the configuration ties it to the embedding: mostly the same numbers once
+    more. Where they are others, the head was trained on its own, and is a matrix of its own, as `transformers` has it.
+    """
+    spec = decoder_spec(checkpoint.config, context)
+    if not spec.tied_head or HEAD not in checkpoint.tensors or _is_embedding(checkpoint):
+        return spec
+    return replace(spec, tied_head=False, ignored_names=tuple(name for name in spec.ignored_names if name != HEAD))
+
+
+def _is_embedding(checkpoint: TensorStore) -> bool:
+    """Whether the checkpoint's head is its embedding, bit for bit."""
+    head, embedding = checkpoint.tensors[HEAD], checkpoint.tensors.get(EMBEDDING)
+    # A packed directory, whose panels are bytes, has a head only where it was found to be another.
+    if embedding is None or head.dtype == "U8" or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return False
+    ours, theirs = (checkpoint.read(name).reshape(-1).view(np.uint8) for name in (HEAD, EMBEDDING))
+    pieces = (slice(begin, begin + _PIECE_BYTES) for begin in range(0, len(ours), _PIECE_BYTES))
+    equal = all(np.array_equal(ours[piece], theirs[piece]) for piece in pieces)
+    checkpoint.forget(HEAD)
+    return equal
 
 
 class Parameters:
