@@ -24,6 +24,7 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.packed import PackedParameters
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.text.chat import load_chat_template
 
 NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")
 MATRIX = "model.layers.0.mlp.up_proj.weight"
@@ -70,9 +71,15 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     (source / "pytorch_model.bin").write_bytes(b"weights once more")
     (source / "tokenizer.json").write_text('{"model": {"merges": [["a", "b"]]}}')
+    (source / "chat_template.jinja").write_text("plain")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     pack_directory(Checkpoint(source), tmp_path / "out", "int8")
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
     assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"model":{"merges":["a b"]}}'
+    template = load_chat_template(tmp_path / "out")
+    assert template is not None
+    assert [template.render([{"role": "user"}], tools=tools) for tools in (None, [{}])] == ["plain", "tools"]
     assert not (tmp_path / "out" / "pytorch_model.bin").exists()
 
 

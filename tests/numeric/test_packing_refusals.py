@@ -175,6 +175,8 @@ def test_a_run_that_ends_early_leaves_the_place_as_it_was(
     source, place = copy_of(directory_of(find("llama3")), tmp_path / "in"), tmp_path / "place"
     (source / "tokenizer.json").write_text("{}")
     (source / "added_tokens.json").write_text("{}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "a_tool.jinja").write_text("")
     (place / made).mkdir(parents=True)
     before, out = files_under(place), place / "deep" / "out"
     seen: list[set[Path]] = []

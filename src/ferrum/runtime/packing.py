@@ -25,6 +25,7 @@ from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.text.quick_form import quick_form
+from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
 _TENSORS: Final = "model.safetensors"
 _CONFIG: Final = "config.json"
@@ -94,7 +95,7 @@ def pack_directory(
     killed leaves does not load.
 
     Args:
-        store: the model. Whatever else lies in its directory is copied, the tokenizer in the form that loads fastest.
+        store: the model. The other files of its directory are copied, the tokenizer in the form that loads fastest.
         target: created; an empty directory may be there.
         scheme: a key of `SCHEMES`.
         dtype: as for `Parameters`: what matrices are rounded to before.
@@ -116,10 +117,10 @@ def pack_directory(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
     companions = _companions(store.directory)
-    with _whole_or_nothing(target, [_TENSORS, *(path.name for path in companions), _CONFIG]):
+    with _whole_or_nothing(target, [_TENSORS, *companions, _CONFIG]):
         checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
-        for path in companions:
-            _copy(path, target / path.name)
+        for name in companions:
+            _copy(store.directory / name, target / name)
         config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
         (target / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
@@ -135,7 +136,8 @@ def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
     Raises:
         ConfigError: it cannot be made.
     """
-    absent = [path for path in (target, *target.parents) if not path.exists()]
+    folders = {(target / name).parent for name in names} - {target}
+    absent = [path for path in (*folders, target, *target.parents) if not path.exists()]
     try:
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -164,18 +166,21 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
 
 
 def _copy(path: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
     if path.name == "tokenizer.json":
         target.write_bytes(quick_form(path.read_bytes()))
     else:
         shutil.copyfile(path, target)
 
 
-def _companions(directory: Path) -> list[Path]:
-    """The files of a model's directory that come along: all but weights and configuration."""
+def _companions(directory: Path) -> list[str]:
+    """The files of a model's directory that come along: all but weights and configuration; of folders, templates."""
     if not directory.is_dir():  # a store that lies in no file
         return []
-    files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG)
-    return [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
+    files = [path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG]
+    files = [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
+    files += [path for path in directory.glob(f"{TEMPLATES_FOLDER}/*.jinja") if path.is_file()]
+    return sorted(str(path.relative_to(directory)) for path in files)
 
 
 def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> list[_Entry]:

@@ -11,6 +11,9 @@ from ferrum.core.errors import CheckpointError
 from ferrum.text.files import read_json_object, read_text
 
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TEMPLATES_FOLDER: Final = "additional_chat_templates"
+"""Where a checkpoint keeps templates beside the default one, a file each."""
+
 _CONFIG: Final = "tokenizer_config.json"
 
 
@@ -136,7 +139,7 @@ def _max_length(path: Path, value: object) -> int | None:
 def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """Template sources by name, and where they were found; files of their own go before the configuration."""
     single = root / "chat_template.jinja"
-    folder = root / "additional_chat_templates"
+    folder = root / TEMPLATES_FOLDER
     paths = {path.stem: path for path in sorted(folder.glob("*.jinja"))} | {"default": single}
     found = {name: text for name, path in paths.items() if (text := read_text(path)) is not None}
     if found:
