@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import CASES, Case, directory_of, find, tokens_of
 
 from ferrum.cli.main import execute
+from ferrum.core.contract import DataType
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
@@ -206,3 +209,23 @@ def test_what_others_have_put_there_meanwhile_stays(tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         pack_directory(Checkpoint(directory_of(find("llama3"))), out, "int8")
     assert files_under(out) == {Path("notes.txt")}
+
+
+def test_of_two_runs_into_one_directory_the_second_is_refused_and_the_first_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen an empty directory: the second asks when the first is about to write."""
+    store, out = Checkpoint(directory_of(find("llama3"))), tmp_path / "out"
+    whole_or_nothing = packing._whole_or_nothing
+
+    def overtaken(*arguments: Any) -> AbstractContextManager[None]:
+        monkeypatch.setattr(packing, "_whole_or_nothing", whole_or_nothing)
+        pack_directory(store, out, "int4")
+        return whole_or_nothing(*arguments)
+
+    monkeypatch.setattr(packing, "_whole_or_nothing", overtaken)
+    with pytest.raises(ConfigError, match="another run") as caught:
+        pack_directory(store, out, "int8")
+    assert caught.value.param == "out"
+    with load_executor(out, kernels="reference") as executor:
+        assert executor.info.dtype == DataType.INT4

@@ -91,8 +91,8 @@ def pack_directory(
 ) -> None:
     """Quantise a model into a packed directory. Beside the result, one matrix at a time is held.
 
-    A run that fails or is interrupted leaves the target as it was. `config.json` is written last: what one that was
-    killed leaves does not load.
+    A run that fails or is interrupted leaves the target as it was; of two into one target, the second is refused.
+    `config.json` is written last: what one that was killed leaves does not load.
 
     Args:
         store: the model. The other files of its directory are copied, the tokenizer in the form that loads fastest.
@@ -131,21 +131,26 @@ def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
 
     Args:
         target: the directory.
-        names: of the files that are to be written.
+        names: of the files that are to be written. The first is made at once: whoever makes it has the directory.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be made, or another run has it.
     """
     folders = {(target / name).parent for name in names} - {target}
     absent = [path for path in (*folders, target, *target.parents) if not path.exists()]
+    made: list[str] = []
     try:
         try:
             target.mkdir(parents=True, exist_ok=True)
+            (target / names[0]).touch(exist_ok=False)
+        except FileExistsError:
+            raise ConfigError(f"{target} is being written to by another run", param="out") from None
         except OSError as error:
             raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
+        made = names
         yield
     except BaseException:
-        for name in names:
+        for name in reversed(made):  # the first last, for with it goes the claim
             with suppress(OSError):  # what failed is told, and not what cannot be deleted
                 (target / name).unlink()
         for path in absent:
