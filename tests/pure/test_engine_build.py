@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.core.errors import ConfigError, ModelNotFound
+from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.engine import build as module
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.host import ThreadHost
@@ -60,6 +60,13 @@ def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, capl
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 and "temperature=0.25" in told[0] and "renormalize_logits" in told[1]
     assert build(str(model), generation_config="none").generation.sampling == {}
+
+
+def test_recommendations_that_nobody_takes_refuse_no_model(model: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"temperature": 5.0, "eos_token_id": 7}))
+    with pytest.raises(CheckpointError, match="temperature"):
+        build(str(model))
+    assert build(str(model), generation_config="none").generation.eos_token_ids == (7,)
 
 
 def test_the_tokenizers_end_token_serves_where_the_checkpoint_names_none(model: Path) -> None:

@@ -160,8 +160,7 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
         host=_host(config, recipe, child),
         tokenizer=tokenizer,
         generation=_generation(
-            load_generation_config(directory),
-            recommended=config.generation_config == "auto",
+            load_generation_config(directory, recommended=config.generation_config == "auto"),
             eos=() if tokenizer is None else tokenizer.eos_token_ids,
         ),
         chat_template=load_chat_template(directory),
@@ -189,13 +188,11 @@ def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], R
     return lambda info: Recorder(files, lambda: source.origin(info))
 
 
-def _generation(found: GenerationConfig, *, recommended: bool, eos: tuple[int, ...]) -> GenerationConfig:
-    """What the checkpoint says of generation, as the options want it; recommended parameters are told, for they change
-    what a request without parameters means.
+def _generation(found: GenerationConfig, *, eos: tuple[int, ...]) -> GenerationConfig:
+    """What the checkpoint says of generation; recommended parameters are told, for they change what a request without
+    parameters means.
     """
-    if not recommended:
-        found = replace(found, sampling={})
-    elif found.sampling:
+    if found.sampling:
         values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
         _tell(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
     if found.ignored:

@@ -47,8 +47,12 @@ class GenerationConfig:
     ignored: tuple[str, ...] = ()
 
 
-def load_generation_config(directory: str | Path) -> GenerationConfig:
+def load_generation_config(directory: str | Path, *, recommended: bool = True) -> GenerationConfig:
     """Read `generation_config.json`; token ids that it leaves out come from `config.json`.
+
+    Args:
+        directory: of the checkpoint.
+        recommended: take the sampling that it recommends; else it is not looked at.
 
     Raises:
         CheckpointError: a file is damaged or an entry makes no sense; the message names both.
@@ -67,7 +71,7 @@ def load_generation_config(directory: str | Path) -> GenerationConfig:
         eos_token_ids=ids["eos_token_id"],
         bos_token_id=next(iter(ids["bos_token_id"]), None),
         pad_token_id=next(iter(ids["pad_token_id"]), None),
-        sampling=MappingProxyType(_sampling(path, raw)),
+        sampling=MappingProxyType(_sampling(path, raw) if recommended else {}),
         ignored=tuple(name for name in raw if raw[name] is not None and name not in _READ | _BOOKKEEPING),
     )
 
