@@ -138,6 +138,12 @@ def test_a_broken_template_is_the_fault_of_whoever_wrote_it() -> None:
     assert caught.value.param == "chat_template"
     with pytest.raises(CheckpointError, match=r"model/chat_template\.jinja.*line 1"):
         ChatTemplate("{% for %}", origin="model/chat_template.jinja").render(USER)
+    for deep in ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "{{ " + "(" * 5000 + ")" * 5000 + " }}"):
+        with pytest.raises(RequestError, match="does not compile") as caught:
+            ChatTemplate(deep).render(USER)
+        assert caught.value.param == "chat_template"
+        with pytest.raises(CheckpointError, match="does not compile"):
+            ChatTemplate(deep, origin="model/chat_template.jinja").render(USER)
 
 
 def test_named_templates() -> None:

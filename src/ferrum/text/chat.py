@@ -106,12 +106,15 @@ class ChatTemplate:
         from ferrum.text import sandbox
 
         environment = sandbox.chat_environment()
-        try:
-            if name not in self._compiled:
+        if name not in self._compiled:
+            try:
                 self._compiled[name] = environment.from_string(self.sources[name])
+            except TemplateSyntaxError as error:
+                raise self._fault(f"the chat template does not parse: line {error.lineno}: {error}") from error
+            except Exception as error:  # nested more deeply than jinja, or the Python that it makes of it, can be
+                raise self._fault(f"the chat template does not compile: {type(error).__name__}: {error}") from error
+        try:
             return environment.render(self._compiled[name], variables)
-        except TemplateSyntaxError as error:
-            raise self._fault(f"the chat template does not parse: line {error.lineno}: {error}") from error
         except sandbox.RefusalError as error:
             raise RequestError(str(error), param="messages") from error
         except SecurityError as error:
