@@ -140,6 +140,7 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
         ("tokenizer_config.json", b"[" * 100_000),
         ("tokenizer_config.json", b'{"bos_token": 7}'),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": "a"}}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"' + b"9" * 5000 + b'": "a"}}'),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"5": {"id": 5}}}'),
         ("tokenizer_config.json", b'{"add_bos_token": "yes"}'),
         ("tokenizer_config.json", b'{"model_max_length": -1}'),

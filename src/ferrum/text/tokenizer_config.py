@@ -90,7 +90,7 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
 
 def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     entries = raw.get("added_tokens_decoder") or {}
-    if not isinstance(entries, dict) or not all(key.isdecimal() for key in entries):
+    if not isinstance(entries, dict) or not all(key.isdecimal() and len(key) < 20 for key in entries):
         raise CheckpointError(f"{path}: added_tokens_decoder must map token ids to tokens")
     return [_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int)]
 
