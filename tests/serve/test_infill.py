@@ -41,6 +41,14 @@ def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: 
     assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
 
 
+def test_a_tokenizer_that_knows_words_alone_has_no_marks(tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1}, unk_token="<unk>"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert infill_prompt(tokenizer, [1], "ab", begin=False) is None
+
+
 @pytest.fixture(scope="module")
 def filling() -> Iterable[Served]:
     with serving(replace(chat_parts(FakeRecipe(fails=False)), tokenizer=MarkedTokenizer())) as server:

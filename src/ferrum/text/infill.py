@@ -52,8 +52,8 @@ def infill_prompt(tokenizer: Tokenizer, prefix: Sequence[int], suffix: str, *, b
     for marks in CONVENTIONS:
         names = (marks.prefix, marks.suffix, marks.middle)
         first, second, last = ([] if not name else tokenizer.encode(name, add_special_tokens=False) for name in names)
-        # What takes several tokens is no mark of this tokenizer.
-        if max(map(len, (first, second, last))) == 1:
+        # What takes several tokens is no mark of this tokenizer, nor is the one for all that it does not know.
+        if max(map(len, (first, second, last))) == 1 and first != second:
             parts = [first, prefix, second, tokenizer.encode(suffix, add_special_tokens=False), last]
             if marks.suffix_first:
                 parts = [*parts[2:4], *parts[:2]]
