@@ -167,11 +167,17 @@ def test_no_server_at_all(hub, monkeypatch):
         "maker/..",
         "-x/y--z",
         "a" * 200 + "/b",
+        "a" * 300 + "/b",
+        "a" * 5000,
+        "~nobody-of-that-name/model",
+        "nul\0/model",
+        "/proc/self/fd/model",
+        "/proc/self/task/model",
     ],
 )
 def test_names_that_cannot_be_ids_never_reach_the_hub(hub, name):
     with pytest.raises(ModelNotFound):
-        resolve_model(name or "no-such-name")
+        resolve_model(name)
     assert not hub.requests
 
 
@@ -200,6 +206,14 @@ def test_the_list_holds_the_built_in_model_and_the_cached_ones(hub):
     assert {model.name for model in list_models()} == {BUILT_IN, "maker/model"}
     for model in list_models():
         assert resolve_model(model.name, offline=True) == model.path
+
+
+def test_a_cache_that_is_a_file_is_refused_by_its_name(hub, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError) as caught:
+        list_models()
+    assert caught.value.param == "HF_HUB_CACHE"
 
 
 def test_the_environment_of_the_hub_is_honoured(hub, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,8 +63,8 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         CheckpointError: the hub's model has no safetensors weights.
         ConfigError: two revisions, or one of a model that has none.
     """
-    path = _built_in() if name == BUILT_IN else Path(name).expanduser()
-    if path.is_dir():
+    path = _built_in() if name == BUILT_IN else _path(name)
+    if name and path.is_dir():
         if revision is not None:
             raise ConfigError(f"{name!r} is a directory and has no revisions", param="revision")
         return path
@@ -71,9 +72,8 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
-        beside = (str(each) for each in path.parent.iterdir() if each.is_dir()) if path.parent.is_dir() else ()
         reason = "is not a directory" if path.exists() else "is neither a directory nor organisation/name on the hub"
-        raise ModelNotFound(f"{name!r} {reason}{_near(name, beside)}", param="model")
+        raise ModelNotFound(f"{name!r} {reason}{_near(name, _folders_beside(path))}", param="model")
     if revision is not None and found["revision"] is not None:
         raise ConfigError(f"{name!r} names a revision already", param="revision")
     return _snapshot(found["repo"], revision or found["revision"], offline=bool(offline))
@@ -85,7 +85,11 @@ def pull(name: str, *, revision: str | None = None) -> LocalModel:
 
 
 def list_models() -> list[LocalModel]:
-    """The built-in model and those in the hub's cache that hold a configuration and safetensors weights, by name."""
+    """The built-in model and those in the hub's cache that hold a configuration and safetensors weights, by name.
+
+    Raises:
+        ConfigError: the cache is not a directory.
+    """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -94,6 +98,8 @@ def list_models() -> list[LocalModel]:
         repos = scan_cache_dir().repos
     except CacheNotFound:
         return models
+    except ValueError as error:
+        raise ConfigError(f"is no cache of the hub: {error}", param="HF_HUB_CACHE") from error
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
         path = _current_snapshot(repo)
         if repo.repo_type == "model" and path is not None and _is_model(path):
@@ -105,6 +111,26 @@ def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
     """What the bare name means offline: the main branch's."""
     main = repo.refs.get("main")
     return None if main is None else main.snapshot_path
+
+
+def _path(name: str) -> Path:
+    """The path that a name may be. Raises ModelNotFound where the system cannot be asked for it."""
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelNotFound(f"{name!r} cannot be looked up: {reason}", param="model") from error
+    return path
+
+
+def _folders_beside(path: Path) -> list[str]:
+    """The folders where it would be, as far as the system tells."""
+    with suppress(OSError):
+        return [str(each) for each in path.parent.iterdir() if each.is_dir()]
+    return []
 
 
 def _built_in() -> Path:
