@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,18 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match="token"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_what_is_no_plain_file_or_endless_is_not_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=name):
+        read_tokenizer_config(tmp_path)
+    (tmp_path / name).unlink()
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match=name):
+        read_tokenizer_config(tmp_path)
 
 
 def test_a_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError
+
+MOST_BYTES: Final = 64 << 20
+"""A longer file is taken for an attack on the memory."""
 
 
 def read_text(path: Path) -> str | None:
     """The UTF-8 text of a file, or None where there is no such file.
 
     Raises:
-        CheckpointError: the file is there and cannot be read.
+        CheckpointError: the file is there and cannot be read, is no plain file (a pipe would block), or too long.
     """
     try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:
+            raise CheckpointError(f"{path}: is not a plain file of at most {MOST_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
