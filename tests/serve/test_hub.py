@@ -208,6 +208,19 @@ def test_the_list_holds_the_built_in_model_and_the_cached_ones(hub):
         assert resolve_model(model.name, offline=True) == model.path
 
 
+def test_a_model_that_lacks_a_shard_is_not_in_the_list(hub):
+    shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = json.dumps({"weight_map": {shard: shard for shard in shards}}).encode()
+    files = {"config.json": CONFIG, "model.safetensors.index.json": index}
+    hub.repos["maker/sharded"] = FakeRepo({**files, **{shard: WEIGHTS + shard.encode() for shard in shards}})
+    hub.break_after, hub.breaks = {shards[1]: 0}, 1000
+    with pytest.raises(HubUnreachable, match="did not finish"):
+        resolve_model("maker/sharded")
+    assert [model.name for model in list_models()] == [BUILT_IN]
+    hub.breaks = 0
+    assert pull("maker/sharded") in list_models()
+
+
 def test_a_cache_that_is_a_file_is_refused_by_its_name(hub, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"))

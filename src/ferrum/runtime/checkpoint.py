@@ -102,6 +102,16 @@ def read_config(directory: Path) -> dict[str, Any]:
     return _read_object(directory / "config.json", MAX_CONFIG_BYTES)
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether all files that hold a model's weights are there; nothing is said of what is in them."""
+    if (directory / _SINGLE).exists():
+        return True
+    try:
+        return not _missing(directory, _weight_map(directory / _INDEX))
+    except CheckpointError:
+        return False
+
+
 def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
     """Only a plain file of a sane size is opened: a pipe would block, and anything longer is no configuration."""
     if not path.is_file():
@@ -134,8 +144,7 @@ def _open_shards(directory: Path) -> dict[str, TensorFile]:
     index = directory / _INDEX
     weight_map = _weight_map(index)
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (directory / shard).is_file()]
-    if missing:
+    if missing := _missing(directory, weight_map):
         raise CheckpointError(f"{directory}: {listed(missing)} of {len(shards)} files named in {_INDEX} are missing")
     files: dict[str, TensorFile] = {}
     for shard in shards:
@@ -150,6 +159,11 @@ def _open_shards(directory: Path) -> dict[str, TensorFile]:
     if absent:
         raise CheckpointError(f"{index}: names tensors that are not in their file: {listed(absent)}")
     return files
+
+
+def _missing(directory: Path, weight_map: Mapping[str, str]) -> list[str]:
+    """The shards that are not there."""
+    return [shard for shard in sorted(set(weight_map.values())) if not (directory / shard).is_file()]
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:

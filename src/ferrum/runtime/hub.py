@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
-from ferrum.runtime.checkpoint import read_config
+from ferrum.runtime.checkpoint import has_weights, read_config
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -85,7 +85,7 @@ def pull(name: str, *, revision: str | None = None) -> LocalModel:
 
 
 def list_models() -> list[LocalModel]:
-    """The built-in model and those in the hub's cache that hold a configuration and safetensors weights, by name.
+    """The built-in model and those in the hub's cache that hold a configuration and all of their weights, by name.
 
     Raises:
         ConfigError: the cache is not a directory.
@@ -139,7 +139,7 @@ def _built_in() -> Path:
 
 
 def _is_model(directory: Path) -> bool:
-    return (directory / "config.json").is_file() and any(directory.glob("*.safetensors"))
+    return (directory / "config.json").is_file() and has_weights(directory)
 
 
 def _describe(name: str, directory: Path) -> LocalModel:
