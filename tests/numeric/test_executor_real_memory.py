@@ -53,11 +53,12 @@ def resident():
 
 before = resident()
 options = {"kv_capacity": 16_384, "max_batch_size": 64, "max_rows": 32, **json.loads(sys.argv[2])}
+sequences = options.pop("sequences", 4)
 executor = ferrum.load_executor(sys.argv[1], **options)
 from ferrum.cache.pages import PageCopy
 from ferrum.core.step import Rows, Span, StepBatch, Want
-span = Span("s", 0, tuple(range(32)), Want.LOGITS, Rows.ALL)
-executor.submit(StepBatch((span,))).result()
+spans = tuple(Span(f"s{i}", 0, tuple(range(8)), Want.LOGITS, Rows.ALL) for i in range(sequences))
+executor.submit(StepBatch(spans)).result()
 import numpy as np
 for group in executor.pages.groups:
     # The system commits a page of memory when it is first written: write them all.
@@ -93,7 +94,18 @@ SIZEABLE = Case(
 def test_the_process_grows_by_the_plan(kernels: str, has_numpy: bool, dtype: str) -> None:
     if kernels == "native":
         require_native()
-    options = json.dumps({"kernels": kernels, "dtype": dtype})
+    check_growth(has_numpy, kernels=kernels, dtype=dtype)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_the_plan_knows_what_threads_work_in() -> None:
+    """So many sequences that each of the threads has its part of the step."""
+    require_native()
+    check_growth(True, kernels="native", dtype="bfloat16", threads=256, max_rows=512, sequences=64)
+
+
+def check_growth(has_numpy: bool, **chosen: object) -> None:
+    options = json.dumps(chosen)
     command = [sys.executable, "-c", MEASURE, str(directory_of(SIZEABLE)), options, json.dumps(has_numpy)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     growth, planned = json.loads(done.stdout)

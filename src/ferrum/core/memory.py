@@ -45,7 +45,7 @@ class MemoryPlan(JsonRecord):
 
     Attributes:
         weights: the parameters as held (after quantisation).
-        activations: the buffers of a step, planned for the largest one.
+        activations: the buffers of a step, planned for the largest one, and what each thread works in.
         activation_row: bytes of them that one token of a step takes.
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.

@@ -28,7 +28,7 @@ class ReferenceKernels:
     """`Kernels` in numpy. See `kernels/interface.py` for every operation's contract.
 
     Attributes:
-        table_bytes: see `Kernels`.
+        table_bytes, scratch_bytes: see `Kernels`.
         captured: see `Kernels`.
     """
 
@@ -39,6 +39,7 @@ class ReferenceKernels:
     def __init__(self) -> None:
         self.captured: list[list[Any]] | None = None
         self.table_bytes = 0
+        self.scratch_bytes = 0
         self._groups: tuple[PoolGroup, ...] = ()
         self._keys: list[Store] = []  # per group
         self._values: list[Store] = []
