@@ -123,6 +123,23 @@ def test_what_a_load_leaves_unused_is_left_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(out, name, kernels="reference"), loaded)
 
 
+@pytest.mark.parametrize("name", ["qwen3-mqa-wide-head-tied", "llama3"])
+def test_a_decoder_that_was_saved_without_its_head_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """As Qwen3's embedding models are; a head of the model's own keeps its name."""
+
+    def rename(tensors: Tensors) -> None:
+        for full in list(tensors):
+            tensors[full.removeprefix("model.")] = tensors.pop(full)
+
+    directory, whole = changed(name, tmp_path / "in", rename), directory_of(find(name))
+    assert "embed_tokens.weight" in load_file(directory / "model.safetensors")
+    loaded = logits_of(whole, name, kernels="reference")
+    np.testing.assert_array_equal(logits_of(directory, name, kernels="reference"), loaded)
+    pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
+    packed = logits_of(whole, name, kernels="reference", quantize="int8")
+    np.testing.assert_array_equal(logits_of(tmp_path / "out", name, kernels="reference"), packed)
+
+
 @pytest.mark.parametrize("change", [1e-3, 0.5])
 def test_a_head_that_the_configuration_ties_and_the_file_does_not_is_one_of_its_own(
     change: float, tmp_path: Path

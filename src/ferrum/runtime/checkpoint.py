@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
+from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.files import read_json_object
 
@@ -18,6 +19,7 @@ MAX_INDEX_BYTES: Final = 32 << 20
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+_PREFIX: Final = "model."
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -54,6 +56,9 @@ class TensorStore(Protocol):
 class Checkpoint:
     """A directory of model files, mapped; tensors are read when used.
 
+    A decoder that was saved without its head (embedding models are) has names without the prefix that the whole model's
+    have: they are given it.
+
     Attributes:
         directory: where it lies.
         config: the parsed `config.json`.
@@ -68,8 +73,10 @@ class Checkpoint:
             raise CheckpointError(f"{directory}: is not a directory")
         self.directory = directory
         self.config = read_config(directory)
-        self._files = _open_files(directory)
-        self.tensors: dict[str, TensorInfo] = {name: file.tensors[name] for name, file in self._files.items()}
+        files = _open_files(directory)
+        headless = EMBEDDING not in files and EMBEDDING.removeprefix(_PREFIX) in files
+        self._places = {_full(name) if headless else name: (file, name) for name, file in files.items()}
+        self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
 
     @property
     def nbytes(self) -> int:
@@ -78,19 +85,27 @@ class Checkpoint:
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor, for messages."""
-        return self._files[name].path.name
+        return self._places[name][0].path.name
 
     def read(self, name: str) -> NDArray[Any]:
         """See `TensorFile.read`."""
-        return self._files[name].read(name)
+        file, own = self._places[name]
+        return file.read(own)
 
     def read_bytes(self, name: str) -> NDArray[np.uint8]:
         """See `TensorFile.read_bytes`."""
-        return self._files[name].read_bytes(name)
+        file, own = self._places[name]
+        return file.read_bytes(own)
 
     def forget(self, name: str) -> None:
         """See `TensorFile.forget`."""
-        self._files[name].forget(name)
+        file, own = self._places[name]
+        file.forget(own)
+
+
+def _full(name: str) -> str:
+    """The name in the whole model of what has that name in one without a head."""
+    return name if name == HEAD else _PREFIX + name
 
 
 def read_config(directory: Path) -> dict[str, Any]:
