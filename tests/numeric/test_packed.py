@@ -69,7 +69,8 @@ def test_matrices_lie_in_the_mapped_file_on_whole_cache_lines():
 def test_what_belongs_to_a_model_comes_along(tmp_path):
     source = copy_of(directory_of(find("llama3")), tmp_path / "in")
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
-    (source / "pytorch_model.bin").write_bytes(b"weights once more")
+    for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx"):
+        (source / name).write_bytes(b"weights once more")
     (source / "tokenizer.json").write_text('{"model": {"merges": [["a", "b"]]}}')
     (source / "chat_template.jinja").write_text("plain")
     (source / "additional_chat_templates").mkdir()
@@ -80,7 +81,8 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     template = load_chat_template(tmp_path / "out")
     assert template is not None
     assert [template.render([{"role": "user"}], tools=tools) for tools in (None, [{}])] == ["plain", "tools"]
-    assert not (tmp_path / "out" / "pytorch_model.bin").exists()
+    for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx"):
+        assert not (tmp_path / "out" / name).exists()
 
 
 def test_numbers_and_formats_are_those_of_the_model():

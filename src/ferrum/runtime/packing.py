@@ -31,7 +31,10 @@ _TENSORS: Final = "model.safetensors"
 _CONFIG: Final = "config.json"
 _ALIGNMENT: Final = 64
 _BLOCK: Final = 8 << 20
-_WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf")
+_WEIGHTS: Final = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf"),
+    *("*.h5", "*.msgpack", "*.onnx", "*.onnx_data"),  # the same for other programs
+)
 
 
 @dataclass(frozen=True, slots=True)
