@@ -45,9 +45,12 @@ def test_the_pool_is_as_large_as_was_asked_for_though_no_batch_fills_it() -> Non
         assert executor.kv_capacity() == 6400
 
 
-@pytest.mark.parametrize(("method", "what"), [("weight", "the weights"), ("allocate", r"GiB of the KV pool")])
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [("weight", "the weights"), ("rope_table", "max_sequence_length"), ("allocate", r"GiB of the KV pool")],
+)
 def test_what_there_is_no_memory_for_is_told(method: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: ReferenceKernels, argument: object) -> None:
+    def full(self: ReferenceKernels, *_: object) -> None:
         raise MemoryError("std::bad_alloc")
 
     monkeypatch.setattr(ReferenceKernels, method, full)

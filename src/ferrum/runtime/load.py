@@ -131,7 +131,7 @@ def build_executor(
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest)
     context = _context(spec, config.max_sequence_length)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress)
-    with _room_for("the weights"):
+    with _room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
