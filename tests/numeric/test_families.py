@@ -73,6 +73,7 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["chunked"] * 4}, CheckpointError, ("layer_types",)),
         ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, CheckpointError, ("yarn", "angles")),
         ({"rope_scaling": {"type": "linear", "factor": 5e-324}}, CheckpointError, ("linear", "finite")),
+        ({"rope_theta": 5e-324}, CheckpointError, ("default", "finite")),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, Unsupported, ("each kind of layer",)),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,

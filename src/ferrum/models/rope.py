@@ -18,6 +18,9 @@ from ferrum.models.spec import RopeSpec
 _CONTEXT = ("max_position_embeddings", 2048)
 _DEFAULT_THETA = 10000.0
 
+_LARGEST = 1e29
+"""Frequency, or scaling: times any position it is still a number of float32, in which kernels have it."""
+
 
 def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     """The rope of a checkpoint, in either spelling: `rope_parameters`, or `rope_theta` beside `rope_scaling`."""
@@ -36,7 +39,7 @@ def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
         rope = variant(_Rope(section, config, theta, rotated))
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"config.json: the numbers of the rope {kind!r} give no angles: {error}") from error
-    if not all(map(math.isfinite, (*rope.frequencies, rope.scaling))):
+    if not all(number <= _LARGEST for number in (*rope.frequencies, rope.scaling)):
         raise CheckpointError(f"config.json: the numbers of the rope {kind!r} give angles that are not finite")
     return rope
 
