@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_twin import require_native
 from packed_kit import copy_of, logits_of
 from safetensors.numpy import load_file, save_file
 from tiny import CASES, Case, directory_of, find, tokens_of
@@ -164,6 +165,16 @@ def test_a_head_that_the_configuration_ties_and_the_file_does_not_is_one_of_its_
     pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
     packed = logits_of(tmp_path / "out", name, kernels="reference")
     np.testing.assert_array_equal(packed, logits_of(directory, name, kernels="reference", quantize="int8"))
+
+
+def test_gates_of_another_format_are_refused_by_the_kernels_that_cannot_have_them(tmp_path: Path) -> None:
+    require_native()
+    gate = LAYER + "mlp.gate_proj.weight"
+    directory = changed("llama3", tmp_path / "in", lambda t: t.update({gate: t[gate].astype(np.float16)}))
+    with pytest.raises(Unsupported, match=r"gate in float16 beside .* float32.* dtype"):
+        load_executor(directory, kernels="native")
+    for options in ({"dtype": "bfloat16"}, {"quantize": "int8"}, {"kernels": "reference"}):
+        load_executor(directory, **options).shutdown()
 
 
 def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.weights import PackedWeight
 from ferrum.kernels.interface import F32, Array, AttentionShape
 from ferrum.kernels.recorder import Extent
@@ -91,6 +92,11 @@ def _linear(
 
 
 def _gated_linear(to: Lowering, x: Place, gate: PackedWeight, up: PackedWeight, out: Place) -> Native:
+    if gate.format != up.format:
+        raise Unsupported(
+            f"a gate in {gate.format} beside an up projection in {up.format}",
+            "native kernels multiply with both at once: choose one dtype for all matrices",
+        )
     return to.library.linear(to.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.most_rows)
 
 
