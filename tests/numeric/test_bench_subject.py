@@ -151,7 +151,7 @@ def test_a_setting_has_the_group_of_what_was_loaded(tmp_path: Path, packed, aske
         assert setting_of(subject, "m").group == group
 
 
-def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_itself(tmp_path: Path, capsys):
+def test_the_command_measures_a_shape_and_writes_a_report_that_is_one(tmp_path: Path, capsys):
     path = tmp_path / "report.json"
     chosen = ["--workload", "decode@128", "--workload", "prefill128", "--workload", "serve16"]
     assert execute(["bench", "--shape", "tiny", "--series", "1", *chosen, "--output", str(path)]) == 0
@@ -162,7 +162,8 @@ def test_the_command_measures_a_shape_and_writes_a_report_that_compares_with_its
     assert all(cell.ratio == pytest.approx(cell.figure / cell.limit) for cell in report.cells if len(cell.samples) == 1)
     shown = capsys.readouterr().out
     assert all(cell.workload in shown for cell in report.cells)
-    assert execute(["bench", "compare", str(path), str(path)]) == 0
+    assert execute(["bench", "compare", str(path), str(path)]) == 2
+    assert "no change can be judged" in capsys.readouterr().err, "one sample says nothing"
 
 
 def test_a_workload_that_fills_the_context_fits_the_pool():

@@ -378,6 +378,13 @@ def test_bench_compare_ends_with_one_on_a_regression_and_two_on_a_wrong_file(
     assert ferrum("bench", "compare", good, good)[0] == 0
     code, out, _ = ferrum("bench", "compare", good, bad)
     assert code == 1 and "regressed" in out
+    report_of(cell_of("w", 0.4, settled=False), cell_of("v", 0.4, None)).write(Path(none))
+    report_of(cell_of("w", 0.8), cell_of("v", 0.8)).write(Path(good))
+    code, out, told = ferrum("bench", "compare", good, none)
+    assert code == 2 and "unknown: " in out and told.startswith("ferrum: report: no change can be judged")
+    report_of(cell_of("w", 0.8), cell_of("v", 0.8, None)).write(Path(none))
+    code, out, told = ferrum("bench", "compare", good, none)
+    assert (code, told) == (0, "") and "unknown: " in out, "what can be judged is"
     for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe", b"[" * 100_000):
         Path(none).write_bytes(nonsense)
         code, _, told = ferrum("bench", "compare", good, none)

@@ -39,6 +39,11 @@ class Change:
         return self.after / self.before - 1
 
     @property
+    def known(self) -> bool:
+        """Whether the reports say how far the ratio may move by itself, so that a change of it means something."""
+        return self.relative is not None and math.isfinite(self.noise)
+
+    @property
     def regressed(self) -> bool:
         """Whether it fell beyond the noise, or is not measured any more: what is gone may have fallen."""
         if self.relative is None:

@@ -15,7 +15,7 @@ from ferrum.cli import bench_overhead, bench_serve, bench_speculation
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, model_fields, with_options
 from ferrum.cli.tables import print_table, size
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change
@@ -209,14 +209,18 @@ def compare_reports(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="The report to compare with.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="The report that is judged.")],
 ) -> None:
-    """Compare two reports of the same setting. Exits with 1 where a ratio fell beyond the noise."""
+    """Compare two reports of the same setting; 1 where a ratio fell beyond the noise, 2 where nothing can be judged."""
     from ferrum.bench.compare import compare
     from ferrum.bench.report import Report
 
     changes = compare(Report.read(before), Report.read(after))
     print_table([("WORKLOAD", "BEFORE", "AFTER", "CHANGE", "NOISE", ""), *map(_change_row, changes)])
+    if any(change.relative is not None and not change.known for change in changes):
+        typer.echo("unknown: a report has one sample that counts, or none, and the change says nothing")
     if any(change.regressed for change in changes):
         raise typer.Exit(REGRESSED)
+    if not any(change.known for change in changes):
+        raise RequestError("no change can be judged: measure more series, while nothing else runs", param="report")
 
 
 def _change_row(change: Change) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
     0 done    2 refused or failed, with one line that says what to do next    130 interrupted
 
-`ferrum bench compare` ends with 1 where it found a regression, `ferrum replay` where a bit is not what it was.
+`ferrum bench compare` ends with 1 where it found a regression and with 2 where nothing could be judged, `ferrum replay`
+with 1 where a bit is not what it was.
 
 Nothing heavy is imported before a command needs it: the first token is to come about a second after the start.
 """
