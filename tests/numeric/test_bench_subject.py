@@ -183,6 +183,30 @@ def test_the_command_measures_what_fits_the_context(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "named", "told"),
+    [
+        (["--max-batch-size", "4", "--workload", "engine32@256"], "max_batch_size", "steps of 4: engine32@256 (32)"),
+        (["--max-batch-size", "4", "--workload", "batch8@256"], "max_batch_size", "steps of 4: batch8@256 (8)"),
+        (["--kv-capacity", "192", "--workload", "decode@128", "--workload", "decode@1024"], "kv_capacity", "of 192: "),
+        (["--kv-capacity", "300", "--workload", "serve16"], "kv_capacity", "KV pool of 320: serve16 (384)"),
+    ],
+)
+def test_a_workload_without_room_is_refused_before_anything_is_measured(options, named, told, capsys):
+    assert execute(["bench", "--shape", "tiny", "--series", "1", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ferrum: {named}: more ") and told in error and "series" not in error
+
+
+def test_what_has_no_room_is_left_out_and_requests_may_wait_for_each_other(tmp_path: Path, capsys):
+    path = tmp_path / "report.json"
+    small = ["--max-batch-size", "2", "--kv-capacity", "384", "--max-sequence-length", "320"]
+    assert execute(["bench", "--shape", "tiny", "--series", "1", *small, "--output", str(path)]) == 0
+    told = capsys.readouterr().err
+    assert [cell.workload for cell in Report.read(path).cells] == ["decode@128", "prefill128", "engine1@128", "serve16"]
+    assert "left out, more sequences than the steps of 2: batch8@256 (8), batch16@256 (16), batch32@256 (32), " in told
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ([], "a model or a shape"),

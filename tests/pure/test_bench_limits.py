@@ -6,7 +6,15 @@ import pytest
 
 from bench_kit import costs_of, rates
 from ferrum.bench.limits import Rates, label, weights
-from ferrum.bench.workloads import WORKLOADS, SpanShape, Workload, chosen_workloads, pool_tokens, within_context
+from ferrum.bench.workloads import (
+    WORKLOADS,
+    Room,
+    SpanShape,
+    Workload,
+    chosen_workloads,
+    fitting_workloads,
+    pool_tokens,
+)
 from ferrum.core.errors import ConfigError
 
 SLOW = Rates(read=52e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12)
@@ -89,7 +97,7 @@ def test_workloads_are_chosen_by_pattern_and_an_unknown_one_is_refused():
 def within(context: int, *patterns: str) -> tuple[list[str], list[str]]:
     """Names of the workloads that fit a context, and what is told of the others."""
     told: list[str] = []
-    fitting = within_context(chosen_workloads(patterns), patterns, context, told.append)
+    fitting = fitting_workloads(chosen_workloads(patterns), patterns, Room(context, 32, 1 << 20, 64), told.append)
     return [each.name for each in fitting], told
 
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 
 from ferrum.bench.limits import Costs, label, layer_kv_bytes
 from ferrum.bench.loop import time_engine_steps
-from ferrum.bench.workloads import Kind, Pass, SpanShape, Workload
+from ferrum.bench.workloads import Kind, Pass, Room, SpanShape, Workload
 from ferrum.cache.pages import PageCopy
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
@@ -82,6 +82,16 @@ class ExecutorSubject:
         program = record(self._lm.network) if replay is None else replay.program
         group_bytes = [part.page_bytes / part.page_size for part in self.executor.memory_plan.pool]
         return Costs(program, self.executor.traits.kv_dtype.value, layer_kv_bytes(program, group_bytes))
+
+    @property
+    def room(self) -> Room:
+        """What workloads have to fit in."""
+        return Room(
+            context=self.executor.traits.max_sequence_length,
+            sequences=self._config.model.max_batch_size,
+            pool=self.executor.kv_capacity(),
+            page_size=self._pages.groups[0].page_size,
+        )
 
     @property
     def max_rows(self) -> int:

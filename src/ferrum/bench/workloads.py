@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -139,20 +140,57 @@ def chosen_workloads(patterns: Sequence[str]) -> tuple[Workload, ...]:
     return tuple(fitting) if patterns else WORKLOADS
 
 
-def within_context(
-    workloads: Sequence[Workload], patterns: Sequence[str], context: int, tell: Callable[[str], object]
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a loaded model has room for.
+
+    Attributes:
+        context: tokens of a sequence.
+        sequences: of one step.
+        pool: tokens of the KV pool, a page of the benchmark's own among them.
+        page_size: tokens of a page.
+    """
+
+    context: int
+    sequences: int
+    pool: int
+    page_size: int
+
+    def lack(self, workload: Workload) -> tuple[str, str, int] | None:
+        """The option that a workload does not fit, what it has too much of, and how much; None where it fits."""
+        together = 1 if workload.kind is Kind.SERVE else workload.sequences  # requests wait for each other
+        tokens = pool_tokens([replace(workload, sequences=together)], self.page_size)
+        for option, needed, there, told in (
+            ("workload", workload.length, self.context, "tokens than the context of"),
+            ("max_batch_size", together, self.sequences, "sequences than the steps of"),
+            ("kv_capacity", tokens, self.pool, "tokens than the KV pool of"),
+        ):
+            if needed > there:
+                return option, f"more {told} {there}", needed
+        return None
+
+
+def fitting_workloads(
+    workloads: Sequence[Workload], patterns: Sequence[str], room: Room, tell: Callable[[str], object]
 ) -> tuple[Workload, ...]:
-    """The workloads whose sequences fit the model's context of so many tokens; `tell` is told which do not.
+    """The workloads that a model has room for; `tell` is told which do not fit, and why.
 
     Raises:
-        ConfigError: none does, or none of those that one of the patterns chose.
+        ConfigError: none does, or none of those that one of the patterns chose; `param` names what the first one lacks.
     """
-    fitting = tuple(each for each in workloads if each.length <= context)
-    longer = ", ".join(f"{each.name} ({each.length})" for each in workloads if each not in fitting)
+    lacks = {each.name: room.lack(each) for each in workloads}
+    fitting = tuple(each for each in workloads if lacks[each.name] is None)
+    options, names = [], defaultdict(list)
+    for name, lack in lacks.items():
+        if lack is not None:
+            option, reason, needed = lack
+            options.append(option)
+            names[reason].append(f"{name} ({needed})")
+    told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
     if not fitting or not all(_named(pattern, fitting) for pattern in patterns):
-        raise ConfigError(f"more tokens than the context of {context}: {longer}", param="workload")
-    if longer:
-        tell(f"left out, more tokens than the context of {context}: {longer}")
+        raise ConfigError("; ".join(told), param=options[0])
+    for line in told:
+        tell(f"left out, {line}")
     return fitting
 
 

@@ -76,7 +76,7 @@ def measure(
     from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer
     from ferrum.bench.report import Origin
     from ferrum.bench.run import run_benchmark, setting_of
-    from ferrum.bench.workloads import chosen_workloads, within_context
+    from ferrum.bench.workloads import chosen_workloads, fitting_workloads
     from ferrum.cli.run import show_log
 
     show_log()
@@ -84,8 +84,7 @@ def measure(
     name = _name(model, shape)
     found = [find_peer(PeerChoice.parse(each), shape=shape, scripts=peer_scripts) for each in peer or []]
     with _load(name, shape, workloads, chosen(model_fields(), options)) as subject:
-        context = subject.executor.traits.max_sequence_length
-        workloads = within_context(workloads, workload or [], context, _tell)
+        workloads = fitting_workloads(workloads, workload or [], subject.room, _tell)
         setting = setting_of(subject, name)
         peers = [PeerSeries(each, setting.formats[0], setting.threads, _tell) for each in found]
         prober = choose_prober(options["threads"])
