@@ -26,6 +26,7 @@ from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.scheduler.costs import StepCosts
 
 DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
 PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 130)
@@ -102,6 +103,13 @@ def test_an_engines_turns_decode_every_sequence_and_hold_their_passes():
         times = subject.run(ENGINE)
         assert 0 < times.bare < times.whole
         assert subject.executor.lm.replay is replay, "the watch is taken off again"
+
+
+def test_all_sequences_of_an_engines_turns_decode_where_steps_are_long(monkeypatch):
+    """There an engine takes prompts in small pieces while others decode: here a token seems to take a second."""
+    monkeypatch.setattr(StepCosts, "predict", lambda self, rows, context: float(rows))
+    with subject_of(capacity=2048) as subject:
+        subject.run(Workload("engine", Kind.ENGINE, 4, 400, 4))
 
 
 def test_a_receipt_accounts_for_every_operation_of_every_pass():
