@@ -331,6 +331,20 @@ def test_a_turn_that_writes_what_is_no_result_is_told_and_left_out_whole(install
     assert [each.figure for each in series.cells([cell_of("prefill512", 1.0)])] == [50]
 
 
+@pytest.mark.parametrize("results", ["", json.dumps({**RESULT, "unit": "MiB"})], ids=["empty", "units"])
+def test_a_turn_without_a_figure_is_told(installed, results):
+    def run(command, extra):
+        if "RESULTS" in extra:
+            Path(extra["RESULTS"]).write_text(results)
+        return 0, "no cell fits"
+
+    told: list[str] = []
+    series = peer(run, **installed, tell=told.append)
+    series.turns[0]()
+    assert isinstance(series.failure, Unsupported) and told[-1] == str(series.failure)
+    assert series.cells([cell_of("prefill512", 1.0)]) == ()
+
+
 def test_what_is_no_text_on_standard_error_takes_nothing_with_it():
     script = r"import os; os.write(2, b'first\n\xff last\n')"
     assert run_command([sys.executable, "-c", script], {}) == (0, "\ufffd last")

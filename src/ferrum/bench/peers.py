@@ -247,9 +247,12 @@ class PeerSeries:
             if code or not results.is_file():
                 raise Unsupported(f"peer {self.name}", f"its script ended with code {code}: {said}")
             try:
-                return figures_of(results.read_bytes())
+                figures = figures_of(results.read_bytes())
             except (RequestError, ValueError, RecursionError) as error:
                 raise Unsupported(f"peer {self.name}", f"its script wrote what is no result: {error}") from None
+            if not figures:
+                raise Unsupported(f"peer {self.name}", f"its script wrote no figure in tok/s: {said}".rstrip(": "))
+            return figures
 
     def cells(self, measured: Sequence[Cell]) -> tuple[PeerCell, ...]:
         """The peer beside ferrum: of every workload that both measured its best variant."""
