@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine_fakes import FakeRecipe
+from ferrum.bench.report import Report
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.bench.serve_overhead import OverheadReport
 from ferrum.bench.serve_report import ServeOrigin, ServeReport
@@ -97,6 +99,24 @@ def test_the_command_measures_a_server_that_is_there(
     assert report.summary.good == 1.0 and report.server == (f"{server.url}/v1",) and len(report.timelines) == 5
     shown = capsys.readouterr().out
     assert "4 requests after 1 of warm-up" in shown and "to the first token" in shown and "live requests" in shown
+
+
+def test_a_report_outlasts_the_reader_of_the_table(
+    server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: object) -> None:
+        raise OSError(ENOSPC, "the disk of the log is full")
+
+    commands = {
+        "bench": ["--shape", "tiny", "--series", "1", "--workload", "decode@128"],
+        "bench_serve": ["serve", "--url", f"{server.url}/v1", "--requests", "1", "--warmup", "0", "--vocabulary", "90"],
+    }
+    for command, arguments in commands.items():
+        monkeypatch.setattr(f"ferrum.cli.{command}.print_table", full)
+        assert execute(["bench", *arguments, "--output", str(tmp_path / command)]) == 2
+        assert "the disk of the log is full" in capsys.readouterr().err
+    assert ServeReport.read(tmp_path / "bench_serve").summary.requests == 1
+    assert [cell.workload for cell in Report.read(tmp_path / "bench").cells] == ["decode@128"]
 
 
 def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:

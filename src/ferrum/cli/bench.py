@@ -100,9 +100,11 @@ def measure(
         report = run_benchmark(
             subject, prober, workloads, series=series, setting=setting, origin=origin, peers=peers, tell=_tell
         )
-    print_report(report)
-    if output is not None:
-        report.write(output)
+    try:
+        print_report(report)
+    finally:  # what was measured is not lost with the reader of the table
+        if output is not None:
+            report.write(output)
     for each in peers:
         if each.failure is not None:
             raise each.failure

@@ -52,9 +52,11 @@ def overhead(
         version=VERSION, server=(subject.name, *arguments), origin=origin(fingerprint), load=load, arms=arms
     )
     rows = [(arm.name, f"{arm.figure:.1f}", f"{arm.lost:.1%}", _percent(arm.noise)) for arm in arms]
-    print_table([("ENGINE", "TOK/S", "LOST", "NOISE"), *rows])
-    if output is not None:
-        report.write(output)
+    try:
+        print_table([("ENGINE", "TOK/S", "LOST", "NOISE"), *rows])
+    finally:  # what was measured is not lost with the reader of the table
+        if output is not None:
+            report.write(output)
 
 
 def _percent(part: float | None) -> str:

@@ -57,9 +57,11 @@ def serve(
     with _server(model, shape, url, of_server) as (address, name):
         target = Target(url=address, model=served_model or first_model(address, key), **chosen(TARGET_FIELDS, options))
         report = measure_server(target, load, level=level, key=key, origin=origin, server=(name, *of_server))
-    print_report(report)
-    if output is not None:
-        report.write(output)
+    try:
+        print_report(report)
+    finally:  # what was measured is not lost with the reader of the table
+        if output is not None:
+            report.write(output)
 
 
 def missing(command: str, error: ImportError) -> Unsupported:
