@@ -324,6 +324,36 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+SAY = """
+import sys
+from ferrum.cli import main
+from ferrum.cli.start import main as start
+from ferrum.engine.progress import loading_bar
+
+def run():
+    with loading_bar("model"):
+        print([sys.stdin.read(), "\u2588"])
+
+main.main = run
+start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "out"),
+    [
+        ("printf '\\xff' | PYTHONIOENCODING=latin-1:strict exec_python", b"['\xff', '?']\n"),
+        ("printf '\\xff' | PYTHONIOENCODING=utf-8:strict exec_python", b"['\\udcff', '\xe2\x96\x88']\n"),
+        ("exec_python <&- 2>&-", b"['', '\xe2\x96\x88']\n"),
+        ("exec_python <&- >&-", b""),
+    ],
+)
+def test_no_stream_keeps_a_command_from_running(shell: str, out: bytes) -> None:
+    command = shell.replace("exec_python", '"$0" -c "$1"')
+    done = subprocess.run(["bash", "-c", command, sys.executable, SAY], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")
+
+
 @pytest.mark.contract("0.ferrum")
 def test_list_and_pull_show_models(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

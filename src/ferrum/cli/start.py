@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Final
 
 INTERRUPTED: Final = 130
 
+STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
+"""The standard streams, and what is done about characters that their encoding does not have."""
+
 
 def main() -> None:
     """Import the command line, run it, and exit with its code."""
     try:
+        prepare_streams()
         from ferrum.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def prepare_streams() -> None:
+    """Let no command fail for a stream that is closed, or for text that does not fit its encoding.
+
+    What is closed leads nowhere: in the order of their numbers, or the next file to be opened would take its place.
+    What a terminal cannot show is a question mark there; bytes that are no text get as far as the check of prompts.
+    """
+    for name, mode, errors in STREAMS:
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=errors)

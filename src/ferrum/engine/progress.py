@@ -132,7 +132,7 @@ class LoadingBar:
 @contextmanager
 def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
     """What `build_executor` tells its progress: a bar where standard error is a terminal, else None."""
-    bar = LoadingBar(desc) if sys.stderr.isatty() else None
+    bar = LoadingBar(desc) if sys.stderr is not None and sys.stderr.isatty() else None
     try:
         yield bar
     finally:
