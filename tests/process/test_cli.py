@@ -17,6 +17,7 @@ from typer.main import get_command
 from bench_kit import cell_of, report_of
 from command_kit import Outcome, command_line
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
+from ferrum.cli.bench_serve import server_arguments
 from ferrum.cli.main import NEXT_STEPS, app, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
 from ferrum.cli.options_file import read_options
@@ -156,6 +157,16 @@ def test_every_engine_option_reaches_the_engine_and_is_checked_there(
     config = engine_config("m", NEEDED.get(field.name, {}) | built[0][1])
     found = getattr(config if hasattr(config, field.name) else config.model, field.name)
     assert found == value
+
+
+@pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)
+def test_every_engine_option_reaches_a_server_of_the_benchmarks_own(field: Any) -> None:
+    program = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    values = [True, False] if field.type == "bool" else [(field.metadata["choices"] or [16])[-1]]
+    for value in values:
+        given = program.make_context("serve", ["m", *server_arguments({field.name: value})]).params
+        found = given["engine_host" if field.name == "host" else field.name]
+        assert found in (value, str(value))
 
 
 OPTIONS_FILE = """

@@ -14,7 +14,7 @@ import typer
 
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, option_names, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, Unsupported
 
@@ -71,8 +71,14 @@ def missing(command: str, error: ImportError) -> Unsupported:
 
 def server_arguments(options: Mapping[str, Any]) -> list[str]:
     """Options of the engine as arguments of `ferrum serve`."""
-    named = {"engine_host" if name == "host" else name: value for name, value in options.items()}
-    return [part for name, value in named.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    arguments: list[str] = []
+    for field in engine_fields():
+        value = options.get(field.name)
+        if value is not None:
+            yes, *no = option_names(field)
+            name = "--engine-host" if field.name == "host" else yes
+            arguments += ([yes] if value else no) if no else [name, str(value)]
+    return arguments
 
 
 @contextmanager

@@ -100,13 +100,17 @@ def with_options(option_fields: Iterable[Field[Any]], panel: str) -> Callable[[C
     return decorate
 
 
+def option_names(field: Field[Any]) -> list[str]:
+    """A field's option, and for one that is true or false the option that says no."""
+    name = field.metadata.get("flag") or field.name.replace("_", "-")
+    return [f"--{name}", f"--no-{name}"] if field.type == "bool" else [f"--{name}"]
+
+
 def _parameter(field: Field[Any], panel: str) -> inspect.Parameter:
     kind = TYPES[str(field.type).removesuffix(" | None")]
-    option = "--" + (field.metadata.get("flag") or field.name.replace("_", "-"))
-    names = (f"{option}/--no-{option.removeprefix('--')}",) if kind is bool else (option,)
     choices = field.metadata.get("choices")
     text = field.metadata["help"] + (f" One of {listed(choices)}." if choices else "")
-    described = typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+    described = typer.Option("/".join(option_names(field)), help=text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
     )
