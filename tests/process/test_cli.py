@@ -173,8 +173,9 @@ OPTIONS_FILE = """
 temperature = 0.25
 max-sequence-length = 64
 quantize = "int4"
+max_tokens = 4
 [run]
-max_tokens = 3
+max-tokens = 3
 stop = ["x", "y"]
 prefix_cache = false
 [serve]
@@ -187,9 +188,11 @@ def test_a_file_gives_the_options_that_the_command_line_does_not(
 ) -> None:
     (tmp_path / "options.toml").write_text(OPTIONS_FILE)
     assert ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p", "--max-tokens", "5")[0] == 0
-    assert built == [("m", {"max_sequence_length": 64, "quantize": "int4", "prefix_cache": False})]
-    (params,) = asked_params
+    assert built[0] == ("m", {"max_sequence_length": 64, "quantize": "int4", "prefix_cache": False})
+    assert ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p")[0] == 0
+    params, others = asked_params
     assert (params.temperature, params.max_tokens, params.stop) == (0.25, 5, ("x", "y"))
+    assert others.max_tokens == 3, "what is said of a command goes before what is said of all"
 
 
 def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp_path: Path) -> None:
@@ -217,6 +220,11 @@ def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp
         ("seed = [1]", "seed"),
         ("[bench]\nport = 1", "port"),
         ("temperature =", "config"),
+        ("version = true", "version"),
+        ("config = 'other.toml'", "config"),
+        ("stop = [['x']]", "stop"),
+        ("stop = ['x', true]", "stop"),
+        ("max-tokens = 3\nmax_tokens = 4", "max_tokens"),
     ],
 )
 def test_a_file_that_says_what_cannot_be_is_refused_by_name(

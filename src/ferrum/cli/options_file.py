@@ -39,30 +39,35 @@ def _defaults(command: Any, own: Mapping[str, Any], general: Mapping[str, Any]) 
 
     Args:
         own: what is said of it.
-        general: what is said of all commands; those that have no such option pass it over.
+        general: what is said of all commands, by long names; those that have no such option pass it over.
     """
     commands: Mapping[str, Any] = getattr(command, "commands", {})
     options = _options(command)
     tables = {name: value for name, value in own.items() if name in commands and isinstance(value, dict)}
+    said: dict[str, Any] = {}
     for name, value in own.items():
-        if name not in tables and not any(name in _options(each) for each in (command, *_below(command))):
+        if name in tables:
+            continue
+        if not any(_long(name) in _options(each) for each in _below(command) or [command]):
             wrong = f"is a command: must be a table, not {value!r}" if name in commands else "there is no such option"
             raise ConfigError(wrong, param=name)
+        if _long(name) in said:
+            raise ConfigError("is said twice, with hyphens and with underscores", param=name)
+        said[_long(name)] = value
+    said = {**general, **said}
     if commands:
-        for_all = {**general, **{name: value for name, value in own.items() if name not in tables}}
-        return {name: _defaults(each, tables.get(name, {}), for_all) for name, each in commands.items()}
-    said = {name: value for name, value in {**general, **own}.items() if name in options}
-    return {options[name].name: _checked(name, value, options[name]) for name, value in said.items()}
+        return {name: _defaults(each, tables.get(name, {}), said) for name, each in commands.items()}
+    return {options[name].name: _checked(name, said[name], options[name]) for name in said if name in options}
+
+
+def _long(name: str) -> str:
+    """A long name as command lines have it; a file may write it with underscores."""
+    return name.replace("_", "-")
 
 
 def _options(command: Any) -> dict[str, Any]:
-    """A command's parameters by what a file may call them: their long names with hyphens or underscores."""
-    named: dict[str, Any] = {}
-    for parameter in command.params:
-        for option in parameter.opts:
-            name = option.removeprefix("--")
-            named |= {name: parameter, name.replace("-", "_"): parameter}
-    return named
+    """A command's parameters by their long names."""
+    return {_long(option.removeprefix("--")): parameter for parameter in command.params for option in parameter.opts}
 
 
 def _below(command: Any) -> list[Any]:
@@ -76,8 +81,8 @@ def _checked(name: str, value: Any, parameter: Any) -> Any:
     if getattr(parameter, "is_flag", False):
         kind, fits = "true or false", isinstance(value, bool)
     else:
-        kind, fits = "a list" if several else "one value", isinstance(value, list) is several
-        fits = fits and not isinstance(value, bool | dict)
+        kind, fits = "a list of values" if several else "one value", isinstance(value, list) is several
+        fits = fits and not any(isinstance(each, bool | dict | list) for each in (value if several else [value]))
     if not fits:
         raise ConfigError(f"must be {kind}, not {value!r}", param=name)
     return value
