@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ferrum.bench.speculation import Gain, SpeculationReport, scripts_of
 from ferrum.bench.speculation_texts import RECORDED
-from ferrum.cli.main import app
+from ferrum.cli.main import app, execute
 from ferrum.core.errors import ConfigError
 from set_costs import SetCosts
 
@@ -63,3 +63,21 @@ def test_a_report_is_added_to_text_by_text(tmp_path: Path) -> None:
     other = measure("chat", "--quantize", "int8")
     assert isinstance(other.exception, ConfigError) and other.exception.param == "output"
     assert len(SpeculationReport.read(report).gains) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--batch", "4", "--max-batch-size", "2"], "batch"),
+        (["--batch", "-1", "--batch", "1"], "--batch"),
+        (["--max-sequence-length", "100"], "workload"),
+        (["--kv-capacity", "100"], "kv_capacity"),
+        (["--record", "records"], "--record"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["bench", "speculation", "ferrum-tiny", "--workload", "copy", "--tokens", "4", *options]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ferrum: ") and named in told and "copy x" not in told

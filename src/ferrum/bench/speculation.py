@@ -215,11 +215,16 @@ def measure_gains(
         tell: told of each measurement before it is made.
 
     Raises:
-        ConfigError: the model's vocabulary is too small for the texts.
+        ConfigError: the model's vocabulary, its context or its pool is too small for the texts.
     """
-    largest = max(token for script in scripts.values() for token in (*script.prompt, *script.answer))
+    texts = [(*script.prompt, *script.answer) for script in scripts.values()]
+    largest, longest = max(map(max, texts)), max(map(len, texts))
     if largest >= executor.info.vocab_size:
         raise ConfigError(f"the texts have token {largest}, and the model has not", param="model")
+    if longest > (context := executor.capabilities().max_sequence_length):
+        raise ConfigError(f"a text has {longest} tokens, more than the context of {context}", param="workload")
+    if longest > (pool := executor.kv_capacity()):
+        raise ConfigError(f"a text has {longest} tokens, more than the pool of {pool} holds", param="kv_capacity")
     chooser = executor.lm.chooser
     try:
         off = SpeculationArm(executor, replace(config, speculative=None), "off")

@@ -17,8 +17,10 @@ from ferrum.core.errors import ConfigError
 if TYPE_CHECKING:
     from ferrum.bench.speculation import Gain, SpeculationReport
 
-SPECULATION_FIELDS: Final = [field for field in engine_fields() if field.name not in ("host", "prefix_cache")]
-"""Options of the model and the engine, but those that the measurement sets."""
+OTHERS: Final = ("host", "prefix_cache", "max_queue", "record_dir", "record_gib", "generation_config")
+"""Options that the measurement sets, or that belong to clients, of which it has none."""
+
+SPECULATION_FIELDS: Final = [field for field in engine_fields() if field.name not in OTHERS]
 
 
 @with_options(SPECULATION_FIELDS, "Model and engine")
@@ -26,7 +28,9 @@ def speculation(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A directory, or a hub id.")] = None,
     shape: Annotated[str | None, typer.Option(help="Random weights of a known shape.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="A recorded text; repeatable. All by default.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Sequences at a time; repeatable. 1, 4 and 16.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Sequences at a time; repeatable. 1, 4 and 16.", min=1)
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=2)] = 96,
     pairs: Annotated[int, typer.Option(help="How often each is run without and with.", min=1)] = 20,
     output: ReportFile = None,
@@ -58,6 +62,8 @@ def speculation(
     pages = 2 * max(batches) * (-(-longest // PAGE_SIZE) + 1)  # both run at a time
     room = {"max_batch_size": max(batches), "kv_capacity": pages * PAGE_SIZE}
     config = engine_config(name, {**room, **given})
+    if max(batches) > (most := config.model.max_batch_size):
+        raise ConfigError(f"{max(batches)} are more than max_batch_size = {most}", param="batch")
     with build_executor(config.model, checkpoint=checkpoint) as executor:
         report = _report(name, given, executor.traits.numerics_id)
         if output is not None and add and output.exists():
