@@ -278,10 +278,28 @@ def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(
         assert err.startswith("ferrum: ") and err.count("\n") == 1 and ";" in err, err
 
 
-@pytest.mark.parametrize("arguments", [["run", "no/such/model"], ["run", "nosuchmodel"], ["plan", "nosuchmodel"]])
-def test_a_model_that_is_not_there_is_named(arguments: list[str], ferrum: Callable[..., Outcome]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "no/such/model"], ["run", "nosuchmodel"], ["plan", "nosuchmodel"], ["run", "~nobody-here/m"], ["run", ""]],
+)
+def test_a_model_that_is_not_there_is_named(
+    arguments: list[str], ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
     code, _, err = ferrum(*arguments)
-    assert code == 2 and arguments[1] in err and err.count("\n") == 1
+    assert code == 2 and arguments[1] in err and err.startswith("ferrum: model: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["record", "prefix-cache-dir"])
+@pytest.mark.parametrize("path", ["", "~nobody-here/x"])
+def test_a_directory_that_is_none_is_refused_by_its_option(
+    option: str, path: str, ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ferrum("run", hub.BUILT_IN, "p", "--max-tokens", "1", f"--{option}", path)
+    name = {"record": "record_dir"}.get(option, "prefix_cache_dir")
+    assert code == 2 and f"ferrum: {name}: " in err and not list(tmp_path.iterdir())
 
 
 def test_every_kind_of_error_has_a_next_step() -> None:

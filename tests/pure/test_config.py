@@ -92,6 +92,8 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("decode_seconds", math.nan),
         ("decode_seconds", math.inf),
         ("decode_seconds", "soon"),
+        ("record_dir", ""),
+        ("prefix_cache_dir", ""),
     ],
 )
 def test_values_that_no_engine_takes_are_refused_by_field(field, value):

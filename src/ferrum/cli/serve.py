@@ -49,4 +49,4 @@ def serve(
         from ferrum.engine.client import AsyncEngine
         from ferrum.runtime.hub import BUILT_IN
 
-        run(lambda: AsyncEngine(model or BUILT_IN, **of_engine), config)
+        run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config)

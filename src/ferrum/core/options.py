@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ferrum.core.errors import ConfigError
@@ -46,12 +47,26 @@ def check_options(record: Any) -> None:
     """
     for item in fields(record):
         value, choices, least = getattr(record, item.name), item.metadata["choices"], item.metadata["least"]
+        if value == "":  # as a variable that was never set: it would mean every address, or this directory
+            raise ConfigError("must not be empty", param=item.name)
         if item.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
         if choices is not None and (value not in choices or str(value) not in map(str, choices)):  # 64.0 == 64
             raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
         if least is not None and value is not None:
             check_number(item.name, value, least, item.metadata["most"])
+
+
+def path_of(name: str, text: str) -> Path:
+    """The path that an option names; a `~` at its beginning is a home.
+
+    Raises:
+        ConfigError: whose home is not known; `param` is `name`.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{text!r} is in the home of nobody who is known here", param=name) from None
 
 
 def check_number(name: str, value: object, least: float, most: int | None = None) -> None:

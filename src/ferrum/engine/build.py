@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
+from ferrum.core.options import path_of
 from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -105,7 +106,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         from ferrum.runtime.model_digest import model_digest
         from ferrum.runtime.page_files import PageFiles
 
-        directory = Path(config.prefix_cache_dir).expanduser()
+        directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         executor.keep_pages(PageFiles(directory, config.prefix_cache_gib << 30))
         model = model_digest(Path(model), directory)
     return PrefixScope(
@@ -183,7 +184,7 @@ def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], R
     """What keeps the requests, where they are to be kept. Raises ConfigError where it cannot."""
     if config.record_dir is None:
         return None
-    files = RecordFiles(Path(config.record_dir).expanduser(), config.record_gib << 30)
+    files = RecordFiles(path_of("record_dir", config.record_dir), config.record_gib << 30)
     source = Source(config, directory, files.directory)
     return lambda info: Recorder(files, lambda: source.origin(info))
 

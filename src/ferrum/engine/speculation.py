@@ -70,12 +70,12 @@ def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | 
 
 
 def _found(name: str) -> Path:
-    """The directory of a draft model. Raises ModelNotFound."""
+    """The directory of a draft model. Raises ModelNotFound, or ConfigError for a name that no model can have."""
     from ferrum.runtime.hub import resolve_model
 
     try:
         return resolve_model(name)
-    except ModelNotFound as error:
+    except (ModelNotFound, ConfigError) as error:
         raise error.about("speculative") from None
 
 

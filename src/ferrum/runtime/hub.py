@@ -63,8 +63,10 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         CheckpointError: the hub's model has no safetensors weights.
         ConfigError: two revisions, or one of a model that has none.
     """
+    if not name:
+        raise ModelNotFound("must not be empty; `ferrum list` shows the models that are here", param="model")
     path = _built_in() if name == BUILT_IN else _path(name)
-    if name and path.is_dir():
+    if path.is_dir():
         if revision is not None:
             raise ConfigError(f"{name!r} is a directory and has no revisions", param="revision")
         return path
