@@ -222,6 +222,7 @@ def test_what_has_no_room_is_left_out_and_requests_may_wait_for_each_other(tmp_p
         (["--shape", "huge"], "qwen3-0.6b"),
         (["--shape", "tiny", "--workload", "sleep"], "prefill512"),
         (["--shape", "tiny", "--peer", "someone", "--workload", "decode@128"], "llama.cpp"),
+        (["--shape", "tiny", "--peer-scripts", "/", "--workload", "decode@128"], "say which with --peer"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_can(arguments, told, capsys):

@@ -269,6 +269,7 @@ def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(
         ["run", "m", ""],
         ["run", "m", "p", "--temperature", "9"],
         ["run", "m", "p", "--logit-bias", "seven"],
+        ["run", "m", "p", "--logit-bias", "7=1", "--logit-bias", "7=2"],
         ["run", "m", "p", "--no-such-option"],
         ["chat"],
         ["no-such-command"],

@@ -19,6 +19,7 @@ from ferrum.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change
+    from ferrum.bench.peers import InstalledPeer
     from ferrum.bench.report import Cell, Report
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import Workload
@@ -73,7 +74,7 @@ def measure(
 ) -> None:
     """Measure (what `ferrum bench` does where no other command is named)."""
     from ferrum.bench.machine import choose_prober
-    from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer
+    from ferrum.bench.peers import PeerSeries
     from ferrum.bench.report import Origin
     from ferrum.bench.run import run_benchmark, setting_of
     from ferrum.bench.workloads import chosen_workloads, fitting_workloads
@@ -82,7 +83,7 @@ def measure(
     show_log()
     workloads = chosen_workloads(workload or [])
     name = _name(model, shape)
-    found = [find_peer(PeerChoice.parse(each), shape=shape, scripts=peer_scripts) for each in peer or []]
+    found = _found(peer or [], shape, peer_scripts)
     with _load(name, shape, workloads, chosen(model_fields(), options)) as subject:
         workloads = fitting_workloads(workloads, workload or [], subject.room, _tell)
         setting = setting_of(subject, name)
@@ -118,6 +119,15 @@ def _name(model: str | None, shape: str | None) -> str:
     if (model is None) == (shape is None):
         raise ConfigError("give a model or a shape, one of the two", param="shape")
     return model or shape or ""
+
+
+def _found(named: Sequence[str], shape: str | None, scripts: Path | None) -> list[InstalledPeer]:
+    """The peers that are to be measured."""
+    from ferrum.bench.peers import PeerChoice, find_peer
+
+    if scripts is not None and not named:
+        raise ConfigError("no peer is to be measured: say which with --peer", param="peer_scripts")
+    return [find_peer(PeerChoice.parse(each), shape=shape, scripts=scripts) for each in named]
 
 
 def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: dict[str, Any]) -> ExecutorSubject:

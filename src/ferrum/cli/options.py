@@ -124,7 +124,10 @@ def sampling_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sa
     """
     values = {**defaults, **chosen(sampling_fields(), given)}
     if "logit_bias" in values:
-        values["logit_bias"] = dict(_pair(each) for each in values["logit_bias"])
+        pairs = [_pair(each) for each in values["logit_bias"]]
+        values["logit_bias"] = dict(pairs)
+        if len(values["logit_bias"]) < len(pairs):
+            raise RequestError("a token has two", param="logit_bias")
     return SamplingParams(**values)
 
 
