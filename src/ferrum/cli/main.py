@@ -119,7 +119,7 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return f"there is no memory left: {error}", "ask for fewer tokens or sequences at a time, or a smaller model"
     if isinstance(error, typer.TyperException):
-        return error.format_message(), "see `ferrum --help`"
+        return error.format_message() or "no command was named", "see `ferrum --help`"
     if isinstance(error, FerrumError | OSError):
         return str(error), "`ferrum doctor` shows what this machine has"
     return f"internal error: {type(error).__name__}: {error}", "please report it, with the output of `ferrum doctor`"
