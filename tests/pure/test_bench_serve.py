@@ -87,7 +87,19 @@ def test_loads_that_cannot_be_are_refused(name: str, value: Any):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("url", "127.0.0.1:8000"), ("vocabulary", 3), ("endpoint", "both"), ("timeout", 0.0)]
+    ("name", "value"),
+    [
+        ("url", "127.0.0.1:8000"),
+        ("url", "ftp://there/v1"),
+        ("url", "http://there:99999/v1"),
+        ("url", "http://there:0/v1"),
+        ("url", "http://[::1"),
+        ("url", "http://there/v1?version=1"),
+        ("url", "http://me:secret@there/v1"),
+        ("vocabulary", 3),
+        ("endpoint", "both"),
+        ("timeout", 0.0),
+    ],
 )
 def test_targets_that_cannot_be_are_refused(name: str, value: Any):
     with pytest.raises(ConfigError) as refused:

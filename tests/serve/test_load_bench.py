@@ -130,20 +130,36 @@ def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "told"),
     [
-        [],
-        ["ferrum-tiny", "--shape", "tiny"],
-        ["--url", "http://127.0.0.1:9/v1", "--quantize", "int8"],
-        ["--url", "http://127.0.0.1:9/v1"],
-        ["--url", "somewhere", "--served-model", "m"],
-        ["--shape", "no-such"],
-        ["./no-such-directory"],
+        ([], "url: give"),
+        (["ferrum-tiny", "--shape", "tiny"], "url: give"),
+        (["--url", "http://127.0.0.1:9/v1", "--quantize", "int8"], "url: "),
+        (["--url", "http://127.0.0.1:9/v1"], "url: http://127.0.0.1:9/v1/models: "),
+        (["--url", "somewhere"], "url: must look like"),
+        (["--url", "somewhere", "--served-model", "m"], "url: must look like"),
+        (["ferrum-tiny", "--timeout", "-1"], "timeout: "),
+        (["--shape", "no-such"], "shape: "),
+        (["./no-such-directory"], "the server did not start: "),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_refused_in_a_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert execute(["bench", "serve", *arguments]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: ")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith(f"ferrum: {told}")
+    assert len(lines) == 1 or "no-such-directory" in lines[-1], "no server is started for what none could do"
+
+
+@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", "kl\xe9".encode(), b"\xff\xfe"])
+def test_a_file_without_a_key_that_a_header_can_carry_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    (tmp_path / "key").write_bytes(content)
+    arguments = ["--url", "http://127.0.0.1:9/v1", "--served-model", "m", "--api-key-file", str(tmp_path / "key")]
+    assert execute(["bench", "serve", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("ferrum: api_key_file: ")
 
 
 def test_the_command_tells_what_serving_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,8 +87,13 @@ class Target(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{self.url!r}: {error}", param="url") from None
+        unsent = parts.query or parts.fragment or parts.username
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or unsent:
             raise ConfigError(f"must look like http://127.0.0.1:8000/v1, not {self.url!r}", param="url")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ferrum.bench.serve_report import ServeOrigin, ServeReport, Spread
 
 TARGET_FIELDS: Final = [field for field in fields(Target) if field.name not in ("url", "model")]
+OWN: Final = "http://own"
+"""Stands for the address, and for the model's name, of a server that is still to be started or asked."""
 TIMES: Final = (
     ("ttft", "to the first token"),
     ("itl", "from piece to piece"),
@@ -53,15 +55,28 @@ def serve(
         raise missing("bench serve", error) from None
     load, level = Load(**chosen(fields(Load), options)), Level(**chosen(fields(Level), options))
     of_server = server_arguments(chosen(engine_fields(), options))
-    key = None if api_key_file is None else api_key_file.read_text().strip()
+    key = None if api_key_file is None else _key(api_key_file)
+    # What no request can have is told before a server is asked, or started.
+    target = Target(url=url or OWN, model=served_model or OWN, **chosen(TARGET_FIELDS, options))
     with _server(model, shape, url, of_server) as (address, name):
-        target = Target(url=address, model=served_model or first_model(address, key), **chosen(TARGET_FIELDS, options))
+        target = replace(target, url=address, model=served_model or first_model(address, key))
         report = measure_server(target, load, level=level, key=key, origin=origin, server=(name, *of_server))
     try:
         print_report(report)
     finally:  # what was measured is not lost with the reader of the table
         if output is not None:
             report.write(output)
+
+
+def _key(path: Path) -> str:
+    """The API key of a file. Raises ConfigError where there is none that a header can carry."""
+    try:
+        key = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+    if not (key and key.isascii() and key.isprintable()):
+        raise ConfigError(f"{path} must have one key, of printable ASCII characters", param="api_key_file")
+    return key
 
 
 def missing(command: str, error: ImportError) -> Unsupported:
