@@ -78,7 +78,15 @@ def test_a_trace_is_followed_as_it_is(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rate", 0.0), ("rate", math.nan), ("burst", 0), ("spread", 1.0), ("arrivals", "often"), ("trace", "x")],
+    [
+        ("rate", 0.0),
+        ("rate", math.nan),
+        ("rate", math.inf),
+        ("burst", 0),
+        ("spread", 1.0),
+        ("arrivals", "often"),
+        ("trace", "x"),
+    ],
 )
 def test_loads_that_cannot_be_are_refused(name: str, value: Any):
     with pytest.raises(ConfigError) as refused:

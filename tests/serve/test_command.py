@@ -60,7 +60,15 @@ def test_the_built_in_model_on_this_machine_alone_is_the_default(served: list[An
 
 @pytest.mark.parametrize(
     "option",
-    ["--port=70000", "--max-body-bytes=0", "--pooling=max", "--engine-host=moon", "--api-key-file=/nowhere", "--host="],
+    [
+        "--port=70000",
+        "--max-body-bytes=0",
+        "--pooling=max",
+        "--engine-host=moon",
+        "--api-key-file=/nowhere",
+        "--host=",
+        "--drain-seconds=inf",
+    ],
 )
 def test_an_option_that_cannot_be_is_told_in_a_line(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert execute(["serve", option]) == 2

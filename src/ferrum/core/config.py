@@ -6,7 +6,6 @@ does in its metadata (`help`), which command lines and documents print.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -197,8 +196,6 @@ class EngineConfig(JsonRecord):
             raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")
         if self.swap_gib and not self.prefix_cache:
             raise ConfigError("needs the prefix cache, which is switched off", param="swap_gib")
-        if self.decode_seconds == math.inf:
-            raise ConfigError("must be finite; 0 sets no bound", param="decode_seconds")
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",

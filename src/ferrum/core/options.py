@@ -5,6 +5,7 @@ Command lines and documents are made of the same metadata (`cli/options.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -78,6 +79,8 @@ def check_number(name: str, value: object, least: float, most: int | None = None
     whole = isinstance(least, int)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
         raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {value!r}", param=name)
+    if value == math.inf:  # which JSON cannot say, and options are logged and reported
+        raise ConfigError("must be finite", param=name)
     if not value >= least:
         raise ConfigError(f"must be at least {least}, not {value}", param=name)
     if most is not None and value > most:
