@@ -118,6 +118,24 @@ def test_stop_stops(open_page: Open, url: str) -> None:
     assert page.locator(".token").count() < 900
 
 
+def test_what_is_cleared_while_it_is_written_is_no_part_of_what_follows(open_page: Open, url: str) -> None:
+    page = open_page(url)
+    page.wait_for_selector("#send:not([disabled])")
+    page.get_by_text("Options").click()
+    page.fill("#max_tokens", "900")
+    page.get_by_label("Chat").check()
+    page.fill("#prompt", "hi")
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_selector(".token >> nth=2")
+    page.get_by_role("button", name="Clear").click()
+    page.wait_for_selector("#send:not([disabled])")
+    page.fill("#prompt", "anew")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Send").click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "anew"}]
+    page.get_by_role("button", name="Stop").click()
+
+
 def test_charts_follow_the_server(open_page: Open, url: str) -> None:
     page = open_page(url)
     complete(page, max_tokens="64")

@@ -6,8 +6,9 @@ import { TokenText } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
 const text = new TokenText($("output"), $("token"));
-const messages = [];
+let messages = [];
 let model = null;
+let top = 5;
 let running = null;
 
 const mode = () => new FormData($("form")).get("mode");
@@ -17,8 +18,9 @@ const headers = () => ($("key").value ? { authorization: `Bearer ${$("key").valu
 async function connect() {
   const response = await fetch("v1/config", { headers: headers() });
   if (!response.ok) throw await refusal(response);
-  const config = (await response.json()).model;
+  const { model: config, server } = await response.json();
   model = config.name;
+  top = Math.min(5, server.max_logprobs);
   $("model").textContent = `${model} · context ${config.max_model_len} · ${config.numerics_id}`;
   $("send").disabled = false;
   $("chat").checked = config.chat_template;
@@ -56,23 +58,24 @@ function turn(role) {
 function request(prompt) {
   if (mode() === "complete") {
     text.clear();
-    messages.length = 0;
+    messages = [];
     const given = document.createElement("span");
     given.className = "given";
     given.textContent = prompt;
     $("output").append(given);
-    return { chat: false, path: "v1/completions", body: { prompt, logprobs: 5 }, place: $("output") };
+    return { chat: false, path: "v1/completions", body: { prompt, logprobs: top }, place: $("output") };
   }
   if (!messages.length) text.clear();
   messages.push({ role: "user", content: prompt });
   turn("you").append(prompt);
-  const body = { messages: [...messages], logprobs: true, top_logprobs: 5 };
+  const body = { messages: [...messages], logprobs: true, top_logprobs: top };
   return { chat: true, path: "v1/chat/completions", body, place: turn(model) };
 }
 
 /** Send the prompt, and show what comes back as it comes. */
 async function send() {
   const { chat, path, body, place } = request($("prompt").value);
+  const conversation = messages;
   const push = text.begin(place);
   const began = performance.now();
   let first = null;
@@ -99,17 +102,17 @@ async function send() {
   } finally {
     busy(false);
   }
-  if (chat) finishTurn(ending, answer);
+  if (chat) finishTurn(conversation, ending, answer);
   $("news").textContent = told(ending, usage, began, first);
 }
 
-/** A turn without an answer is taken back: roles have to alternate. */
-function finishTurn(ending, answer) {
+/** A turn without an answer is taken back: roles have to alternate. The conversation may have been cleared meanwhile. */
+function finishTurn(conversation, ending, answer) {
   if (answer) {
-    messages.push({ role: "assistant", content: answer });
+    conversation.push({ role: "assistant", content: answer });
     $("prompt").value = "";
   } else if (ending !== "done") {
-    messages.pop();
+    conversation.pop();
   }
 }
 
@@ -146,7 +149,7 @@ $("prompt").addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", () => {
   running?.abort();
-  messages.length = 0;
+  messages = [];
   text.clear();
   $("alert").textContent = $("news").textContent = "";
   $("prompt").focus();
