@@ -363,6 +363,38 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert done.stderr == ""
 
 
+LINGER = """
+import sys, time
+from contextlib import contextmanager
+from ferrum.cli import main
+from ferrum.cli.start import main as start
+
+@contextmanager
+def server():
+    try:
+        yield
+    finally:
+        print("ended", flush=True)
+
+def run():
+    with server():
+        print("running", flush=True)
+        time.sleep(60)
+
+main.app.command("linger")(run)
+sys.argv = ["ferrum", "linger"]
+start()
+"""
+
+
+def test_a_command_that_is_terminated_takes_what_it_started_with_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None and command.stderr is not None
+        assert command.stdout.readline() == b"running\n"
+        command.terminate()
+        assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", 143)
+
+
 SAY = """
 import sys
 from ferrum.cli import main

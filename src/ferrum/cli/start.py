@@ -1,13 +1,16 @@
-"""Where the `ferrum` command begins: Ctrl-C ends it as usual already while its modules are imported."""
+"""Where the `ferrum` command begins: Ctrl-C and SIGTERM end it as usual already while its modules are imported."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
 """The standard streams, and what is done about characters that their encoding does not have."""
@@ -16,12 +19,18 @@ STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"),
 def main() -> None:
     """Import the command line, run it, and exit with its code."""
     try:
+        signal.signal(signal.SIGTERM, _end)
         prepare_streams()
         from ferrum.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a handler's signature
+    """End as an error does, which takes along what a command has started. Servers have a way of their own."""
+    sys.exit(TERMINATED)
 
 
 def prepare_streams() -> None:
