@@ -212,6 +212,11 @@ def test_a_conversation_that_cannot_be_rendered_is_refused() -> None:
             model.chat([], use_tqdm=False)
         with pytest.raises(RequestError):
             model.chat(messages, use_tqdm=False, add_generation_prompt=True, continue_final_message=True)
+        wrong: dict[str, Any] = {"chat_template": 3, "tools": 3, "chat_template_kwargs": 3}
+        for name, value in wrong.items():
+            with pytest.raises(RequestError) as caught:
+                model.chat(messages, use_tqdm=False, **{name: value})
+            assert caught.value.param == name
 
 
 def test_the_checkpoints_recommended_parameters_are_the_default() -> None:

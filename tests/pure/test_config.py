@@ -68,11 +68,13 @@ def test_the_tree_goes_through_json():
         ("threads", 0),
         ("threads", 1025),
         ("threads", 10**20),
+        ("model", 3),
+        ("model", b"m"),
     ],
 )
 def test_values_that_no_model_takes_are_refused_by_field(field, value):
     with pytest.raises(ConfigError) as caught:
-        ModelConfig(model="m", **{field: value})
+        ModelConfig(**{"model": "m", field: value})
     assert caught.value.param == field
     assert "None" not in str(caught.value), "that is no choice on a command line"
 
@@ -93,6 +95,8 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("decode_seconds", math.inf),
         ("decode_seconds", "soon"),
         ("record_dir", ""),
+        ("record_dir", 3),
+        ("speculative", True),
         ("prefix_cache_dir", ""),
     ],
 )

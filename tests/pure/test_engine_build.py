@@ -48,6 +48,12 @@ def test_the_engine_lives_where_the_options_say(model: Path) -> None:
     assert build(str(model), max_queue=5).max_requests == 5
 
 
+def test_a_path_is_as_good_as_its_text(model: Path, tmp_path: Path) -> None:
+    parts = build(model, record_dir=tmp_path / "records")  # type: ignore[arg-type]  # what a user may have
+    assert parts.config is not None and parts.config.record_dir == str(tmp_path / "records")
+    assert json.loads(parts.config.to_json())["model"]["model"] == str(model)
+
+
 def test_a_recipe_can_go_to_another_process() -> None:
     recipe = EngineRecipe(engine_config("m", {"kv_capacity": 640}), "m")
     assert pickle.loads(pickle.dumps(recipe)) == recipe

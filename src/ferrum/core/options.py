@@ -54,6 +54,8 @@ def check_options(record: Any) -> None:
             raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
         if choices is not None and (value not in choices or str(value) not in map(str, choices)):  # 64.0 == 64
             raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
+        if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
+            raise ConfigError(f"must be text, not {value!r}", param=item.name)
         if least is not None and value is not None:
             check_number(item.name, value, least, item.metadata["most"])
 

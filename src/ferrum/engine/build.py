@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -124,7 +125,7 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: there is no such option, or it cannot have this value; `param` names it.
     """
-    options = flat_speculative(options)
+    options = {name: _text(value) for name, value in flat_speculative(options).items()}
     of_model = {field.name for field in fields(ModelConfig)} - {"model", "switches"}
     of_engine = {field.name for field in fields(EngineConfig)} - {"model"}
     for name in options:
@@ -132,8 +133,13 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
             known = ", ".join(sorted(of_model | of_engine))
             raise ConfigError(f"there is no such option; there are {known}", param=name)
     chosen = {name: value for name, value in options.items() if name in of_model}
-    loaded = ModelConfig(model=model, switches=Switches.from_environment(), **chosen)
+    loaded = ModelConfig(model=_text(model), switches=Switches.from_environment(), **chosen)
     return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
+
+
+def _text(value: Any) -> Any:
+    """A path as options, records and other processes have it; anything else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
@@ -152,6 +158,7 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
     from ferrum.runtime.hub import resolve_model
 
     config = engine_config(model, options)
+    model = config.model.model
     directory = resolve_model(model)
     # The engine loads the directory that was found here: it may not ask the hub again, and find another one.
     tokenizer = load_tokenizer(directory)

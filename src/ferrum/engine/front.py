@@ -108,6 +108,13 @@ class Front:
         Raises:
             RequestError: no tokenizer or template, or messages that the template refuses.
         """
+        for name, value, kind, wanted in (
+            ("chat_template", chat_template, str, "text"),
+            ("tools", tools, Sequence, "a list of objects"),
+            ("chat_template_kwargs", chat_template_kwargs, Mapping, "an object"),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise RequestError(f"must be {wanted}, not {type(value).__name__}", param=name)
         if self.tokenizer is None:
             raise RequestError("the model has no tokenizer; give token ids instead", param="messages")
         template = self.chat_template
