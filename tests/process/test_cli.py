@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from bench_kit import cell_of, report_of
 from command_kit import Outcome, command_line
 from engine_fakes import EOS, POISON, LetterTokenizer, parts
 from ferrum.cli.bench_serve import server_arguments
@@ -23,8 +19,7 @@ from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
 from ferrum.cli.options_file import read_options
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
-from ferrum.core.memory import MemoryPlan
+from ferrum.core.errors import CapacityError, FerrumError, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.front import Parts
@@ -33,7 +28,6 @@ from ferrum.engine.outputs import Delta
 from ferrum.runtime import hub
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
-from source_tree import REPOSITORY
 
 
 @pytest.fixture
@@ -325,27 +319,6 @@ def test_ctrl_c_ends_with_130_and_ends_the_request(
     assert (code, err) == (130, "")
 
 
-INTERRUPTED_IMPORT = """
-import sys
-from importlib.metadata import EntryPoint
-
-class Interrupted:
-    def find_spec(name, *_):
-        if name == "typer":
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, Interrupted)
-EntryPoint("ferrum", sys.argv.pop(1), "console_scripts").load()()
-"""
-
-
-def test_ctrl_c_ends_with_130_while_the_command_is_imported() -> None:
-    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
-    for entry in (scripts["ferrum"], "ferrum.__main__:main"):
-        done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, entry, "doctor"], capture_output=True)
-        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-
 def _interrupt(deltas: Iterator[Delta]) -> str:
     next(deltas)
     raise KeyboardInterrupt
@@ -355,152 +328,3 @@ def test_an_internal_error_is_no_traceback(ferrum: Callable[..., Outcome], monke
     monkeypatch.setattr(hub, "list_models", lambda: 1 / 0)
     code, _, err = ferrum("list")
     assert code == 2 and "ZeroDivisionError" in err and err.count("\n") == 1
-
-
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    command = f"{sys.executable} -m ferrum doctor | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-
-
-LINGER = """
-import sys, time
-from contextlib import contextmanager
-from ferrum.cli import main
-from ferrum.cli.start import main as start
-
-@contextmanager
-def server():
-    try:
-        yield
-    finally:
-        print("ended", flush=True)
-
-def run():
-    with server():
-        print("running", flush=True)
-        time.sleep(60)
-
-main.app.command("linger")(run)
-sys.argv = ["ferrum", "linger"]
-start()
-"""
-
-
-def test_a_command_that_is_terminated_takes_what_it_started_with_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
-        assert command.stdout is not None and command.stderr is not None
-        assert command.stdout.readline() == b"running\n"
-        command.terminate()
-        assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", 143)
-
-
-SAY = """
-import sys
-from ferrum.cli import main
-from ferrum.cli.start import main as start
-from ferrum.engine.progress import loading_bar
-
-def run():
-    with loading_bar("model"):
-        print([sys.stdin.read(), "\u2588"])
-
-main.main = run
-start()
-"""
-
-
-@pytest.mark.parametrize(
-    ("shell", "out"),
-    [
-        ("printf '\\xff' | PYTHONIOENCODING=latin-1:strict exec_python", b"['\xff', '?']\n"),
-        ("printf '\\xff' | PYTHONIOENCODING=utf-8:strict exec_python", b"['\\udcff', '\xe2\x96\x88']\n"),
-        ("exec_python <&- 2>&-", b"['', '\xe2\x96\x88']\n"),
-        ("exec_python <&- >&-", b""),
-    ],
-)
-def test_no_stream_keeps_a_command_from_running(shell: str, out: bytes) -> None:
-    command = shell.replace("exec_python", '"$0" -c "$1"')
-    done = subprocess.run(["bash", "-c", command, sys.executable, SAY], capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")
-
-
-@pytest.mark.contract("0.ferrum")
-def test_list_and_pull_show_models(
-    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    here = hub.LocalModel("org/name", tmp_path, 3 << 20, "Qwen3ForCausalLM")
-    monkeypatch.setattr(hub, "list_models", lambda: [here])
-    monkeypatch.setattr(hub, "pull", lambda name, revision: here if (name, revision) == ("org/name", "v1") else None)
-    for code, out, _ in (ferrum("list"), ferrum("pull", "org/name", "--revision", "v1")):
-        assert code == 0
-        assert out.splitlines()[-1].split() == ["org/name", "3.0", "MiB", "Qwen3ForCausalLM", str(tmp_path)]
-
-
-@pytest.mark.contract("0.ferrum")
-@pytest.mark.contract("4.switches")
-def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FERRUM_LOG_TOKENS", "1")
-    code, out, _ = ferrum("doctor")
-    shown = {line[:18].strip(): line[18:].strip() for line in out.splitlines()}
-    assert code == 0
-    assert (shown["log tokens"], shown["disable graphs"]) == ("on", "off")
-    assert shown["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert int(shown["cores allowed"].split()[0]) >= 1
-    assert shown["backend reference"].startswith("yes: reference") and shown["backend cuda"].startswith("no: ")
-    monkeypatch.setenv("FERRUM_PAGED_KV", "0")
-    code, out, _ = ferrum("doctor")
-    assert code == 0 and "refused: FERRUM_PAGED_KV" in out
-
-
-def test_doctor_tells_of_threads_that_the_system_refuses(
-    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*given: object, **named: object) -> None:
-        raise ConfigError("the system makes no team", param="threads")
-
-    monkeypatch.setattr("ferrum.runtime.kernels.NativeKernels", refused)
-    code, out, _ = ferrum("doctor")
-    assert code == 0 and "no: threads: the system makes no team" in out
-
-
-def test_plan_asks_about_powers_of_two_up_to_the_context() -> None:
-    plan = MemoryPlan(weights=0, activations=0, activation_row=0, tables=0, pool=())
-    for context, lengths in ((1024, [256, 512, 1024]), (1000, [256, 512, 1000]), (100, [100])):
-        assert [length for length, _ in plan.fitting(context)] == lengths
-
-
-def test_bench_compare_ends_with_one_on_a_regression_and_two_on_a_wrong_file(
-    ferrum: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    good, bad, none = (str(tmp_path / name) for name in ("good.json", "bad.json", "none.json"))
-    report_of(cell_of("w", 0.8)).write(Path(good))
-    report_of(cell_of("w", 0.7)).write(Path(bad))
-    assert ferrum("bench", "compare", good, good)[0] == 0
-    code, out, _ = ferrum("bench", "compare", good, bad)
-    assert code == 1 and "regressed" in out
-    report_of(cell_of("w", 0.4, settled=False), cell_of("v", 0.4, None)).write(Path(none))
-    report_of(cell_of("w", 0.8), cell_of("v", 0.8)).write(Path(good))
-    code, out, told = ferrum("bench", "compare", good, none)
-    assert code == 2 and "unknown: " in out and told.startswith("ferrum: report: no change can be judged")
-    report_of(cell_of("w", 0.8), cell_of("v", 0.8, None)).write(Path(none))
-    code, out, told = ferrum("bench", "compare", good, none)
-    assert (code, told) == (0, "") and "unknown: " in out, "what can be judged is"
-    for nonsense in (b"[]", b"{}", b"junk", b"\xff\xfe", b"[" * 100_000):
-        Path(none).write_bytes(nonsense)
-        code, _, told = ferrum("bench", "compare", good, none)
-        assert code == 2 and none in told
-    for missing in (tmp_path / "missing.json", tmp_path):
-        code, _, told = ferrum("bench", "compare", good, str(missing))
-        assert code == 2 and told.startswith(f"ferrum: report: {missing}: ")
-
-
-@pytest.mark.parametrize("command", [[], ["overhead"], ["serve"], ["speculation"]])
-@pytest.mark.parametrize("path", ["missing/a.json", "", "file/a.json", "a" * 300], ids=lambda path: path[:8])
-def test_a_report_that_cannot_be_written_is_refused_before_the_model_is_looked_for(
-    ferrum: Callable[..., Outcome], tmp_path: Path, command: list[str], path: str
-) -> None:
-    (tmp_path / "file").touch()
-    code, _, told = ferrum("bench", *command, "no-such-model", "--output", str(tmp_path / path))
-    assert code == 2 and told.startswith("ferrum: output: ") and str(tmp_path) in told
-    assert [each.name for each in tmp_path.iterdir()] == ["file"], "nothing is written to find out"

@@ -1,0 +1,99 @@
+"""How the `ferrum` command begins and ends as a process: signals, closed streams, readers that leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from source_tree import REPOSITORY
+
+INTERRUPTED_IMPORT = """
+import sys
+from importlib.metadata import EntryPoint
+
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted)
+EntryPoint("ferrum", sys.argv.pop(1), "console_scripts").load()()
+"""
+
+
+def test_ctrl_c_ends_with_130_while_the_command_is_imported() -> None:
+    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    for entry in (scripts["ferrum"], "ferrum.__main__:main"):
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, entry, "doctor"], capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m ferrum doctor | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+LINGER = """
+import sys, time
+from contextlib import contextmanager
+from ferrum.cli import main
+from ferrum.cli.start import main as start
+
+@contextmanager
+def server():
+    try:
+        yield
+    finally:
+        print("ended", flush=True)
+
+def run():
+    with server():
+        print("running", flush=True)
+        time.sleep(60)
+
+main.app.command("linger")(run)
+sys.argv = ["ferrum", "linger"]
+start()
+"""
+
+
+def test_a_command_that_is_terminated_takes_what_it_started_with_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None and command.stderr is not None
+        assert command.stdout.readline() == b"running\n"
+        command.terminate()
+        assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", 143)
+
+
+SAY = """
+import sys
+from ferrum.cli import main
+from ferrum.cli.start import main as start
+from ferrum.engine.progress import loading_bar
+
+def run():
+    with loading_bar("model"):
+        print([sys.stdin.read(), "\u2588"])
+
+main.main = run
+start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "out"),
+    [
+        ("printf '\\xff' | PYTHONIOENCODING=latin-1:strict exec_python", b"['\xff', '?']\n"),
+        ("printf '\\xff' | PYTHONIOENCODING=utf-8:strict exec_python", b"['\\udcff', '\xe2\x96\x88']\n"),
+        ("exec_python <&- 2>&-", b"['', '\xe2\x96\x88']\n"),
+        ("exec_python <&- >&-", b""),
+    ],
+)
+def test_no_stream_keeps_a_command_from_running(shell: str, out: bytes) -> None:
+    command = shell.replace("exec_python", '"$0" -c "$1"')
+    done = subprocess.run(["bash", "-c", command, sys.executable, SAY], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")
