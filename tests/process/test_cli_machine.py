@@ -48,6 +48,15 @@ def test_doctor_shows_the_switches(ferrum: Callable[..., Outcome], monkeypatch: 
     assert code == 0 and "refused: FERRUM_PAGED_KV" in out
 
 
+def test_doctor_tells_what_a_control_group_leaves_of_the_machine(
+    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrum.kernels.cpu.library.cpu_quota", lambda *_: 1.2)
+    monkeypatch.setattr("ferrum.runtime.memory.memory_left", lambda *_: 3 << 20)
+    shown = {line[:18].strip(): line[18:].strip() for line in ferrum("doctor")[1].splitlines()}
+    assert shown["cores allowed"].startswith("1 of ") and shown["memory"].endswith("3.0 MiB of it available")
+
+
 def test_doctor_tells_of_threads_that_the_system_refuses(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

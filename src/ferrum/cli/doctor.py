@@ -41,15 +41,17 @@ def _installation() -> Iterator[tuple[str, str]]:
 
 
 def _machine() -> Iterator[tuple[str, str]]:
+    from ferrum.kernels.cpu.library import available_threads  # numpy comes with it
+    from ferrum.runtime.memory import available_memory
+
     described = _cpuinfo()
     flags = set((described.get("flags") or described.get("Features") or "").split())
     yield "system", f"{platform.system()} {platform.release()} {platform.machine()}"
     yield "cpu", processor_name()
     yield "cpu features", " ".join(each for each in FEATURES if each in flags) or "unknown"
-    yield "cores allowed", f"{allowed_cores()} of {os.cpu_count()}"
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    yield "memory", f"{size(total)}, {size(free)} of it unused"
+    yield "cores allowed", f"{available_threads()} of {os.cpu_count()}"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield "memory", f"{size(total)}, {size(available_memory())} of it available"
 
 
 def processor_name() -> str:
@@ -65,11 +67,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
-
-
-def allowed_cores() -> int:
-    """How many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _switches() -> Iterator[tuple[str, str]]:
