@@ -101,6 +101,15 @@ def test_the_command_measures_a_server_that_is_there(
     assert "4 requests after 1 of warm-up" in shown and "to the first token" in shown and "live requests" in shown
 
 
+def test_a_load_of_which_nothing_was_served_is_no_success(
+    server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--url", f"{server.url}/v1", "--served-model", "other", "--requests", "2", "--warmup", "0"]
+    assert execute(["bench", "serve", *arguments, "--rate", "100", "--output", str(tmp_path / "a.json")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: no request was served: 2 x HTTP 404; ")
+    assert ServeReport.read(tmp_path / "a.json").summary.failures == {"HTTP 404": 2}
+
+
 def test_a_report_outlasts_the_reader_of_the_table(
     server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

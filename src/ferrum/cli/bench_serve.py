@@ -16,7 +16,7 @@ from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, engine_fields, option_names, with_options
 from ferrum.cli.tables import print_table
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError, StepError, Unsupported
 
 if TYPE_CHECKING:
     from ferrum.bench.serve_report import ServeOrigin, ServeReport, Spread
@@ -66,6 +66,12 @@ def serve(
     finally:  # what was measured is not lost with the reader of the table
         if output is not None:
             report.write(output)
+    if sum(report.summary.failures.values()) == report.summary.requests:
+        raise StepError(f"no request was served: {_failures(report)}")
+
+
+def _failures(report: ServeReport) -> str:
+    return ", ".join(f"{count} x {error}" for error, count in report.summary.failures.items())
 
 
 def _key(path: Path) -> str:
@@ -132,13 +138,12 @@ def print_report(report: ServeReport) -> None:
 
     summary, load = report.summary, report.load
     rate = f"{load.clients} clients" if load.arrivals == "closed" else load.trace or f"{load.rate:g}/s"
-    failures = ", ".join(f"{count} x {error}" for error, count in summary.failures.items())
     print_table(
         [
             ("server", " ".join(report.server)),
             ("model", report.target.model),
             ("load", f"{load.arrivals} {rate}, {summary.requests} requests after {load.warmup} of warm-up"),
-            ("failed", failures or "none"),
+            ("failed", _failures(report) or "none"),
             ("requests", f"{summary.requests_per_second:.2f}/s in {summary.seconds:.1f} s"),
             ("tokens", f"{summary.tokens_per_second:.1f}/s, prompts {summary.prompt_tokens_per_second:.1f}/s"),
             ("well served", f"{summary.goodput:.2f}/s, {summary.good:.1%} of all"),
