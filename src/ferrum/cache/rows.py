@@ -81,11 +81,6 @@ class PageRows:
         return self._pools[self._index[group]].free
 
     @property
-    def free_tokens(self) -> int:
-        """Tokens that the free pages hold, in the group that has room for the fewest."""
-        return min(pool.free * group.page_size for pool, group in zip(self._pools, self.groups, strict=True))
-
-    @property
     def capacity_tokens(self) -> int:
         """Tokens that the whole pool holds; groups with a window count only where all have one."""
         unbounded = [group for group in self.groups if group.window is None]
