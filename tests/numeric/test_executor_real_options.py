@@ -38,6 +38,19 @@ def test_a_pool_whose_size_is_no_number_of_64_bits_is_refused(kernels: str) -> N
     assert refusal.value.param == "page_size"
 
 
+@pytest.mark.parametrize("size", ["1G", 1e9, float("nan"), True, 0])
+def test_a_pool_of_no_number_of_bytes_is_refused(size: object) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_executor(DIRECTORY, kernels="reference", memory_pool_size=size)  # type: ignore[arg-type]
+    assert refusal.value.param == "memory_pool_size"
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_executor(5)  # type: ignore[arg-type]
+    assert refusal.value.param == "model"
+
+
 def test_the_pool_is_as_large_as_was_asked_for_though_no_batch_fills_it() -> None:
     """What is not in use keeps prefixes."""
     options = {"kernels": "reference", "max_batch_size": 1, "max_sequence_length": 64}
@@ -61,3 +74,10 @@ def test_what_there_is_no_memory_for_is_told(method: str, what: str, monkeypatch
 def test_buffers_for_which_there_is_no_memory_are_told() -> None:
     with pytest.raises(CapacityError, match=r"steps of 1,099,511,627,776 tokens"):
         load_executor(DIRECTORY, kernels="reference", max_rows=1 << 40, kv_capacity=1)
+
+
+@pytest.mark.parametrize("option", ["max_rows", "max_batch_size"])
+def test_buffers_whose_size_is_no_number_of_64_bits_are_refused(option: str) -> None:
+    for number in (1 << 60, 1 << 70):
+        with pytest.raises(CapacityError, match=f"steps of {number:,} tokens"):
+            load_executor(DIRECTORY, kernels="reference", kv_capacity=1, **{option: number})

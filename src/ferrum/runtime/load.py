@@ -44,6 +44,9 @@ _MOST_PAGE: Final = 1 << 16
 _ADDRESSES: Final = 1 << 47
 """Bytes that a process can address (x86-64): kernels need not count more of them, nor could they in 64 bits."""
 
+_MOST_ROWS: Final = 1 << 32
+"""Tokens of a step whose buffers' bytes still count in 64 bits, whatever the model."""
+
 _LIBRARIES: Final = library_bytes()
 """Asked once, here: what loading needs is imported by now, and no model is there yet."""
 
@@ -123,6 +126,8 @@ def build_executor(
     With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
     """
     _refuse(config)
+    if memory_pool_size is not None:
+        check_number("memory_pool_size", memory_pool_size, 1)
     check_number("page_size", page_size, 1, _MOST_PAGE)
     check_number("max_rows", max_rows, 1)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
@@ -200,6 +205,8 @@ def _language_model(
         max_draft=limits.max_draft,
     )
     with _room_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
+        if limits.max_rows > _MOST_ROWS:
+            raise MemoryError
         return DecoderLM(
             decoder,
             kernels,
