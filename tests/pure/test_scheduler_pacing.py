@@ -56,6 +56,15 @@ def test_every_step_gets_somewhere() -> None:
     assert Pacing(crawl, 0.01).prompt_tokens(Room(1, 0, 3), 0) == 3
 
 
+def test_a_step_may_be_allowed_any_number_of_tokens() -> None:
+    bench = Bench(budget=1 << 64, costs=learned(), decode_seconds=0.06)
+    requests = [bench.add("a", 4, max_tokens=20)]
+    bench.step()
+    requests.append(bench.add("b", 40, seed=1, max_tokens=5))
+    bench.run()
+    bench.agrees(*requests)
+
+
 @pytest.mark.parametrize("bound", [1e-9, 0.06, 0.1, None])
 def test_whatever_the_bound_tokens_are_the_same_and_answers_come_in_time(bound: float | None) -> None:
     bench = Bench(num_pages=400, budget=200, context=400, max_sequences=4, costs=learned(), decode_seconds=bound)

@@ -76,8 +76,8 @@ class Scheduler:
             if value < 1:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
         self._pages = pages
-        self._max_tokens_per_step = max_tokens_per_step
-        self._growth = pages.growth(max_tokens_per_step)
+        self._max_tokens_per_step = min(max_tokens_per_step, max_sequences * max_sequence_length)  # all there can be
+        self._growth = pages.growth(self._max_tokens_per_step)
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
