@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Real
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _accepted(chosen: Sequence[Sampled]) -> Accepted:
 
 def check_threshold(threshold: object) -> None:
     """Refuse what is no threshold of a lossy verification. Raises RequestError."""
-    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0.0 <= float(threshold) <= 1.0:
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
         raise RequestError(f"must be a number between 0 and 1, not {threshold!r}", param="acceptance_threshold")
 
 
