@@ -132,6 +132,19 @@ def test_after_a_preemption_only_what_was_given_to_others_is_computed_again() ->
     assert cached(bench, "b") == 0, "the first time, nothing was there"
 
 
+def test_a_choice_that_lost_its_pages_finds_its_own_again_beside_the_others() -> None:
+    """What the others have is no more than the prompt."""
+    bench = Bench(prefixes=True, policy="fair", max_sequences=2)
+    requests = [bench.add("a", 8, n=2, max_tokens=20, tenant="x")]
+    for _ in range(13):
+        bench.step()
+    requests.append(bench.add("b", 5, seed=1, max_tokens=3, tenant="y"))
+    steps = bench.run()
+    bench.agrees(*requests)
+    assert bench.scheduler.preemptions == 1
+    assert min(span.start for spans in steps for span in spans if span.cache_id == "a/1") == 19
+
+
 def test_choices_find_the_prompt_of_an_earlier_request() -> None:
     bench = Bench(prefixes=True, budget=64)
     bench.add("a", 20, max_tokens=1)

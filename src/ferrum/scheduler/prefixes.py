@@ -6,7 +6,7 @@ no longer than the other one takes, and then finds them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ferrum.cache.names import Name
@@ -68,6 +68,11 @@ class Prefixes:
             return Found(count, tail)
         return Found(count, tail, self._computing.get(names[count]), names[count] in restores)
 
+    def length(self, found: Found) -> int:
+        """How many tokens those are."""
+        size = self._scope.page_size if self._scope is not None else 0
+        return found.pages * size + (found.tail.tokens if found.tail is not None else 0)
+
     def adopt(self, sequence: Sequence, found: Found) -> None:
         """Begin the sequence with what was found just now; without the tail where there is no room for its copy."""
         cache_id, tail = sequence.cache_id, found.tail
@@ -76,8 +81,7 @@ class Prefixes:
             self._pages.release(cache_id)
             self._pages.adopt(cache_id, sequence.names, found.pages)
             tail = None
-        size = self._scope.page_size if self._scope is not None else 0
-        sequence.computed = found.pages * size + (tail.tokens if tail is not None else 0)
+        sequence.computed = self.length(replace(found, tail=tail))
 
     def admit(self, sequence: Sequence, asked: int) -> None:
         """The sequence runs: promise the pages of its prompt that it will compute, and count what it found.

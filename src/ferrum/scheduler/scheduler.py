@@ -31,7 +31,7 @@ from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn
-from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
+from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable, shared_length
 from ferrum.scheduler.siblings import Siblings
 
 
@@ -211,16 +211,16 @@ class Scheduler:
                 step.admits = source is None or self._admit(sequence, source, step)
 
     def _source(self, sequence: Sequence) -> Sequence | Found | None:
-        """What a newcomer begins with: the prompt of another choice, or what is found of it; None: worth waiting for.
-
-        It waits while another choice computes the prompt, or a request that is served first the same beginning.
+        """What a newcomer begins with: the prompt of another choice, or what is found of it if that is more; None: it
+        waits while another choice computes the prompt, or a request that is served first the same beginning.
         """
-        if (sibling := self._siblings.source(sequence)) is not None or self._siblings.are_computing(sequence):
+        sibling = self._siblings.source(sequence)
+        if self._siblings.are_computing(sequence) if sibling is None else not sequence.generated:
             return sibling
         found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
         if found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)):
             return None
-        return found
+        return found if sibling is None or self._prefixes.length(found) > shared_length(sequence) else sibling
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """The running sequences that are so many tokens behind, without those in flight."""
