@@ -157,8 +157,9 @@ def test_bounds_below_one_are_refused(field: str) -> None:
     assert caught.value.param == field
 
 
+@pytest.mark.parametrize("tenants", [1, 500])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_a_long_queue_costs_a_step_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_queue_costs_a_step_nothing(policy: str, tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the first newcomer that finds no place nobody is looked at, however many wait there."""
     looked = 0
     turns = Waiting.turns
@@ -172,7 +173,7 @@ def test_a_long_queue_costs_a_step_nothing(policy: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(Waiting, "turns", counted)
     bench = Bench(policy=policy, max_sequences=2)
     for index in range(500):
-        bench.add(f"r{index}", 6, seed=index, max_tokens=20)
+        bench.add(f"r{index}", 6, seed=index, max_tokens=20, tenant=f"t{index % tenants}")
     bench.step()
     looked = 0
     for _ in range(10):

@@ -126,10 +126,15 @@ class Waiting:
             if head is not None:
                 heappush(heap, (self._served[share], runs[share], self._rank(head), share, head, line))
 
-        for share in {*map(self._share, behind), *self._queues}:
-            line_up(share, self._line(share, [each for each in behind if self._share(each) == share], admits))
-        while heap:
+        behind_of: dict[str, list[Sequence]] = {share: [] for share in self._queues}
+        for sequence in behind:
+            behind_of.setdefault(self._share(sequence), []).append(sequence)
+        for share, own in behind_of.items():
+            line_up(share, self._line(share, own, admits))
+        ahead = {sequence.cache_id for sequence in behind}
+        while heap and (ahead or admits()):
             *_, share, head, line = heappop(heap)
+            ahead.discard(head.cache_id)
             yield head
             line_up(share, line)
 
