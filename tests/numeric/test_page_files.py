@@ -146,6 +146,13 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert there == [0, *range(3, 11)]
 
 
+def test_two_that_write_to_a_directory_keep_within_its_capacity_together(tmp_path: Path) -> None:
+    both = [PageFiles(tmp_path, 64 * (SIZE + 58)) for _ in range(2)]
+    for index in range(120):
+        both[index % 2].put(name(index), CONTENT)
+        assert len(list(tmp_path.iterdir())) <= 64 + 2 * 2
+
+
 def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:

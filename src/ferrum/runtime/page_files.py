@@ -32,13 +32,17 @@ _HEADER: Final = len(_MAGIC) + _NAME_BYTES + 8 + 4
 _KEPT: Final = 0.9
 """What is left of the capacity when files have to go: not each new one is to look through the directory."""
 
+_UNSEEN: Final = 1 / 32
+"""What is written of the capacity between two looks at what others have."""
+
 
 class PageFiles:
     """The files of a directory that any number of processes may share.
 
     Args:
         directory: made where it is missing.
-        capacity: most bytes of all files; those that were used longest ago go first.
+        capacity: most bytes of all files; those that were used longest ago go first. Of several that write, each may
+            add a 32nd of it before it sees what the others have.
 
     Raises:
         ConfigError: the directory is not there and cannot be made.
@@ -54,6 +58,7 @@ class PageFiles:
             # Keys and values tell a good deal of the prompts that they were computed from.
             directory.mkdir(0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
+            self._unseen = 0
         except OSError as error:
             raise ConfigError(f"{directory} cannot be used: {error}", param="prefix_cache_dir") from None
 
@@ -82,7 +87,8 @@ class PageFiles:
         self._failing = False
         # What was there is counted twice, until the directory is looked through.
         self._bytes += _HEADER + len(content)
-        if self._bytes > self._capacity:
+        self._unseen += _HEADER + len(content)
+        if self._bytes > self._capacity or self._unseen > _UNSEEN * self._capacity:
             self._shrink()
 
     def get(self, name: bytes, size: int) -> Bytes | None:
@@ -119,12 +125,14 @@ class PageFiles:
         return found
 
     def _shrink(self) -> None:
-        """Delete what was used longest ago."""
+        """Look through the directory; where there is too much, delete what was used longest ago."""
         try:
             files = sorted(self._files())
         except OSError:
             return
-        self._bytes = sum(size for _, size, _ in files)
+        self._bytes, self._unseen = sum(size for _, size, _ in files), 0
+        if self._bytes <= self._capacity:
+            return
         for _, size, path in files:
             if self._bytes <= _KEPT * self._capacity:
                 return
