@@ -24,7 +24,7 @@ class Machine:
         self.random = Random(f"{batch} {row} {right}")
         self.row, self.right = row, right
         self.costs = StepCosts()
-        self.sequences = [begin(Request(str(name), (1, 2), SamplingParams(), 0), 0) for name in range(batch)]
+        self.sequences = [begin(Request(str(name), (1, 2), SamplingParams(), 0))[0] for name in range(batch)]
         self.speculator = Speculator(self.costs, most=MOST, proposers=[Always(*[5] * MOST)])
 
     def seconds(self, rows: int) -> float:

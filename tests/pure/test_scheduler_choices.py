@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from ferrum.core.errors import FerrumError, NonFiniteLogits
@@ -38,6 +40,17 @@ def test_choices_share_the_prompt_and_run_its_last_token_themselves() -> None:
     bench.run()
     bench.agrees(request)
     assert len({bench.tokens("a", choice) for choice in range(4)}) == 4
+
+
+def test_choices_that_wait_take_no_memory_for_their_prompt() -> None:
+    bench = Bench(context=20_000, num_pages=5000)
+    tracemalloc.start()
+    try:
+        bench.add("a", 10_000, n=128, max_tokens=2)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 1 << 20, "a list of it takes 80 kB"
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2])

@@ -224,4 +224,4 @@ def test_tokens_after_the_one_that_ends_a_sequence_never_happened(
     request = Request(
         "a", (0, 0), SamplingParams(max_tokens=3, min_tokens=1), 0, stop_token_ids=frozenset({7, 8}), eos_token_ids=(8,)
     )
-    assert judge(begin(request, 0), sampled, context) == outcome
+    assert judge(begin(request)[0], sampled, context) == outcome

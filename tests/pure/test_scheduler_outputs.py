@@ -26,7 +26,7 @@ def choice(
     stops: frozenset[int] = frozenset({9}),
 ) -> Sequence:
     params = SamplingParams(max_tokens=max_tokens)
-    sequence = begin(Request("r", (1,) * prompt, params, seed=0, stop_token_ids=stops), 0)
+    sequence = begin(Request("r", (1,) * prompt, params, seed=0, stop_token_ids=stops))[0]
     sequence.tokens += [2] * generated
     sequence.finish = finish
     return sequence

@@ -27,7 +27,7 @@ class Read(list[int]):
 
 def sequence_of(tokens: Iterable[int], prediction: Iterable[int] = ()) -> Sequence:
     prompt = tuple(tokens)
-    return begin(Request("a", prompt, SamplingParams(), 0, prediction=tuple(prediction)), 0)
+    return begin(Request("a", prompt, SamplingParams(), 0, prediction=tuple(prediction)))[0]
 
 
 def looked_up(tokens: Iterable[int], most: int = 4) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ def test_a_tally_believes_what_was_of_late() -> None:
 
 
 def sequence() -> Sequence:
-    return begin(Request("a", (1, 2), SamplingParams(), 0), 0)
+    return begin(Request("a", (1, 2), SamplingParams(), 0))[0]
 
 
 def step(speculator: Speculator, one: Sequence, truth: int) -> int:

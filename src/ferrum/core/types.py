@@ -5,7 +5,7 @@ Messages are frozen, picklable and made of ints and strings, so that the engine 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ferrum.core.errors import FerrumError
@@ -76,7 +76,8 @@ class Sequence:
     """One choice of a request while the scheduler knows it: the only mutable thing in the scheduler's books.
 
     Attributes:
-        tokens: prompt and generated ids; `sampling.history` is this very list.
+        tokens: prompt and generated ids; `sampling.history` is this very list. Choices that have generated nothing have
+            one together, for many may wait, and prompts are long.
         computed: how many of them are in the KV cache. What is left is what the next spans process.
         names: of the full pages of `tokens`, as the prefix cache knows them; where there is none, empty.
         cached: how many tokens of the prompt came from the prefix cache.
@@ -102,6 +103,13 @@ class Sequence:
     def generated(self) -> int:
         """Number of sampled tokens."""
         return len(self.tokens) - len(self.request.prompt)
+
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        """Add sampled tokens, the first of them to a list of its own."""
+        if not self.generated:
+            self.tokens = list(self.tokens)
+            self.sampling = replace(self.sampling, history=self.tokens)
+        self.tokens += tokens
 
 
 @pickled_by_fields

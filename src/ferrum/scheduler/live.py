@@ -53,7 +53,7 @@ class LiveRequests:
         live = _Live(request, (*self._policy.rank(request), self._added))
         self._added += 1
         self._live[request.request_id] = live
-        live.sequences += [begin(request, choice) for choice in range(request.params.n)]
+        live.sequences += begin(request)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
         if len(self._deadlines) > 2 * len(self._live) + SPARE_DEADLINES:

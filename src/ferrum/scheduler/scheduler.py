@@ -350,7 +350,7 @@ class Scheduler:
             return self._end_scored(sequence)
         prompt_logprobs = self._prompt_logprobs(sequence)
         outcome = judge(sequence, result.tokens, self._context)
-        sequence.tokens += outcome.tokens
+        sequence.extend(outcome.tokens)
         self._prefixes.prove(sequence)
         self._waiting.count_output(sequence, len(outcome.tokens))
         sequence.finish = outcome.finish

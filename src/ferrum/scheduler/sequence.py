@@ -30,19 +30,25 @@ def check_length(request: Request, context: int, storable: int) -> None:
         raise KvExhausted(f"a prompt of {length} tokens is more than the {storable} that the KV pool holds")
 
 
-def begin(request: Request, choice: int) -> Sequence:
-    """One choice of a request, with nothing computed."""
+def begin(request: Request) -> list[Sequence]:
+    """The choices of a request, with nothing computed."""
     tokens = list(request.prompt)
-    sampling = Sampling(
-        request.params,
-        request.seed,
-        len(tokens),
-        tokens,
-        choice=choice,
-        eos_token_ids=request.eos_token_ids,
-        bad_words=request.bad_words,
-    )
-    return Sequence(request, choice, f"{request.request_id}/{choice}", tokens, sampling)
+
+    def sampling(choice: int) -> Sampling:
+        return Sampling(
+            request.params,
+            request.seed,
+            len(tokens),
+            tokens,
+            choice=choice,
+            eos_token_ids=request.eos_token_ids,
+            bad_words=request.bad_words,
+        )
+
+    return [
+        Sequence(request, choice, f"{request.request_id}/{choice}", tokens, sampling(choice))
+        for choice in range(request.params.n)
+    ]
 
 
 def shared_length(sequence: Sequence) -> int:
