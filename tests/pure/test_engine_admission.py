@@ -76,6 +76,14 @@ def test_a_prompt_that_cannot_be_served_is_refused(prompt: object, error: type[R
     assert caught.value.param == "prompt"
 
 
+def test_a_prediction_is_no_longer_than_the_context() -> None:
+    """What is kept of it is many times its size, and a request's body may be much larger than a context."""
+    assert len(admission().admit([1], greedy(), prediction=[1] * CONTEXT).prediction) == CONTEXT
+    with pytest.raises(ContextOverflow, match=str(CONTEXT + 1)) as caught:
+        admission().admit([1], greedy(), prediction=[1] * (CONTEXT + 1))
+    assert caught.value.param == "prediction"
+
+
 def test_a_full_context_can_still_be_scored() -> None:
     assert len(admission().admit([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
 

@@ -83,7 +83,7 @@ class Admission:
             adapter: refused, for there are none yet.
             add_special_tokens: False for a text that holds its special tokens already, as chat templates do.
             pooling: how to make the prompt a vector; nothing is generated then (`params.max_tokens` must be 0, `n` 1).
-            prediction: what the output may be like; it changes nothing but how soon it is there.
+            prediction: what the output may be like, within the context; it changes nothing but how soon it is there.
 
         Raises:
             RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
@@ -112,7 +112,7 @@ class Admission:
             salt=_string("salt", salt),
             trace_id=name if trace_id is None else _string("trace_id", trace_id),
             pooling=pooling,
-            prediction=self._encoded(prediction, add_special_tokens=False, param="prediction"),
+            prediction=self._predicted(prediction),
         )
 
     def _check_text_options(self, params: SamplingParams) -> None:
@@ -138,6 +138,15 @@ class Admission:
             raise ContextOverflow(
                 f"{len(tokens)} tokens leave no room for output in a context of {self._max_sequence_length}",
                 param="prompt",
+            )
+        return tokens
+
+    def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
+        tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")
+        if len(tokens) > self._max_sequence_length:
+            raise ContextOverflow(
+                f"{len(tokens)} tokens are more than any output in a context of {self._max_sequence_length}",
+                param="prediction",
             )
         return tokens
 
