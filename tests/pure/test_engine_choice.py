@@ -76,6 +76,15 @@ def test_log_probabilities_carry_rank_and_text_the_chosen_token_first() -> None:
     assert delta.prompt_logprobs[0] is None and list(delta.prompt_logprobs[1] or ()) == [B, A]
 
 
+def test_the_log_probabilities_of_the_prompt_are_named_once_for_all_choices() -> None:
+    stream = open_stream(request_for(n=2, prompt_logprobs=1))
+    for choice in range(2):
+        stream.push(replace(event(A, choice=choice), prompt_logprobs=(TokenLogprobs(B, -0.5, 1),)))
+    first, second = (delta.prompt_logprobs for delta in deltas_of(stream))
+    assert first is not None and first[1] is not None and first[1][B].decoded_token == "b"
+    assert first is second, "they are as long as the prompt, and a request has up to 128 choices"
+
+
 def test_failure_ends_every_open_choice_once_and_no_closed_one() -> None:
     stream = open_stream(request_for(n=3))
     stream.push(event(A, finish=FinishReason.LENGTH, choice=1))

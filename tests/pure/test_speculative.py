@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from ferrum.core.params import SamplingParams
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Request, Sequence, TokenEvent
+from ferrum.engine.stream import RequestStream
 from ferrum.scheduler.sequence import begin
-from ferrum.speculative.ngram import NGramProposer
-from ferrum.speculative.prediction import Follower, PredictionProposer
+from ferrum.speculative.ngram import NGramIndex, NGramProposer
+from ferrum.speculative.prediction import Follower, Predicted, PredictionProposer
 
 
 class Read(list[int]):
@@ -89,10 +91,10 @@ PREDICTED = tuple(range(100, 160))
     ],
 )
 def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...], accepted: int) -> None:
-    follower = Follower(PREDICTED)
+    follower = Follower(Predicted(PREDICTED))
     follower.feed(output)
     assert follower.accepted == accepted
-    by_pieces = Follower(PREDICTED)
+    by_pieces = Follower(Predicted(PREDICTED))
     for start in range(0, len(output), 7):
         by_pieces.feed(output[start : start + 7])
     assert by_pieces.accepted == accepted and by_pieces.following(5) == follower.following(5)
@@ -100,7 +102,7 @@ def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...
 
 def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
     lines = tuple(token for line in range(30) for token in (1, 2, 3, 50 + line))
-    follower = Follower(lines)
+    follower = Follower(Predicted(lines))
     follower.feed((*lines[:9], 99, 3, 52, 1, 2))
     assert follower.following(3) == (3, 53, 1)
 
@@ -115,3 +117,47 @@ def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
     guess = proposer.look(sequence, 3)
     assert guess is not None and guess.tokens == (112, 113, 114)
     assert PredictionProposer().look(sequence_of([1, 2]), 3) is None
+
+
+def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:
+    prompt = tuple(range(50_000))
+    proposer, (*choices, last) = NGramProposer(), begin(Request("a", prompt, SamplingParams(n=4), 0))
+    proposer.look(last, 3)
+    tracemalloc.start()
+    try:
+        for choice in choices:
+            choice.extend((7, 8))
+            guess = proposer.look(choice, 3)
+            assert guess is not None and guess.tokens == (9, 10, 11)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 2 << 20, "three lists of tokens, and not three indexes of 14 MB"
+
+
+def test_the_choices_of_a_request_share_one_index_of_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes thirty times what the prediction takes: with one each, 128 choices of a long one are too much."""
+    indexed: list[int] = []
+    extend = NGramIndex.extend
+
+    def counted(self: NGramIndex, text: tuple[int, ...], end: int) -> None:
+        indexed.append(end)
+        extend(self, text, end)
+
+    monkeypatch.setattr(NGramIndex, "extend", counted)
+    request = Request("a", (1, 2), SamplingParams(n=3), 0, prediction=PREDICTED)
+    stream = RequestStream(request, "a", None, lambda: None)
+    proposer, choices = PredictionProposer(), begin(request)
+    assert all(proposer.look(choice, 3) for choice in choices)
+    assert not indexed, "nobody has left it"
+    for index, choice in enumerate(choices):
+        choice.tokens += [5, 110, 111]
+        stream.push(TokenEvent("a", index, (5, 110, 111)))
+        guess = proposer.look(choice, 3)
+        assert guess is not None and guess.tokens == (112, 113, 114)
+    assert indexed == [len(PREDICTED)] * 2, "once for the client and once for the engine"
+    for choice in choices:
+        proposer.forget(choice)
+    again = begin(Request("a", (1, 2), SamplingParams(), 0, prediction=(7, 8, 9)))[0]
+    guess = proposer.look(again, 3)
+    assert guess is not None and guess.tokens == (7, 8, 9), "an id may come back with another one"

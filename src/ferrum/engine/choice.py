@@ -6,12 +6,27 @@ tokens sampled after that token are in no text, no ids, no log-probabilities and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
-from ferrum.speculative.prediction import Follower
+from ferrum.speculative.prediction import Follower, Predicted
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Common:
+    """What the choices of a request have in common, and what is made of it once: either may be large.
+
+    Attributes:
+        prediction: what they may be like.
+        prompt_logprobs: the prompt's, named; None until a choice brings them.
+    """
+
+    prediction: Predicted
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 class Choice:
@@ -22,13 +37,17 @@ class Choice:
         index: which of its choices.
         tokenizer: None serves token ids alone.
         request_id: the public id, for the deltas.
+        common: shared with the request's other choices.
     """
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None, request_id: str) -> None:
+    def __init__(
+        self, request: Request, index: int, tokenizer: Tokenizer | None, request_id: str, common: Common
+    ) -> None:
         params = request.params
         self._request = request
         self._index = index
         self._request_id = request_id
+        self._common = common
         self._tokenizer = tokenizer
         self._detokenizer = None
         if tokenizer is not None:
@@ -39,7 +58,7 @@ class Choice:
                 min_tokens=params.min_tokens,
                 skip_special_tokens=params.skip_special_tokens,
             )
-        self._follower = Follower(request.prediction)
+        self._follower = Follower(common.prediction)
         self.tokens = 0
         self.cached_tokens = 0
         self.finished = False
@@ -105,7 +124,10 @@ class Choice:
     def _prompt_logprobs(self, event: TokenEvent) -> tuple[Logprobs | None, ...] | None:
         if event.prompt_logprobs is None:
             return None
-        return (None, *(named_logprobs(each, self._tokenizer) for each in event.prompt_logprobs))
+        if self._common.prompt_logprobs is None:
+            named = (named_logprobs(each, self._tokenizer) for each in event.prompt_logprobs)
+            self._common.prompt_logprobs = (None, *named)
+        return self._common.prompt_logprobs
 
 
 def named_logprobs(position: TokenLogprobs, tokenizer: Tokenizer | None) -> Logprobs:

@@ -11,8 +11,9 @@ from threading import Lock
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.choice import Choice
+from ferrum.engine.choice import Choice, Common
 from ferrum.engine.outputs import Delta, Usage, join
+from ferrum.speculative.prediction import Predicted
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -43,7 +44,8 @@ class RequestStream:
         self.wake = wake
         self.begun = False
         self._observe = observe
-        self._choices = [Choice(request, index, tokenizer, request_id) for index in range(request.params.n)]
+        common = Common(Predicted(request.prediction))
+        self._choices = [Choice(request, index, tokenizer, request_id, common) for index in range(request.params.n)]
         self._running = set(range(request.params.n))
         self._waiting: dict[int, Delta] = {}
         self._lock = Lock()

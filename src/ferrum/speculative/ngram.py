@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Series
 from typing import Final
+from weakref import WeakValueDictionary
 
-from ferrum.core.types import Sequence
+from ferrum.core.types import Request, Sequence
 from ferrum.speculative.proposer import Guess
 
 SIZES: Final = (5, 3, 2)
@@ -20,11 +21,15 @@ class NGramIndex:
     """Where each n-gram of a growing text last ended. Adding a token and finding a place take a fixed number of steps.
 
     Keys are hashes: two n-grams of one hash make one more wrong guess, and spare the memory of the other tokens.
+
+    Args:
+        begun: of a text that this one begins with, and which does not grow any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begun: NGramIndex | None = None) -> None:
         self._ends: dict[int, dict[int, int]] = {size: {} for size in SIZES}
-        self._indexed = 0
+        self._begun = begun
+        self._indexed: int = 0 if begun is None else begun._indexed
 
     def extend(self, text: Series[int], end: int) -> None:
         """Take in the n-grams that end at `end` at the latest; the text up to there never changes again."""
@@ -36,10 +41,14 @@ class NGramIndex:
 
     def find(self, text: Series[int]) -> tuple[int, int] | None:
         """Where the last tokens of `text` stood before: the place after them, and how many they are."""
-        for size, ends in self._ends.items():
-            if size <= len(text) and (stop := ends.get(hash(tuple(text[len(text) - size :])))) is not None:
+        for size in SIZES:
+            if size <= len(text) and (stop := self._last(size, hash(tuple(text[len(text) - size :])))) is not None:
                 return stop, size
         return None
+
+    def _last(self, size: int, key: int) -> int | None:
+        stop = self._ends[size].get(key)
+        return self._begun._last(size, key) if stop is None and self._begun is not None else stop
 
 
 class NGramProposer:
@@ -47,13 +56,15 @@ class NGramProposer:
 
     def __init__(self) -> None:
         self._indexes: dict[str, NGramIndex] = {}
+        # By request: its choices share that of the prompt, which is gone with the last of them.
+        self._prompts: WeakValueDictionary[str, NGramIndex] = WeakValueDictionary()
 
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
         text = sequence.tokens
         index = self._indexes.get(sequence.cache_id)
         if index is None:
-            index = self._indexes[sequence.cache_id] = NGramIndex()
+            index = self._indexes[sequence.cache_id] = NGramIndex(self._of_prompt(sequence.request))
         index.extend(text, len(text) - 1)  # what ends the text has no continuation to tell of
         found = index.find(text)
         if found is None:
@@ -63,6 +74,11 @@ class NGramProposer:
         while len(tokens) < most:
             tokens.append(tokens[stop + len(tokens) - len(text)])  # the guess itself goes on repeating
         return Guess(tuple(tokens), f"{size}-gram")
+
+    def _of_prompt(self, request: Request) -> NGramIndex:
+        index = self._prompts.setdefault(request.request_id, NGramIndex())
+        index.extend(request.prompt, len(request.prompt) - 1)
+        return index
 
     def forget(self, sequence: Sequence) -> None:
         """See `Proposer`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+from weakref import WeakValueDictionary
 
 from ferrum.core.types import Sequence
 from ferrum.speculative.ngram import SIZES, NGramIndex
@@ -13,6 +14,26 @@ NEAR: Final = 64
 """How far behind the place of a change the output is expected to take up the prediction again."""
 
 KIND: Final = "prediction"
+
+
+class Predicted:
+    """A prediction, for all choices of a request: an index of its n-grams takes thirty times what it takes itself.
+
+    Attributes:
+        text: its tokens.
+    """
+
+    def __init__(self, text: tuple[int, ...]) -> None:
+        self.text = text
+        self._index: NGramIndex | None = None
+
+    @property
+    def index(self) -> NGramIndex:
+        """Where its n-grams stand; made when the first output leaves it."""
+        if self._index is None:
+            self._index = NGramIndex()
+            self._index.extend(self.text, len(self.text))
+        return self._index
 
 
 class Follower:
@@ -26,10 +47,9 @@ class Follower:
         accepted: those of them that were the predicted ones.
     """
 
-    def __init__(self, prediction: tuple[int, ...]) -> None:
-        self._text = prediction
-        self._index = NGramIndex()
-        self._index.extend(prediction, len(prediction))
+    def __init__(self, prediction: Predicted) -> None:
+        self._prediction = prediction
+        self._text = prediction.text
         self._tail: tuple[int, ...] = ()
         self._at: int | None = 0
         self._lost = 0
@@ -58,7 +78,7 @@ class Follower:
         for stop in range(self._lost + 1, min(self._lost + NEAR, len(self._text)) + 1):
             if len(pair) == min(SIZES) and self._text[max(0, stop - len(pair)) : stop] == pair:
                 return stop
-        found = self._index.find(self._tail)
+        found = self._prediction.index.find(self._tail)
         return None if found is None else found[0]
 
 
@@ -67,15 +87,18 @@ class PredictionProposer:
 
     def __init__(self) -> None:
         self._followers: dict[str, Follower] = {}
+        self._predictions: WeakValueDictionary[str, Predicted] = WeakValueDictionary()  # gone with the last follower
 
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
-        if not sequence.request.prediction:
+        request = sequence.request
+        if not request.prediction:
             return None
         if sequence.cache_id not in self._followers:
-            self._followers[sequence.cache_id] = Follower(sequence.request.prediction)
+            prediction = self._predictions.setdefault(request.request_id, Predicted(request.prediction))
+            self._followers[sequence.cache_id] = Follower(prediction)
         follower = self._followers[sequence.cache_id]
-        follower.feed(sequence.tokens[len(sequence.request.prompt) + follower.fed :])
+        follower.feed(sequence.tokens[len(request.prompt) + follower.fed :])
         tokens = follower.following(most)
         return Guess(tokens, KIND) if tokens else None
 
