@@ -129,6 +129,7 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("stop", 5),
         ("stop", b"a"),
         ("stop", ["a" * k for k in range(1, 66)]),
+        ("bad_words", [str(number) for number in range(4097)]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("stop_token_ids", "12"),

@@ -18,6 +18,7 @@ from ferrum.core.integers import whole
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
+MAX_BAD_WORDS: Final = 4096
 ALL_TOKENS: Final = -1
 """As `logprobs` or `prompt_logprobs`: report the whole vocabulary."""
 
@@ -65,7 +66,9 @@ class SamplingParams:
     )
     bad_words: Sequence[str] = field(
         default=(),
-        metadata=_about("sampling.bad_words", "Words whose last token is forbidden where it completes them."),
+        metadata=_about(
+            "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words whose last token is forbidden where it completes them."
+        ),
     )
     include_stop_str_in_output: bool = field(
         default=False, metadata=_about("text.include_stop", "Keep the stop string at the end of the text.")
@@ -261,6 +264,8 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
     words = _strings(name, value)
+    if len(words) > MAX_BAD_WORDS:
+        _refuse(name, f"has {len(words)} words, more than {MAX_BAD_WORDS}")
     if any(not word.strip() for word in words):
         _refuse(name, "must not contain a blank word")
     return words
@@ -334,7 +339,7 @@ TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id
 
 _SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
     _stop_strings: {"minLength": 1, "maxItems": MAX_STOP_STRINGS, "items": {"type": "string", "minLength": 1}},
-    _words: {"items": {"type": "string", "pattern": r"\S"}},
+    _words: {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "pattern": r"\S"}},
     _tokens: {"items": TOKEN_SCHEMA},
     _allowed: {"minItems": 1, "items": TOKEN_SCHEMA},
     _bias: {
