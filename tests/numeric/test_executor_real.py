@@ -308,7 +308,7 @@ def test_limits_are_those_asked_for() -> None:
         assert (can.max_batch_size, can.max_sequence_length) == (3, 100)
         assert executor.kv_capacity() == 192, "whole pages of 64"
         plan = executor.memory_plan
-        assert plan.fits(1, 192) and plan.fits(3, 64) and not plan.fits(2, 100)
+        assert [plan.max_sequences(length) for length in (192, 100, 64)] == [1, 1, 3]
         assert executor.supports_batch_size(3) and not executor.supports_batch_size(4)
         assert not executor.supports_batch_size(0)
 

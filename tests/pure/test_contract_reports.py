@@ -85,9 +85,8 @@ def test_a_plan_adds_up_and_tells_what_fits():
     window = PoolPart(name="window", num_pages=9, page_size=4, page_bytes=4 * 5, resident_tokens=12)
     plan = MemoryPlan(weights=100, activations=20, activation_row=2, tables=3, pool=(full, window))
     assert plan.kv_pool == 10 * 4 * 3 + 9 * 4 * 5 and plan.total == 123 + plan.kv_pool
-    assert plan.fits(3, 12) and not plan.fits(4, 12)
-    assert plan.fits(2, 20) and not plan.fits(3, 20)  # ten pages of the full group; three of the window's nine each
-    assert plan.fits(0, 10**6) and plan.fits(10**6, 0)
+    assert plan.max_sequences(12) == 3
+    assert plan.max_sequences(20) == 2  # ten pages of the full group; three of the window's nine each
     assert MemoryPlan.from_json(plan.to_json()) == plan
 
 

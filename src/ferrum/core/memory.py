@@ -88,10 +88,6 @@ class MemoryPlan(JsonRecord):
         powers = [1 << exponent for exponent in range(8, context.bit_length()) if 1 << exponent < context]
         return [(length, self.max_sequences(length)) for length in (*powers, context)]
 
-    def fits(self, sequences: int, length: int) -> bool:
-        """Whether that many sequences of `length` tokens each fit in the pool together."""
-        return sequences == 0 or length == 0 or sequences <= self.max_sequences(length)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements(JsonRecord):
