@@ -48,3 +48,8 @@ def test_a_streams_last_usage_tells_of_it_too(server: Served) -> None:
 )
 def test_what_is_no_prediction_is_refused_by_name(server: Served, prediction: Any) -> None:
     assert str(error_of(server.chat(**ASK, prediction=prediction), 400)["param"]).startswith("prediction")
+
+
+def test_a_prediction_beyond_the_context_is_refused_as_a_prompt_is(server: Served) -> None:
+    error = error_of(server.chat(**ASK, prediction={"type": "content", "content": "x" * 5000}), 400)
+    assert (error["param"], error["code"]) == ("prediction", "context_length_exceeded")
