@@ -6,6 +6,7 @@ Command lines and documents are made of the same metadata (`cli/options.py`).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -58,6 +59,11 @@ def check_options(record: Any) -> None:
             raise ConfigError(f"must be text, not {value!r}", param=item.name)
         if least is not None and value is not None:
             check_number(item.name, value, least, item.metadata["most"])
+
+
+def as_text(value: Any) -> Any:
+    """A path as options, records and other processes have it; anything else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def path_of(name: str, text: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.options import path_of
+from ferrum.core.options import as_text, path_of
 from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
@@ -125,7 +124,7 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     Raises:
         ConfigError: there is no such option, or it cannot have this value; `param` names it.
     """
-    options = {name: _text(value) for name, value in flat_speculative(options).items()}
+    options = {name: as_text(value) for name, value in flat_speculative(options).items()}
     of_model = {field.name for field in fields(ModelConfig)} - {"model", "switches"}
     of_engine = {field.name for field in fields(EngineConfig)} - {"model"}
     for name in options:
@@ -133,13 +132,8 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
             known = ", ".join(sorted(of_model | of_engine))
             raise ConfigError(f"there is no such option; there are {known}", param=name)
     chosen = {name: value for name, value in options.items() if name in of_model}
-    loaded = ModelConfig(model=_text(model), switches=Switches.from_environment(), **chosen)
+    loaded = ModelConfig(model=as_text(model), switches=Switches.from_environment(), **chosen)
     return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
-
-
-def _text(value: Any) -> Any:
-    """A path as options, records and other processes have it; anything else as it is."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:

@@ -15,7 +15,7 @@ from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan
-from ferrum.core.options import check_number
+from ferrum.core.options import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
 from ferrum.models.decoder import Decoder, build_decoder
@@ -93,7 +93,7 @@ def load_executor(
     if replay is not None:
         switches = replace(switches, disable_graphs=not replay)
     config = ModelConfig(
-        model=os.fspath(model),
+        model=as_text(model),
         device=device,
         dtype=dtype,
         quantize=quantize,
