@@ -34,7 +34,7 @@ struct ByteAttention {
         const int64_t words = s.key_padded / 4;
         const auto* scales = reinterpret_cast<const float*>(keys + kStep * s.key_padded);
         const KeyVectors vectors{words};
-        next.fetch_scales(scales);
+        next.fetch_scales(keys + kStep * s.key_padded);
         step_parts<kLanes == 16 ? 4 : 2>(tokens, [&](int part, auto width) {
             constexpr int kVectors = decltype(width)::value;
             vi sum[MR][kVectors];
@@ -87,7 +87,7 @@ struct ByteAttention {
     template <int MR>
     static void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const Weight (&weights)[MR][kWeights],
                     const float (&factor)[MR], const float (&decay)[MR], float* out, const NextBlock& next) {
-        next.fetch_scales(reinterpret_cast<const float*>(values + kStep * s.value_padded));
+        next.fetch_scales(values + kStep * s.value_padded);
         constexpr int kWide = kLanes < 16 ? 1 : MR <= 2 ? 4 : 2;
         for (int64_t first = 0; first < s.value_padded; first += kSide) {
             const int64_t width = value_width(s.value_padded, first);

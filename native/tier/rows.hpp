@@ -108,9 +108,7 @@ struct NextBlock {
     }
 
     // Fetches the scales of its keys or values, behind those.
-    void fetch_scales(const float* scales) const {
-        prefetch_floats(reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(scales) + distance), tokens);
-    }
+    void fetch_scales(const std::byte* scales) const { prefetch_bytes(scales + distance, tokens * 4); }
 };
 
 // The scales of a block's tokens, behind its keys or its values.

@@ -157,7 +157,10 @@ def _describe(name: str, directory: Path) -> LocalModel:
 
 def _near(name: str, others: Iterable[str] = ()) -> str:
     """The end of a message: names like this one, or where to look."""
-    close = get_close_matches(name, [*(model.name for model in list_models()), *others], n=3)
+    here: list[str] = []
+    with suppress(ConfigError):  # a cache that is none is told to who lists it
+        here = [model.name for model in list_models()]
+    close = get_close_matches(name, [*here, *others], n=3)
     return f"; did you mean {' or '.join(close)}?" if close else "; `ferrum list` shows the models that are here"
 
 
