@@ -110,14 +110,21 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
-// What a loop fetches meanwhile: in each of its first `steps` steps as much as the step itself reads, `stride` bytes on.
+// Cache lines that NV vectors fill: one at least.
+template <int NV>
+constexpr int64_t kLinesOf = most(1, NV * kLanes * 4 / 64);
+
+// What a loop fetches meanwhile: in each of its first `steps` steps, `stride` bytes on, as many lines as the step itself reads,
+// so many bytes apart.
 struct Ahead {
     const std::byte* from;
-    int64_t stride, steps;
+    int64_t stride, steps, apart = 64;
 
     template <int NV>
     void go(int64_t step) const {
-        if (step < steps) prefetch_bytes(from + step * stride, NV * kLanes * 4);
+        if (step >= steps) return;
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < kLinesOf<NV>; ++line) prefetch(from + step * stride + line * apart);
     }
 };
 

@@ -94,12 +94,14 @@ inline int64_t value_index(int64_t tokens, int64_t padded, int64_t token, int64_
 struct NextBlock {
     int64_t distance = 0, tokens = 0;
 
-    // What NV vectors of keys, from `part` on, fetch of it: the sides that lie where theirs do, as one run.
+    // What NV vectors of keys, from `part` on, fetch of it: the sides that lie where theirs do, a line of each side in turn, or,
+    // of fewer sides, one line after the other. A side has a line for each word.
     template <int NV>
     Ahead keys(const std::byte* keys, int part, const KeyVectors& vectors) const {
-        constexpr int64_t kStride = most(64, NV * kLanes * 4);
+        const std::byte* from = keys + vectors.at(part) + distance;
         const int64_t sides = ceil_divide(tokens, kKeySide) - part * kLanes / kKeySide;
-        return {keys + vectors.at(part) + distance, kStride, ceil_divide(sides * vectors.words * kKeySide * 4, kStride)};
+        if (sides >= kLinesOf<NV>) return {from, 64, vectors.words, vectors.words * 64};
+        return {from, kLinesOf<NV> * 64, ceil_divide(sides * vectors.words, kLinesOf<NV>)};
     }
 
     // What vectors of values, in rows of `depth` tokens, fetch of it: those that lie where they do.
