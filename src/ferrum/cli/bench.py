@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from ferrum.cli import bench_overhead, bench_serve, bench_speculation
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import ReportFile, chosen, model_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, model_fields, with_options, written
 from ferrum.cli.tables import print_table, size
 from ferrum.core.errors import ConfigError, RequestError
 
@@ -101,11 +101,8 @@ def measure(
         report = run_benchmark(
             subject, prober, workloads, series=series, setting=setting, origin=origin, peers=peers, tell=_tell
         )
-    try:
+    with written(report, output):
         print_report(report)
-    finally:  # what was measured is not lost with the reader of the table
-        if output is not None:
-            report.write(output)
     for each in peers:
         if each.failure is not None:
             raise each.failure

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ferrum.cli.bench_serve import missing, origin, server_arguments
-from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options, written
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError
 
@@ -52,11 +52,8 @@ def overhead(
         version=VERSION, server=(subject.name, *arguments), origin=origin(fingerprint), load=load, arms=arms
     )
     rows = [(arm.name, f"{arm.figure:.1f}", f"{arm.lost:.1%}", _percent(arm.noise)) for arm in arms]
-    try:
+    with written(report, output):
         print_table([("ENGINE", "TOK/S", "LOST", "NOISE"), *rows])
-    finally:  # what was measured is not lost with the reader of the table
-        if output is not None:
-            report.write(output)
 
 
 def _percent(part: float | None) -> str:

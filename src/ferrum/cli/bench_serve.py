@@ -14,7 +14,7 @@ import typer
 
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.cli.doctor import processor_name
-from ferrum.cli.options import ReportFile, chosen, engine_fields, option_names, with_options
+from ferrum.cli.options import ReportFile, chosen, engine_fields, option_names, with_options, written
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, StepError, Unsupported
 
@@ -61,11 +61,8 @@ def serve(
     with _server(model, shape, url, of_server) as (address, name):
         target = replace(target, url=address, model=served_model or first_model(address, key))
         report = measure_server(target, load, level=level, key=key, origin=origin, server=(name, *of_server))
-    try:
+    with written(report, output):
         print_report(report)
-    finally:  # what was measured is not lost with the reader of the table
-        if output is not None:
-            report.write(output)
     if sum(report.summary.failures.values()) == report.summary.requests:
         raise StepError(f"no request was served: {_failures(report)}")
 

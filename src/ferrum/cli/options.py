@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -19,6 +20,9 @@ from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.options import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ferrum.bench.report import Document
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -59,6 +63,16 @@ def writable(path: Path | None) -> Path | None:
 
 ReportFile = Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.", callback=writable)]
 """`--output` of the commands that measure."""
+
+
+@contextmanager
+def written(report: Document, output: Path | None) -> Iterator[None]:
+    """Write a report, if asked to, behind its table: what was measured is not lost with the reader of that."""
+    try:
+        yield
+    finally:
+        if output is not None:
+            report.write(output)
 
 
 def sampling_fields() -> list[Field[Any]]:
