@@ -104,15 +104,20 @@ def names(page: Any) -> list[str]:
     return [chart.get_attribute("aria-label") for chart in page.get_by_role("img").all()]
 
 
-def test_stop_stops(open_page: Open, url: str) -> None:
-    page = open_page(url)
+def begin_long(page: Any, mode: str, prompt: str) -> None:
+    """Ask for many tokens, and wait for the first ones."""
     page.wait_for_selector("#send:not([disabled])")
     page.get_by_text("Options").click()
     page.fill("#max_tokens", "900")
-    page.get_by_label("Complete").check()
-    page.fill("#prompt", PROMPT)
+    page.get_by_label(mode).check()
+    page.fill("#prompt", prompt)
     page.get_by_role("button", name="Send").click()
     page.wait_for_selector(".token >> nth=2")
+
+
+def test_stop_stops(open_page: Open, url: str) -> None:
+    page = open_page(url)
+    begin_long(page, "Complete", PROMPT)
     page.get_by_role("button", name="Stop").click()
     page.wait_for_selector("#news:has-text('stopped')")
     assert page.locator(".token").count() < 900
@@ -120,13 +125,7 @@ def test_stop_stops(open_page: Open, url: str) -> None:
 
 def test_what_is_cleared_while_it_is_written_is_no_part_of_what_follows(open_page: Open, url: str) -> None:
     page = open_page(url)
-    page.wait_for_selector("#send:not([disabled])")
-    page.get_by_text("Options").click()
-    page.fill("#max_tokens", "900")
-    page.get_by_label("Chat").check()
-    page.fill("#prompt", "hi")
-    page.get_by_role("button", name="Send").click()
-    page.wait_for_selector(".token >> nth=2")
+    begin_long(page, "Chat", "hi")
     page.get_by_role("button", name="Clear").click()
     page.wait_for_selector("#send:not([disabled])")
     page.fill("#prompt", "anew")
