@@ -32,11 +32,19 @@ struct MatrixArgs {
 // What was wrong with the numbers of a matrix that was rounded to integers, the worst last.
 enum class Rounding { fine, too_large, not_finite };
 
+// Rows for products with weights of a format, cut into tiles: tall ones or low ones (see groups.hpp). Their height makes no
+// difference to any bit.
+struct TiledRows {
+    Format format;
+    int64_t rows;
+    bool tall;
+};
+
 // A product y = x w^T + bias of rows already packed by the same tier; with `up`, y = silu(x w^T) * (x up^T).
 struct ProductArgs {
-    Format format;
+    TiledRows tiled;
     const std::byte* x;
-    int64_t rows, depth;
+    int64_t depth;
     const std::byte* weight;
     const std::byte* up;
     const float* bias;
@@ -135,12 +143,12 @@ struct DrawKey {
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
-    int64_t (*row_tiles)(Format, int64_t rows);
+    int64_t (*row_tiles)(const TiledRows&);
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
-    void (*pack)(Format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
+    void (*pack)(const TiledRows&, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     // A piece of a product: a block of rows, as many as the second-level cache holds, by one panel.
-    int64_t (*row_blocks)(Format, int64_t rows);
+    int64_t (*row_blocks)(const TiledRows&);
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);
     void (*norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
     void (*rope_store)(const RopeArgs&, int64_t item_begin, int64_t item_end);  // items: row blocks x (heads + kv heads)

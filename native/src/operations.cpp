@@ -58,9 +58,10 @@ void Linear::run(Runtime& runtime, int thread) {
         for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
         if (done) continue;
         if (i > 0) runtime.team.barrier();  // the rows packed for the last turn are free again
-        pack(runtime, format, rows, thread);
+        const TiledRows tiled{format, rows, runtime.tall_tiles};
+        pack(runtime, tiled, thread);
         runtime.team.barrier();
-        multiply(runtime, format, rows, thread);
+        multiply(runtime, tiled, thread);
     }
 }
 
@@ -86,25 +87,25 @@ NextPanel Linear::Place::panels() const {
 }
 
 // Of that list each thread owns a contiguous part, once for every block of rows: it streams through memory.
-void Linear::pack(Runtime& runtime, Format format, int64_t rows, int thread) const {
-    const Share own = share(runtime, panels_of(format), thread);
-    runtime.shares.deal(thread, runtime.kernels.row_blocks(format, rows) * own.count());
-    const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(format, rows), thread);
+void Linear::pack(Runtime& runtime, const TiledRows& tiled, int thread) const {
+    const Share own = share(runtime, panels_of(tiled.format), thread);
+    runtime.shares.deal(thread, runtime.kernels.row_blocks(tiled) * own.count());
+    const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(tiled), thread);
     const int64_t depth = products_.front().weight->inputs();
-    if (begin < end) runtime.kernels.pack(format, x_.data, rows, depth, begin, end, runtime.shared());
+    if (begin < end) runtime.kernels.pack(tiled, x_.data, depth, begin, end, runtime.shared());
 }
 
-void Linear::multiply(Runtime& runtime, Format format, int64_t rows, int thread) const {
-    const int64_t panels = panels_of(format);
+void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread) const {
+    const int64_t panels = panels_of(tiled.format);
     for (Shares::Piece piece = runtime.shares.take(thread); piece.owner >= 0; piece = runtime.shares.take(thread)) {
         const Share part = share(runtime, panels, piece.owner);
         const int64_t block = piece.number / part.count(), panel = part.begin + piece.number % part.count();
-        const auto [p, place] = find(format, panel);
+        const auto [p, place] = find(tiled.format, panel);
         const bool goes_on = piece.owner == thread && panel + 1 < part.end;
-        const NextPanel next = goes_on ? find(format, panel + 1).panels() : NextPanel{};
+        const NextPanel next = goes_on ? find(tiled.format, panel + 1).panels() : NextPanel{};
         const Weight& w = *p.weight;
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
-        const ProductArgs args{format, runtime.shared(), rows, w.inputs(), w.data(), up, p.bias, w.outputs(), p.y};
+        const ProductArgs args{tiled, runtime.shared(), w.inputs(), w.data(), up, p.bias, w.outputs(), p.y};
         runtime.kernels.product(args, block, place, next);
     }
 }

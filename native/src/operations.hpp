@@ -68,8 +68,8 @@ private:
         NextPanel panels() const;
     };
 
-    void pack(Runtime& runtime, Format format, int64_t rows, int thread) const;
-    void multiply(Runtime& runtime, Format format, int64_t rows, int thread) const;
+    void pack(Runtime& runtime, const TiledRows& tiled, int thread) const;
+    void multiply(Runtime& runtime, const TiledRows& tiled, int thread) const;
     int64_t panels_of(Format format) const;
     Place find(Format format, int64_t panel) const;
 

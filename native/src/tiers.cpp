@@ -65,6 +65,15 @@ std::vector<const KernelTable*> available_tiers() {
     return tiers;
 }
 
+bool prefers_tall_tiles() {
+#if defined(FERRUM_X86)
+    __builtin_cpu_init();
+    return !__builtin_cpu_is("amd");
+#else
+    return true;
+#endif
+}
+
 const KernelTable& tier(const std::string& name) {
     std::string known = "auto";
     for (const KernelTable* table : available_tiers()) {

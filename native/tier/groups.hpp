@@ -74,7 +74,7 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    static constexpr int kRows = kGroupRows, kVectors = kGroupVectors;
+    static constexpr int kRows = kGroupRows, kLowRows = kLowGroupRows, kVectors = kGroupVectors;
     static constexpr int64_t kWords = GROUP / 4, kRowWords = kWords + 2;  // the inputs, the start of the sum, the scale
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
@@ -92,7 +92,8 @@ struct GroupTiles {
             const int64_t count = least(kRounded, depth - k);
             for (int64_t r = 0; r < height; ++r) {
                 const float* x = rows + r * depth + k;
-                prefetch_floats(x + depth, count);  // pieces far apart, which the hardware does not foresee
+                // Pieces far apart, which the hardware does not foresee.
+                prefetch_floats(r + 1 < height || k + count == depth ? x + depth : rows + k + kRounded, count);
                 float padded[kRounded];
                 if (count < kRounded) {
                     std::memset(padded, 0, sizeof padded);
@@ -106,9 +107,9 @@ struct GroupTiles {
         }
     }
 
-    // Turning whole vectors pays if their lanes are rows for the most part.
+    // Turning whole vectors pays from a few rows on, the sooner the more lanes a vector has.
     static void place(const RoundedInputs* rounded, int64_t count, int64_t height, X* out) {
-        if (height <= 32 / kLanes) {
+        if (height <= (kLanes == 16 ? 1 : 32 / kLanes)) {
             for (int64_t r = 0; r < height; ++r)
                 for (int64_t g = 0; g < count; ++g) {
                     X* to = out + g * kRowWords * height + r;
@@ -118,11 +119,17 @@ struct GroupTiles {
                 }
             return;
         }
+        height <= kLanes / 2 ? place_turned<2>(rounded, count, height, out) : place_turned<1>(rounded, count, height, out);
+    }
+
+    template <int TIMES>
+    static void place_turned(const RoundedInputs* rounded, int64_t count, int64_t height, X* out) {
         constexpr int64_t kStride = sizeof(RoundedInputs) / sizeof(X);
         const auto at = [=](int64_t group, int64_t word) { return out + (group * kRowWords + word) * height; };
-        turn_words(rounded->codes, kStride, count * kWords, height, [=](int64_t i) { return at(i / kWords, i % kWords); });
-        turn_words(rounded->starts, kStride, count, height, [=](int64_t i) { return at(i, kWords); });
-        turn_words(rounded->scales, kStride, count, height, [=](int64_t i) { return at(i, kWords + 1); });
+        turn_words<TIMES>(rounded->codes, kStride, count * kWords, height,
+                          [=](int64_t i) { return at(i / kWords, i % kWords); });
+        turn_words<TIMES>(rounded->starts, kStride, count, height, [=](int64_t i) { return at(i, kWords); });
+        turn_words<TIMES>(rounded->scales, kStride, count, height, [=](int64_t i) { return at(i, kWords + 1); });
     }
 
     template <int MR>
@@ -137,7 +144,8 @@ struct GroupTiles {
         }
     }
 
-    // The sums are in registers; the totals, touched once a group, are not, where there are many.
+    // The sums are in registers; the totals, touched once a group, are not, where a tile is tall. That takes fewer instructions
+    // for each product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp).
     template <int MR>
     static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x, Fetch& fetch) {
         const std::byte* words = group + vector * kLanes * 4;
@@ -162,7 +170,7 @@ struct GroupTiles {
                 total[r][v] = fused(__builtin_convertvector(sum[r][v], vf), scale * spread(row_scale), total[r][v]);
             }
         }
-        if (MR > kFewRows) stay_in_memory(total);
+        if (MR > kLowRows) stay_in_memory(total);
     }
 
     // One row of words of the panel: a quad of k of int8, two of int4.

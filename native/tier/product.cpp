@@ -7,8 +7,6 @@ namespace ferrum::FERRUM_TIER {
 namespace {
 
 constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-level cache
-template <class T>
-constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
 
 constexpr int64_t kAhead = 3072;  // bytes that their stream is ahead: at 2 to 3 KB it is fastest
 
@@ -32,8 +30,19 @@ auto with_tiles(Format format, Work work) {
 }
 
 template <class T>
-int64_t tile_count(int64_t rows) {
-    return ceil_divide(rows, T::kRows);
+int64_t tile_rows_at_most(bool tall) {
+    return tall ? T::kRows : T::kLowRows;
+}
+
+template <class T>
+int64_t tile_count(const TiledRows& tiled) {
+    return ceil_divide(tiled.rows, tile_rows_at_most<T>(tiled.tall));
+}
+
+// Tiles of a block of rows.
+template <class T>
+int64_t block_tiles(const TiledRows& tiled) {
+    return kBlockRows / tile_rows_at_most<T>(tiled.tall);
 }
 
 // A tile of a product: the rows from `row` on, as one of the tiles of their block.
@@ -47,7 +56,7 @@ template <class T>
 Fetch fetch_of(const ProductArgs& a, const Tile& tile, const std::byte* panel, const std::byte* onward, const std::byte* next) {
     constexpr int64_t kLines = T::kStretchBytes / 64, kTurn = ceil_divide(kAhead, T::kStretchBytes);
     constexpr int64_t kPace = ceil_divide(kLines * Fetch::kLine, T::kStretchGoes);  // as fast as it is used
-    if (a.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
+    if (a.tiled.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
     if (next == nullptr) return {};
     const int64_t lines = T::panel_bytes(a.depth) / 64;
     return {next + tile.place * lines / tile.tiles * 64, ceil_divide(kPace, tile.tiles), -1, nullptr};
@@ -92,9 +101,10 @@ TileFunction tile_function(int64_t height, std::integer_sequence<int, Index...>)
 
 template <class T>
 void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
-    const int64_t tiles = tile_count<T>(a.rows), begin = block * kBlockTiles<T>, end = least(begin + kBlockTiles<T>, tiles);
+    const int64_t tiles = tile_count<T>(a.tiled), together = block_tiles<T>(a.tiled);
+    const int64_t begin = block * together, end = least(begin + together, tiles);
     for (int64_t tile = begin; tile < end; ++tile) {
-        const auto [row, height] = tile_rows(tile, tiles, a.rows);
+        const auto [row, height] = tile_rows(tile, tiles, a.tiled.rows);
         const auto run = tile_function<T>(height, std::make_integer_sequence<int, T::kRows>{});
         run(a, panel, next, {row, tile - begin, end - begin});
     }
@@ -109,30 +119,30 @@ int64_t packed_bytes(Format format, int64_t rows, int64_t depth) {
     });
 }
 
-int64_t row_tiles(Format format, int64_t rows) {
-    return with_tiles(format, [&](auto tiles) { return tile_count<decltype(tiles)>(rows); });
+int64_t row_tiles(const TiledRows& tiled) {
+    return with_tiles(tiled.format, [&](auto tiles) { return tile_count<decltype(tiles)>(tiled); });
 }
 
-void pack(Format format, const float* x, int64_t rows, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out) {
-    with_tiles(format, [&](auto tiles) {
+void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out) {
+    with_tiles(tiled.format, [&](auto tiles) {
         using T = decltype(tiles);
         for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-            const auto [first, height] = tile_rows(tile, tile_count<T>(rows), rows);
+            const auto [first, height] = tile_rows(tile, tile_count<T>(tiled), tiled.rows);
             auto* base = reinterpret_cast<typename T::X*>(out) + first * T::row_words(depth);
             T::pack_rows(x + first * depth, depth, height, base);
         }
     });
 }
 
-int64_t row_blocks(Format format, int64_t rows) {
-    return with_tiles(format, [&](auto tiles) {
+int64_t row_blocks(const TiledRows& tiled) {
+    return with_tiles(tiled.format, [&](auto tiles) {
         using T = decltype(tiles);
-        return ceil_divide(tile_count<T>(rows), kBlockTiles<T>);
+        return ceil_divide(tile_count<T>(tiled), block_tiles<T>(tiled));
     });
 }
 
 void product(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
-    with_tiles(a.format, [&](auto tiles) { product_of<decltype(tiles)>(a, block, panel, next); });
+    with_tiles(a.tiled.format, [&](auto tiles) { product_of<decltype(tiles)>(a, block, panel, next); });
 }
 
 }  // namespace ferrum::FERRUM_TIER

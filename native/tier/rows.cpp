@@ -6,19 +6,28 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps) of a row; four running sums, so that their latencies overlap.
-float inverse_rms(const float* x, int64_t columns, float eps) {
+// 1 / sqrt(mean(x^2) + eps) of a row that `load` gives, lanes from an index on of so many that are left; four running sums, so
+// that their latencies overlap.
+template <class Load>
+float inverse_rms(int64_t columns, float eps, Load load) {
     vf sums[4] = {};
-    const auto add = [&sums](int part, vf value) { sums[part] = multiply_add(value, value, sums[part]); };
+    const auto add = [&](int part, int64_t i, int64_t left) {
+        const vf x = load(i, left);
+        sums[part] = multiply_add(x, x, sums[part]);
+    };
     int64_t i = 0;
     for (; i + 4 * kLanes <= columns; i += 4 * kLanes)
 #pragma GCC unroll 4
-        for (int part = 0; part < 4; ++part) add(part, load<vf>(x + i + part * kLanes));
+        for (int part = 0; part < 4; ++part) add(part, i + part * kLanes, kLanes);
 #pragma GCC unroll 4
     for (int part = 0; part < 4; ++part, i += kLanes)
-        if (i < columns) add(part, load_part(x + i, columns - i));
+        if (i < columns) add(part, i, columns - i);
     const float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(columns);
     return 1.0f / __builtin_sqrtf(mean + eps);
+}
+
+float inverse_rms(const float* x, int64_t columns, float eps) {
+    return inverse_rms(columns, eps, [=](int64_t i, int64_t left) { return load_part(x + i, left); });
 }
 
 void scale_row(const float* x, const float* weight, float factor, int64_t columns, float* y) {
@@ -133,16 +142,21 @@ void fetch(const RopeArgs& a, const RopeItem& item) {
 void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
     for (int64_t row = row_begin; row < row_end; ++row) {
         const float* x = a.x + row * a.columns;
-        if (a.delta != nullptr) {
-            float* total = a.total + row * a.columns;
-            const float* delta = a.delta + row * a.columns;
-            for (int64_t i = 0; i < a.columns; i += kLanes) {
-                const int64_t left = a.columns - i;
-                store_part(total + i, load_part(x + i, left) + load_part(delta + i, left), left);
-            }
-            x = total;
+        float* y = a.y + row * a.columns;
+        if (a.delta == nullptr) {
+            scale_row(x, a.weight, inverse_rms(x, a.columns, a.eps), a.columns, y);
+            continue;
         }
-        scale_row(x, a.weight, inverse_rms(x, a.columns, a.eps), a.columns, a.y + row * a.columns);
+        const float* delta = a.delta + row * a.columns;
+        float* total = a.total + row * a.columns;
+        prefetch_floats(x + a.columns, a.columns);  // of the next row: the hardware foresees nothing beyond a page's end
+        prefetch_floats(delta + a.columns, a.columns);
+        const float factor = inverse_rms(a.columns, a.eps, [=](int64_t i, int64_t left) {
+            const vf sum = load_part(x + i, left) + load_part(delta + i, left);
+            store_part(total + i, sum, left);
+            return sum;
+        });
+        scale_row(total, a.weight, factor, a.columns, y);
     }
 }
 

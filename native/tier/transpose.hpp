@@ -5,26 +5,43 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// Lanes of two vectors in turns, from lane `FIRST` of each on. GCC has Clang's form of this only since version 12.
-template <int FIRST, int... I>
-inline vf in_turns(vf a, vf b, std::integer_sequence<int, I...>) {
+// Lanes of two vectors, At::lane(i) for lane i, those of b after those of a. GCC has Clang's form only since version 12.
+template <class At, int... I>
+inline vf picked(vf a, vf b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, (FIRST + I / 2 + I % 2 * kLanes)...);
+    return __builtin_shufflevector(a, b, At::lane(I)...);
 #else
-    return __builtin_shuffle(a, b, vi{(FIRST + I / 2 + I % 2 * kLanes)...});
+    return __builtin_shuffle(a, b, vi{At::lane(I)...});
 #endif
 }
+
+template <class At>
+inline vf pick(vf a, vf b) {
+    return picked<At>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+
+// Lanes of both in turns, from lane FIRST of each on.
+template <int FIRST>
+struct InTurns {
+    static constexpr int lane(int i) { return FIRST + i / 2 + i % 2 * kLanes; }
+};
+using LowInTurns = InTurns<0>;
+using HighInTurns = InTurns<kLanes / 2>;
+
+// The upper half of the lanes before the lower one.
+struct HalvesSwapped {
+    static constexpr int lane(int i) { return (i + kLanes / 2) % kLanes; }
+};
 
 // kLanes vectors of kLanes words, transposed in place. To interleave rows i and i + half is to rotate the bits of a word's
 // place, (row, column), by one: after as many times as a row number has bits, the two have changed places.
 inline void transpose(vf (&rows)[kLanes]) {
-    constexpr auto kIndices = std::make_integer_sequence<int, kLanes>{};
     for (int times = kLanes; times > 1; times /= 2) {
         vf turned[kLanes];
 #pragma GCC unroll 8
         for (int i = 0; i < kLanes / 2; ++i) {
-            turned[2 * i] = in_turns<0>(rows[i], rows[i + kLanes / 2], kIndices);
-            turned[2 * i + 1] = in_turns<kLanes / 2>(rows[i], rows[i + kLanes / 2], kIndices);
+            turned[2 * i] = pick<LowInTurns>(rows[i], rows[i + kLanes / 2]);
+            turned[2 * i + 1] = pick<HighInTurns>(rows[i], rows[i + kLanes / 2]);
         }
         std::memcpy(rows, turned, sizeof turned);
     }
@@ -38,26 +55,41 @@ inline void turn_rows(int64_t count, vf (&columns)[kLanes], Row row) {
     transpose(columns);
 }
 
-// Folds the lanes of each vector into one lane: that of its number.
+// Folds the lanes of each vector into one lane: that of its number. This is a transposition of which only the folds are made:
+// what is interleaved is folded in halves, so that each time half as many vectors are left.
 template <class Fold>
 inline vi fold_each(const vi (&vectors)[kLanes], Fold fold) {
     vf lanes[kLanes];
     std::memcpy(lanes, vectors, sizeof lanes);
-    transpose(lanes);
-    vi all = (vi)lanes[0];
-#pragma GCC unroll 15
-    for (int i = 1; i < kLanes; ++i) all = fold(all, (vi)lanes[i]);
-    return all;
+#pragma GCC unroll 4
+    for (int left = kLanes / 2; left > 0; left /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < left; ++i) {
+            const vf low = pick<LowInTurns>(lanes[i], lanes[i + left]), high = pick<HighInTurns>(lanes[i], lanes[i + left]);
+            lanes[i] = (vf)fold((vi)low, (vi)high);
+        }
+    return (vi)lanes[0];
 }
 
-// words [rows][stride], the first `count` of each row: word i of all rows, side by side, goes to place(i).
-template <class Place>
+// words [rows][stride], the first `count` of each row: word i of all rows, side by side, goes to place(i). A vector takes TIMES
+// pieces of a row, each in a part of its lanes that holds all rows.
+template <int TIMES, class Place>
 inline void turn_words(const uint32_t* words, int64_t stride, int64_t count, int64_t rows, Place place) {
-    for (int64_t first = 0; first < count; first += kLanes) {
+    constexpr int64_t kRoom = kLanes / TIMES;
+    for (int64_t first = 0; first < count; first += TIMES * kLanes) {
         vf columns[kLanes];
-        turn_rows(rows, columns, [&](int64_t row) { return load<vf>(words + row * stride + first); });
-        for (int64_t i = 0; i < least(kLanes, count - first); ++i)
-            store_part(reinterpret_cast<float*>(place(first + i)), columns[i], rows);
+        turn_rows(kLanes, columns, [&](int64_t lane) {
+            const int64_t row = lane % kRoom, word = first + lane / kRoom * kLanes;
+            return row < rows && word < count ? load<vf>(words + row * stride + word) : vf{};
+        });
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kLanes; ++i) {
+            const auto put = [&](int64_t word, vf column) {
+                if (word < count) store_part(reinterpret_cast<float*>(place(word)), column, rows);
+            };
+            put(first + i, columns[i]);
+            if constexpr (TIMES == 2) put(first + kLanes + i, pick<HalvesSwapped>(columns[i], columns[i]));
+        }
     }
 }
 
