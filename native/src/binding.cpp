@@ -253,6 +253,7 @@ NB_MODULE(_native, module) {
             r.tall_tiles = tall;
         })
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
+        .def_prop_ro("scratch_bytes", &Runtime::scratch_bytes)
         .def("pack", &pack)
         .def("quantize", &quantize)
         .def("over_panels", &over_panels)

@@ -1,6 +1,7 @@
 // What operations run on: a tier's kernels, a team, the pool, the step's tables and scratch memory.
 #pragma once
 
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -26,9 +27,11 @@ public:
         if (per_thread > thread_bytes_) {
             thread_bytes_ = (per_thread + 4095) / 4096 * 4096 + 64;
             own_ = Buffer(thread_bytes_ * team.most());
+            std::memset(own_.data(), 0, static_cast<size_t>(own_.size()));  // taken now, whichever threads will have work
             for (int thread = 0; thread < team.most(); ++thread) forbid(own(thread) + per_thread, own(thread) + thread_bytes_);
         }
     }
+    int64_t scratch_bytes() const { return shared_.size() + own_.size(); }
     std::byte* shared() const { return shared_.data(); }
     std::byte* own(int thread) const { return own_.data() + thread * thread_bytes_; }
 

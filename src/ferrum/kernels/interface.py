@@ -208,7 +208,6 @@ class Kernels(Operations, ParameterForms, Protocol):
         name: "reference", "native", ...
         numerics_id: kernel set, instruction tier and version: equal ids give equal bits.
         table_bytes: bytes of the vectors and rope tables made so far.
-        scratch_bytes: bytes that operations keep for themselves once there is a pool.
         captures: whether attention can keep its softmax weights.
         captured: where a list, and the backend can, each attention appends them: one array [heads, rows, tokens] per
             span.
@@ -217,9 +216,13 @@ class Kernels(Operations, ParameterForms, Protocol):
     name: str
     numerics_id: str
     table_bytes: int
-    scratch_bytes: int
     captures: bool
     captured: list[list[Array]] | None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that operations keep for themselves, those of recorded programs and all that have run."""
+        ...
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """Allocate the pool, zeroed; called once, before the first step."""

@@ -21,10 +21,6 @@ from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGrou
 MAX_HEAD_DIM: Final = 512
 """Largest heads, whose rows the library keeps on its stack: `kMaxHead` in native/src/kernel_table.hpp."""
 
-_ITEM_ROWS: Final = 96
-_STEP: Final = 64
-"""Query rows and keys that a thread of attention works on at a time: `kItemRows` and `kStep` there."""
-
 _THREAD_BYTES: Final = 32 << 10
 """What a thread of the team takes besides: its stack, as far as it is used."""
 
@@ -45,7 +41,7 @@ class NativeKernels:
     Weights that operations are given must come from `weight`.
 
     Attributes:
-        table_bytes, scratch_bytes: see `Kernels`.
+        table_bytes: see `Kernels`.
         captured: never filled: softmax weights are never whole here.
         lowering: makes the library's operations.
     """
@@ -64,7 +60,6 @@ class NativeKernels:
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, _runtime(library, tier, threads or available_threads()))
         self.table_bytes = 0
-        self.scratch_bytes = 0
         self._team_size = TeamSize(self.threads)
         self._ropes: list[GrowingRope] = []
         self._groups: dict[str, int] = {}
@@ -80,11 +75,15 @@ class NativeKernels:
         """The instruction tier."""
         return str(self.lowering.runtime.tier)
 
+    @property
+    def scratch_bytes(self) -> int:
+        """See `Kernels.scratch_bytes`: rows packed for products and each thread's own, its stack among it."""
+        return int(self.lowering.runtime.scratch_bytes) + self.threads * _THREAD_BYTES
+
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """See `Kernels.allocate`."""
         self._groups = {group.name: index for index, group in enumerate(groups)}
         self.lowering.runtime.allocate([_sizes(group) for group in groups])
-        self.scratch_bytes = self.threads * (max(map(_attention_scratch, groups), default=0) + _THREAD_BYTES)
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """See `Kernels.planned_page_bytes`. A pool without pages tells it: only the library knows how it pads."""
@@ -235,13 +234,6 @@ def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:
     """A layer group as the library is told of it."""
     sizes = group.num_pages, group.page_size, group.num_layers, group.num_kv_heads, group.key_dim, group.value_dim
     return group.format, *sizes
-
-
-def _attention_scratch(group: PoolGroup) -> int:
-    """Bytes that the library allocates for a thread's attention: `attention_scratch` in native/tier/attention.cpp."""
-    width = group.key_dim + -(-group.value_dim // 16) * 16
-    numbers = _ITEM_ROWS * (width + 6) + _STEP * (width + 2)
-    return -(-(4 * numbers + 512) // 4096) * 4096
 
 
 def _runtime(library: Any, tier: str, threads: int) -> Any:
