@@ -253,6 +253,8 @@ def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict
         ({"suffix": "x"}, "suffix"),
         ({"prompt": ["a"] * 257}, "prompt"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"prompt": ["a" * 50] * 2, "n": 128, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": ["a" * 50] * 8, "n": 128, "echo": True, "logprobs": 5}, "logprobs"),
     ],
 )
 def test_a_completion_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:

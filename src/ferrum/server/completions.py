@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
+from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
 from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta, Logprob, Logprobs
@@ -30,6 +31,9 @@ from ferrum.text.infill import infill_prompt
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_PROMPTS: Final = 256
+
+MAX_SCORES: Final = 1 << 18
+"""Log-probabilities of prompts' tokens in a reply of several choices: each choice has those of its prompt."""
 
 
 def completion_job(
@@ -69,6 +73,7 @@ def completion_job(
         )
     except RequestError as error:
         raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
+    _check_scores(body, generated, requests, front.router.info.vocab_size)
     texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
     return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
 
@@ -103,6 +108,23 @@ def _choices(body: CompletionRequest) -> tuple[int, int]:
     if body.best_of > n and body.stream:
         raise invalid("best_of", "not more than n with stream = true")
     return n, body.best_of
+
+
+def _check_scores(body: CompletionRequest, generated: int, requests: Sequence[Request], vocabulary: int) -> None:
+    """Refuse a reply that would be many times as large as a prompt's own log-probabilities."""
+    wishes = {"prompt_logprobs": body.prompt_logprobs, "logprobs": body.logprobs if body.echo else None}
+    of_token = {
+        field: 1 + (vocabulary if count == ALL_TOKENS else count)
+        for field, count in wishes.items()
+        if count is not None
+    }
+    scores = generated * sum(len(request.prompt) for request in requests) * sum(of_token.values())
+    if generated * len(requests) > 1 and scores > MAX_SCORES:
+        raise invalid(
+            max(of_token, key=lambda field: of_token[field]),
+            f"{scores} log-probabilities of prompt tokens in one reply, at most {MAX_SCORES} for several choices or "
+            f"prompts: ask for them with n = 1, and for fewer prompts at a time",
+        )
 
 
 def _text(front: Front, body: CompletionRequest, prompt: str | list[int], request: Request) -> str:
