@@ -28,9 +28,18 @@ namespace portable {
 extern const KernelTable kTable;
 }
 
-#if defined(FERRUM_AVX2_VNNI)
 namespace {
 
+bool is_amd() {
+#if defined(FERRUM_X86)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
+#if defined(FERRUM_AVX2_VNNI)
 // Some compilers that know the instruction know no name for it in their builtin.
 bool has_avx_vnni() {
 #if defined(FERRUM_VNNI_STAND_IN)
@@ -40,9 +49,9 @@ bool has_avx_vnni() {
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
 #endif
 }
+#endif
 
 }  // namespace
-#endif
 
 std::vector<const KernelTable*> available_tiers() {
     std::vector<const KernelTable*> tiers;
@@ -50,8 +59,10 @@ std::vector<const KernelTable*> available_tiers() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
-        if (__builtin_cpu_supports("avx512bf16")) tiers.push_back(&avx512::kTable);
         tiers.push_back(&avx512_vnni::kTable);
+        // AMD's dot products of bfloat16 are twice as fast as fused multiply-adds, Intel's half as fast (Emerald Rapids: a
+        // prefill takes 1.6 times as long with them).
+        if (__builtin_cpu_supports("avx512bf16")) tiers.insert(is_amd() ? tiers.begin() : tiers.end(), &avx512::kTable);
     }
     // Every processor with AVX2 and FMA has F16C; compilers know no name for it in this builtin before GCC 11.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
@@ -65,14 +76,7 @@ std::vector<const KernelTable*> available_tiers() {
     return tiers;
 }
 
-bool prefers_tall_tiles() {
-#if defined(FERRUM_X86)
-    __builtin_cpu_init();
-    return !__builtin_cpu_is("amd");
-#else
-    return true;
-#endif
-}
+bool prefers_tall_tiles() { return !is_amd(); }
 
 const KernelTable& tier(const std::string& name) {
     std::string known = "auto";

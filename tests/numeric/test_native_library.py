@@ -25,15 +25,18 @@ FLAGS = {
 }
 
 
-def machine_flags() -> set[str]:
+def about_processor(name: str) -> set[str]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return set(next((line.split(":")[1].split() for line in lines if line.startswith("flags")), []))
+    return set(next((line.split(":")[1].split() for line in lines if line.startswith(name)), []))
 
 
 def test_every_tier_that_the_processor_has_is_offered_best_first():
     require_native()
-    assert [tier for tier, flags in FLAGS.items() if flags <= machine_flags()] == list(TIERS)
+    expected = [tier for tier, flags in FLAGS.items() if flags <= about_processor("flags")]
+    if expected[0] == "avx512" and about_processor("vendor_id") != {"AuthenticAMD"}:
+        expected[:2] = reversed(expected[:2])  # whose dot products of bfloat16 are slow
+    assert expected == list(TIERS)
 
 
 def test_a_tier_can_be_forced_and_a_missing_one_is_refused():
