@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrum.bench.limits import Costs, Rates
 from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting
+from ferrum.bench.series import Judged, Sample
 from ferrum.bench.shapes import SHAPES
 from ferrum.kernels.recorder import record
 from ferrum.models.decoder import build_decoder
@@ -66,6 +67,10 @@ def rates(read: float = 50.0, peak: float = 1000.0) -> Rates:
     return Rates(read * 1e9, peak / 2 * 1e9, peak * 1e9, 2 * peak * 1e9)
 
 
+def judged(figure: float, limit: float = 100.0, *, counted: bool = True) -> Judged:
+    return Judged(Sample("w", 1.0, 1.0, 0.0, rates(), rates()), figure, 0.9 * figure, limit, counted)
+
+
 def cell_of(workload: str, ratio: float, noise: float | None = 0.001, *, settled: bool = True) -> Cell:
     return Cell(
         workload=workload,
@@ -75,7 +80,7 @@ def cell_of(workload: str, ratio: float, noise: float | None = 0.001, *, settled
         ratio=ratio,
         noise=noise,
         settled=settled,
-        samples=(),
+        samples=(judged(100 * ratio, counted=settled),) * 8,
     )
 
 

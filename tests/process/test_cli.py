@@ -19,7 +19,7 @@ from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
 from ferrum.cli.options_file import read_options
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import CapacityError, FerrumError, RequestError
+from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.front import Parts
@@ -132,6 +132,8 @@ def test_every_sampling_parameter_has_an_option_that_reaches_the_engine(
 NEEDED: dict[str, dict[str, Any]] = {
     "max_tokens_per_step": {"max_batch_size": 16},
     "num_speculative_tokens": {"speculative": "ngram"},
+    "prefix_cache_gib": {"prefix_cache_dir": "here"},
+    "record_gib": {"record_dir": "here"},
 }
 """Without which an option's example cannot be had."""
 
@@ -141,16 +143,22 @@ def test_every_engine_option_reaches_the_engine_and_is_checked_there(
     field: Any, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
     choices, name = field.metadata["choices"], field.metadata["flag"] or field.name.replace("_", "-")
-    value: Any = choices[-1] if choices else "text" if str(field.type).startswith("str") else 16
+    number = 16 if field.default != 16 else 15
+    value: Any = choices[-1] if choices else "text" if str(field.type).startswith("str") else number
     words = [f"--{name}", str(value)]
     if field.type == "bool":
         value = not field.default
         words = [f"--{name}" if value else f"--no-{name}"]
     assert ferrum("run", "m", "p", *words)[0] == 0
     assert built == [("m", {field.name: value})]
-    config = engine_config("m", NEEDED.get(field.name, {}) | built[0][1])
+    needed = NEEDED.get(field.name, {})
+    config = engine_config("m", needed | built[0][1])
     found = getattr(config if hasattr(config, field.name) else config.model, field.name)
     assert found == value
+    if needed:
+        with pytest.raises(ConfigError) as caught:
+            engine_config("m", built[0][1])
+        assert caught.value.param == field.name, "it is not ignored"
 
 
 @pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)

@@ -13,17 +13,12 @@ from typing import Any
 
 import pytest
 
-from bench_kit import cell_of, rates, report_of
+from bench_kit import cell_of, judged, report_of
 from ferrum.bench.compare import LEAST, compare
 from ferrum.bench.peers import PeerChoice, PeerSeries, find_peer, run_command
 from ferrum.bench.report import PeerCell, Report, Spent, cell, median_error
-from ferrum.bench.series import Judged, Sample
 from ferrum.cli.bench import BAR, bar
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
-
-
-def judged(figure: float, limit: float = 100.0, *, counted: bool = True) -> Judged:
-    return Judged(Sample("w", 1.0, 1.0, 0.0, rates(), rates()), figure, 0.9 * figure, limit, counted)
 
 
 def refuse_constant(name: str) -> None:
@@ -150,6 +145,17 @@ def test_noise_widens_what_is_forgiven():
 def test_nothing_is_claimed_of_one_sample_or_of_disturbed_ones():
     assert changes(0.80, 0.40, noise=None)[1] is False
     assert changes(0.80, 0.40, settled=False)[1] is False
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 12])
+def test_equal_samples_are_seldom_taken_for_a_regression(count):
+    """Of few samples the noise itself is known badly."""
+    normal = NormalDist(80.0, 4.0)
+    reports = [
+        report_of(cell("w", [judged(value) for value in normal.samples(count, seed=seed)])) for seed in range(4000)
+    ]
+    pairs = zip(reports[::2], reports[1::2], strict=True)
+    assert sum(compare(old, new)[0].regressed for old, new in pairs) <= 20, "of 2,000"
 
 
 def test_a_workload_that_is_gone_is_a_regression_and_a_new_one_is_none():

@@ -142,3 +142,21 @@ def test_under_other_policies_tenants_are_nothing() -> None:
     for policy in ("fcfs", "priority"):
         assert order(policy, "ab") == order(policy, "a")
     assert order("fair", "a") == order("fcfs", "a")
+
+
+def test_nobody_gives_way_to_a_newcomer_that_would_not_fit_all_the_same() -> None:
+    """Its prompt has no room beside the first sequence, which gives way to none: the others would go for nothing."""
+    bench = Bench(policy="fair", num_pages=100, context=390, budget=64)
+    requests = [bench.add("a0", 150, max_tokens=150, tenant="a", ignore_eos=True)]
+    requests += [
+        bench.add(f"a{number}", 8, seed=number, max_tokens=17, tenant="a", ignore_eos=True) for number in (1, 2, 3)
+    ]
+    for _ in range(6):
+        bench.step()
+    requests.append(bench.add("b0", 260, seed=9, max_tokens=10, tenant="b", ignore_eos=True))
+    for _ in range(20):
+        bench.step()
+    assert all(bench.end(f"a{number}").finish_reason for number in (1, 2, 3))
+    bench.run()
+    assert bench.scheduler.preemptions == 0
+    bench.agrees(*requests, context=390)

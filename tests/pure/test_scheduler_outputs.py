@@ -130,13 +130,13 @@ def test_the_first_to_end_do_not_speak_for_those_that_still_run() -> None:
 
 def test_a_refusal_stands_until_somebody_leaves_or_a_page_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    lasts = Newcomers.lasts
+    fits = Newcomers.fits
 
-    def noted(newcomers: Newcomers, newcomer: Sequence) -> bool:
+    def noted(newcomers: Newcomers, newcomer: Sequence, gone: list[Sequence]) -> bool:
         asked.append(newcomer.cache_id)
-        return lasts(newcomers, newcomer)
+        return fits(newcomers, newcomer, gone)
 
-    monkeypatch.setattr(Newcomers, "lasts", noted)
+    monkeypatch.setattr(Newcomers, "fits", noted)
     bench = Bench(num_pages=6, budget=64)
     bench.add("a", 4, max_tokens=13)
     bench.add("b", 4, seed=1, max_tokens=13)

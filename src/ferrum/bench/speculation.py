@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Self
 from ferrum.bench.arm import Arm, race
 from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
-from ferrum.core.config import NGRAM, EngineConfig
+from ferrum.core.config import USUAL_DRAFT, EngineConfig
 from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.serial import JsonRecord
@@ -208,7 +208,7 @@ def measure_gains(
 
     Args:
         executor: on which nobody else works.
-        config: its options; `speculative` and the length of drafts are those of the arm that speculates.
+        config: the options of the arm that speculates.
         scripts: by name.
         batches: how many sequences at a time.
         pairs: how often each; the order within a pair changes from pair to pair.
@@ -227,8 +227,8 @@ def measure_gains(
         raise ConfigError(f"a text has {longest} tokens, more than the pool of {pool} holds", param="kv_capacity")
     chooser = executor.lm.chooser
     try:
-        off = SpeculationArm(executor, replace(config, speculative=None), "off")
-        on = SpeculationArm(executor, replace(config, speculative=config.speculative or NGRAM), "on")
+        off = SpeculationArm(executor, replace(config, speculative=None, num_speculative_tokens=USUAL_DRAFT), "off")
+        on = SpeculationArm(executor, config, "on")
         for name, script in scripts.items():
             executor.lm.chooser = ScriptedChooser(chooser, {0: script})
             for sequences in batches:

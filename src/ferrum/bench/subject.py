@@ -136,10 +136,10 @@ class ExecutorSubject:
             return []
         labels = [label(op) for op in replay.program.ops]
         with self._sequences(workload) as ids:
+            passes = self._staged(workload, ids)
+            self._forward(passes[0])  # as in the samples that it explains
             return [
-                timed
-                for tables in self._staged(workload, ids)
-                for timed in zip(labels, replay.timed(self._lm.kernels, tables), strict=True)
+                timed for tables in passes for timed in zip(labels, replay.timed(self._lm.kernels, tables), strict=True)
             ]
 
     def close(self) -> None:

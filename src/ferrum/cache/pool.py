@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from ferrum.cache.names import Name, NamedPage, PageNames
 
 
@@ -34,6 +37,10 @@ class PagePool:
     def is_alone(self, page: int) -> bool:
         """Whether the page has one owner."""
         return self._owners[page] == 1
+
+    def owned_by(self, pages: Iterable[int]) -> int:
+        """How many pages these are all the owners of, each page named once for each of them."""
+        return sum(self._owners[page] == count for page, count in Counter(pages).items())
 
     def is_written(self, page: int) -> bool:
         """Whether the page holds what it is to hold: it waits for no copy."""

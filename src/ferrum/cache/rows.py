@@ -8,7 +8,7 @@ executor copies. Anything written beyond a sequence's length is dead, so a step 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -101,7 +101,15 @@ class PageRows:
         """Number of pages with more than one owner, over all groups."""
         return sum(pool.shared for pool in self._pools)
 
-    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
+    def fits(
+        self,
+        length: int,
+        step: int,
+        *,
+        cache_id: str | None = None,
+        empty: bool = False,
+        gone: Collection[str] = (),
+    ) -> bool:
         """Whether a sequence can grow to `length` tokens, at most `step` at a time.
 
         Args:
@@ -109,30 +117,34 @@ class PageRows:
             step: most tokens between two commits: a window group holds them all beside its window.
             cache_id: the sequence, which has begun; None: a new one.
             empty: ask it of the empty pool, instead of the pages that are free now.
+            gone: sequences whose pages count as free, but for those that others own, too.
         """
         stored = None if cache_id is None else self._get(cache_id)
         for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
             held = 0 if stored is None else self._usable(index, stored)
-            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else pool.free):
+            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else self._free(index, gone)):
                 return False
         return True
 
-    def lasts(self, growths: Sequence[Growth], step: int) -> bool:
+    def lasts(self, growths: Sequence[Growth], step: int, gone: Collection[str] = ()) -> bool:
         """Whether the free pages last until all of these have ended, at most `step` tokens at a time.
+
+        Args:
+            gone: as in `fits`.
 
         Raises:
             UnknownSequence: one of them has not begun.
         """
         sequences = [self._get(growth.cache_id) for growth in growths]
         for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            pages = partial(self._most_pages, group, step=step)
+            pages, free = partial(self._most_pages, group, step=step), self._free(index, gone)
             usable = [self._usable(index, stored) for stored in sequences]
             ends = zip(growths, usable, strict=True)
-            if sum(max(0, pages(each.length + each.to_come) - held) for each, held in ends) <= pool.free:
+            if sum(max(0, pages(each.length + each.to_come) - held) for each, held in ends) <= free:
                 continue  # even if all ended at once, as they do where there is room
             rows = [stored.rows[index][stored.freed[index] :] for stored in sequences]
             alone = [sum(map(pool.is_alone, row)) for row in rows]
-            if most_wanted([*map(Holding, growths, usable, alone)], pages) > pool.free:
+            if most_wanted([*map(Holding, growths, usable, alone)], pages) > free:
                 return False
         return True
 
@@ -147,6 +159,12 @@ class PageRows:
                 room = (group.num_pages - 1) * group.page_size - group.window - self._slack(group)
                 most = min(most, room) if room >= group.page_size else most
         return most
+
+    def _free(self, index: int, gone: Collection[str]) -> int:
+        """Free pages of a group, if these sequences were gone."""
+        rows = (self._get(cache_id) for cache_id in gone)
+        pages = (page for stored in rows for page in stored.rows[index][stored.freed[index] :])
+        return self._pools[index].free + self._pools[index].owned_by(pages)
 
     def _usable(self, index: int, stored: Stored) -> int:
         """Pages of the sequence that it can go on with: one to be written to that is another's too needs a copy."""

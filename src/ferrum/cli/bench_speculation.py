@@ -12,6 +12,7 @@ import typer
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
+from ferrum.core.config import NGRAM
 from ferrum.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def speculation(
     if add and output is None:
         raise ConfigError("there is no report to add to", param="output")
     given = chosen(SPECULATION_FIELDS, options)
-    if given.get("speculative", "ngram") != "ngram":
+    if given.get("speculative", NGRAM) != NGRAM:
         raise ConfigError("guesses are looked up here: no draft model knows the recorded texts", param="speculative")
     batches = batch or [1, 4, 16]
     name = model or shape or ""
@@ -61,7 +62,7 @@ def speculation(
     longest = max(len(script.prompt) + len(script.answer) for script in scripts.values())
     pages = 2 * max(batches) * (-(-longest // PAGE_SIZE) + 1)  # both run at a time
     room = {"max_batch_size": max(batches), "kv_capacity": pages * PAGE_SIZE}
-    config = engine_config(name, {**room, **given})
+    config = engine_config(name, {"speculative": NGRAM, **room, **given})
     if max(batches) > (most := config.model.max_batch_size):
         raise ConfigError(f"{max(batches)} are more than max_batch_size = {most}", param="batch")
     with build_executor(config.model, checkpoint=checkpoint) as executor:

@@ -32,6 +32,9 @@ NGRAM: Final = "ngram"
 MAX_DRAFT: Final = 16
 """Longest draft: what a layer with a sliding window keeps to be able to take back."""
 
+USUAL_DRAFT: Final = 8
+"""Longest draft where none is asked for."""
+
 MAX_THREADS: Final = 1024
 """Largest team: far more threads than processors finish no step."""
 
@@ -166,13 +169,20 @@ class EngineConfig(JsonRecord):
         ),
     )
     num_speculative_tokens: int = field(
-        default=8,
-        metadata=about(f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.", least=1, most=MAX_DRAFT),
+        default=USUAL_DRAFT,
+        metadata=about(
+            f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.",
+            least=1,
+            most=MAX_DRAFT,
+            needs="speculative",
+        ),
     )
     prefix_cache_dir: str | None = field(
         default=None, metadata=about("Directory where prefixes outlast the engine; none: they do not.")
     )
-    prefix_cache_gib: int = field(default=16, metadata=about("Most GiB that the directory holds.", least=1))
+    prefix_cache_gib: int = field(
+        default=16, metadata=about("Most GiB that the directory holds.", least=1, needs="prefix_cache_dir")
+    )
     swap_gib: int = field(
         default=0,
         metadata=about("GiB of host buffers for pages that have to make room; 0: they are computed again.", least=0),
@@ -184,7 +194,10 @@ class EngineConfig(JsonRecord):
             flag="record",
         ),
     )
-    record_gib: int = field(default=1, metadata=about("Most GiB that the records take; the oldest go first.", least=1))
+    record_gib: int = field(
+        default=1,
+        metadata=about("Most GiB that the records take; the oldest go first.", least=1, needs="record_dir"),
+    )
     generation_config: str = field(
         default="auto",
         metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),

@@ -21,13 +21,15 @@ def about(
     least: float | None = None,
     most: int | None = None,
     flag: str | None = None,
+    needs: str | None = None,
 ) -> dict[str, Any]:
     """The metadata of an option: what it does, its values or bounds; a whole `least` wants ints.
 
     Args:
         flag: its name on command lines, where that is not the field's.
+        needs: the field without which it would have no effect.
     """
-    return {"help": help, "choices": choices, "least": least, "most": most, "flag": flag}
+    return {"help": help, "choices": choices, "least": least, "most": most, "flag": flag, "needs": needs}
 
 
 def help_of(record: type, name: str) -> str:
@@ -59,6 +61,9 @@ def check_options(record: Any) -> None:
             raise ConfigError(f"must be text, not {value!r}", param=item.name)
         if least is not None and value is not None:
             check_number(item.name, value, least, item.metadata["most"])
+        needs = item.metadata["needs"]
+        if needs is not None and value != item.default and getattr(record, needs) is None:
+            raise ConfigError(f"has no effect without {needs}", param=item.name)
 
 
 def as_text(value: Any) -> Any:

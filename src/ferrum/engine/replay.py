@@ -21,7 +21,9 @@ BITS: Final = ("digest", "numerics_id", "weights", "kv_format")
 INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR})
 """Ends that came from outside: a request that runs again has others."""
 
-_ELSEWHERE: Final = frozenset({"model", "switches", "host", "record_dir", "prefix_cache_dir", "swap_gib"})
+_ELSEWHERE: Final = frozenset(
+    {"model", "switches", "host", "record_dir", "record_gib", "prefix_cache_dir", "prefix_cache_gib", "swap_gib"}
+)
 """Options that an engine is not made from, or that tell where it lives and keeps things: no bit depends on them."""
 
 

@@ -6,6 +6,7 @@ tell. Once refused, it need not be asked about at every step: while everybody st
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
 from ferrum.cache.forecast import Growth
@@ -46,23 +47,25 @@ class Newcomers:
         self._context = context
         self._refusal: _Refusal | None = None
 
-    def fits(self, newcomer: Sequence) -> bool:
-        """Whether there are pages for its tokens."""
-        return self._pages.fits(len(newcomer.tokens), self._growth, cache_id=newcomer.cache_id)
+    def fits(self, newcomer: Sequence, gone: Series[Sequence] = ()) -> bool:
+        """Whether there are pages for its tokens, and it and all that are served before it find theirs to the end.
 
-    def lasts(self, newcomer: Sequence) -> bool:
-        """Whether it and all that are served before it find their pages to the end, as far as one can tell.
+        As far as one can tell: those that are served after it will make room.
 
-        Those that are served after it will make room.
+        Args:
+            gone: running sequences that are thought away.
         """
+        pages, left = self._pages, {each.cache_id for each in gone}
+        if not pages.fits(len(newcomer.tokens), self._growth, cache_id=newcomer.cache_id, gone=left):
+            return False
         rank = self._live.rank(newcomer)
-        before = [each for each in self._running if self._live.rank(each) < rank]
+        before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in left]
         self._outputs.watch(self._running)
         growths = [
             Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
             for each in (*before, newcomer)
         ]
-        return not before or self._pages.lasts(growths, self._growth)
+        return not before or pages.lasts(growths, self._growth, left)
 
     def refuse(self, newcomer: Sequence) -> None:
         """There was no room for it, and will be none before somebody leaves, or a page becomes free."""

@@ -79,7 +79,7 @@ class OutputLengths:
 
     def learn(self, sequence: Sequence) -> None:
         """Take in a choice that has ended; what failed, never began or could but reach its limit tells nothing."""
-        by_itself = sequence.finish is not FinishReason.LENGTH
+        by_itself = sequence.finish not in (FinishReason.LENGTH, FinishReason.DEADLINE)
         if sequence.generated and sequence.finish is not FinishReason.ERROR and (by_itself or _can_stop(sequence)):
             self._ended.append(_Ended(sequence.generated, by_itself))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,9 +30,17 @@ class Pages(Protocol):
         """The part of all pages that is in use, 0 to 1."""
         ...
 
-    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
+    def fits(
+        self,
+        length: int,
+        step: int,
+        *,
+        cache_id: str | None = None,
+        empty: bool = False,
+        gone: Collection[str] = (),
+    ) -> bool:
         """Whether a sequence, or a new one, can grow to `length`, at most `step` tokens at a time, in the free pages
-        or in an empty pool.
+        and those of the sequences `gone`, or in an empty pool.
         """
         ...
 
@@ -39,8 +48,10 @@ class Pages(Protocol):
         """By how many of `most` tokens a sequence may grow at a time, so that windows have room for them."""
         ...
 
-    def lasts(self, growths: Series[Growth], step: int) -> bool:
-        """Whether the free pages last until all of these have ended, at most `step` tokens at a time."""
+    def lasts(self, growths: Series[Growth], step: int, gone: Collection[str] = ()) -> bool:
+        """Whether the free pages and those of the sequences `gone` last until all of these have ended, at most `step`
+        tokens at a time.
+        """
         ...
 
     def match(self, names: Series[Name]) -> int:

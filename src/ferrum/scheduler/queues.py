@@ -177,3 +177,19 @@ def last_in_turn(
             last = (sequence, before[owner])
         before[owner] += 1
     return last
+
+
+def yielding_to(
+    newcomer: Sequence, running: Iterable[Sequence], share: Callable[[Sequence], str], exempt: Collection[str]
+) -> list[Sequence]:
+    """Those that would give way to a newcomer, one after the other: of shares that have more places than its own.
+
+    Args:
+        running, exempt: as in `last_in_turn`.
+    """
+    left, yielding = list(running), list[Sequence]()
+    own = sum(share(each) == share(newcomer) for each in left)
+    while (last := last_in_turn(left, share, exempt)) is not None and last[1] > own:
+        yielding.append(last[0])
+        left.remove(last[0])
+    return yielding

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Series
 
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
@@ -30,7 +31,7 @@ from ferrum.scheduler.pacing import Pacing
 from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
-from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn
+from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn, yielding_to
 from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable, shared_length
 from ferrum.scheduler.siblings import Siblings
 
@@ -257,15 +258,14 @@ class Scheduler:
                 return False
         return True
 
-    def _make_place(self, newcomer: Sequence, step: OpenStep, there: Callable[[], bool]) -> bool:
-        """Preempt until what the newcomer needs is there, at the cost of shares that have more places than its own."""
-        share = self._live.share(newcomer)
-        while not there():
-            last = last_in_turn(self._running, self._live.share, self._in_flight)
-            if last is None or last[1] <= sum(self._live.share(each) == share for each in self._running):
-                return False
-            self._preempt(last[0], step)
-        return True
+    def _make_place(self, newcomer: Sequence, yielding: Series[Sequence], step: OpenStep) -> bool:
+        """Preempt as few of those that yield to a newcomer as it takes, and nobody where all would not be enough."""
+        least = max(0, len(self._running) - step.places + 1)
+        numbers = range(least, len(yielding) + 1)
+        count = least + bisect_left(numbers, True, key=lambda n: self._newcomers.fits(newcomer, yielding[:n]))
+        for victim in yielding[:count] if count <= len(yielding) else ():
+            self._preempt(victim, step)
+        return count <= len(yielding)
 
     def _preempt(self, victim: Sequence, step: OpenStep) -> None:
         """Take the sequence's pages, and its span in this step; its tokens stay."""
@@ -282,17 +282,16 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, source: Sequence | Found, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
-        newcomers = self._newcomers
-        if not self._make_place(sequence, step, lambda: len(self._running) < step.places):
+        yielding = yielding_to(sequence, self._running, self._live.share, self._in_flight)
+        if len(self._running) - len(yielding) >= step.places:
             if step.places == self._max_sequences:  # else there may be more of them soon, as costs become known
                 self._refuse(sequence)
             return False
         if isinstance(source, Sequence):
             self._siblings.share(source, sequence)
-            fits = newcomers.lasts(sequence)
         else:
             self._prefixes.adopt(sequence, source)
-            fits = self._make_place(sequence, step, lambda: newcomers.fits(sequence) and newcomers.lasts(sequence))
+        fits = self._make_place(sequence, yielding, step)
         count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
