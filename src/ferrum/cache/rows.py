@@ -101,15 +101,7 @@ class PageRows:
         """Number of pages with more than one owner, over all groups."""
         return sum(pool.shared for pool in self._pools)
 
-    def fits(
-        self,
-        length: int,
-        step: int,
-        *,
-        cache_id: str | None = None,
-        empty: bool = False,
-        gone: Collection[str] = (),
-    ) -> bool:
+    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
         """Whether a sequence can grow to `length` tokens, at most `step` at a time.
 
         Args:
@@ -117,12 +109,11 @@ class PageRows:
             step: most tokens between two commits: a window group holds them all beside its window.
             cache_id: the sequence, which has begun; None: a new one.
             empty: ask it of the empty pool, instead of the pages that are free now.
-            gone: sequences whose pages count as free, but for those that others own, too.
         """
         stored = None if cache_id is None else self._get(cache_id)
         for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
             held = 0 if stored is None else self._usable(index, stored)
-            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else self._free(index, gone)):
+            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else pool.free):
                 return False
         return True
 
@@ -130,7 +121,7 @@ class PageRows:
         """Whether the free pages last until all of these have ended, at most `step` tokens at a time.
 
         Args:
-            gone: as in `fits`.
+            gone: sequences whose pages count as free, but for those that others own, too.
 
         Raises:
             UnknownSequence: one of them has not begun.

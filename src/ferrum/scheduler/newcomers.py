@@ -55,9 +55,7 @@ class Newcomers:
         Args:
             gone: running sequences that are thought away.
         """
-        pages, left = self._pages, {each.cache_id for each in gone}
-        if not pages.fits(len(newcomer.tokens), self._growth, cache_id=newcomer.cache_id, gone=left):
-            return False
+        left = {each.cache_id for each in gone}
         rank = self._live.rank(newcomer)
         before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in left]
         self._outputs.watch(self._running)
@@ -65,7 +63,9 @@ class Newcomers:
             Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
             for each in (*before, newcomer)
         ]
-        return not before or pages.lasts(growths, self._growth, left)
+        if not before:  # alone in its turn: all that runs will make room
+            growths = [Growth(newcomer.cache_id, len(newcomer.tokens), 0)]
+        return self._pages.lasts(growths, self._growth, left)
 
     def refuse(self, newcomer: Sequence) -> None:
         """There was no room for it, and will be none before somebody leaves, or a page becomes free."""

@@ -30,17 +30,9 @@ class Pages(Protocol):
         """The part of all pages that is in use, 0 to 1."""
         ...
 
-    def fits(
-        self,
-        length: int,
-        step: int,
-        *,
-        cache_id: str | None = None,
-        empty: bool = False,
-        gone: Collection[str] = (),
-    ) -> bool:
+    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
         """Whether a sequence, or a new one, can grow to `length`, at most `step` tokens at a time, in the free pages
-        and those of the sequences `gone`, or in an empty pool.
+        or in an empty pool.
         """
         ...
 
