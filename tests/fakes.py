@@ -42,6 +42,10 @@ class Guesses:
     def __init__(self, propose: Callable[[Choice], tuple[int, ...]]) -> None:
         self._propose = propose
 
+    def may_guess(self, sequence: Choice) -> bool:
+        assert sequence.finish is None
+        return True
+
     def draft(self, wishes: Sequence[Wish], room: Room) -> list[tuple[int, ...]]:
         assert room.budget > 0 and all(wish.limit > 0 for wish in wishes)
         return [self._propose(wish.sequence) for wish in wishes]

@@ -12,6 +12,9 @@ class Always:
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens
 
+    def knows(self, sequence: Sequence) -> bool:
+        return True
+
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         return Guess(self.tokens[:most], "always")
 

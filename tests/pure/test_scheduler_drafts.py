@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from fakes import Guesses
 from ferrum.core.step import Rows
 from ferrum.core.types import FinishReason
 from ferrum.core.types import Sequence as Choice
@@ -78,3 +79,26 @@ def test_drafts_take_no_pages_from_others() -> None:
         return [sequence.preemptions for sequence in sequences.values()]
 
     assert preemptions(lambda sequence: (1, 2, 3, 4, 5, 6)) == preemptions(None) == [0, 0, 0]
+
+
+def test_a_step_that_nobody_could_be_guessed_in_does_not_ask() -> None:
+    asked: list[str] = []
+
+    def propose(sequence: Choice) -> tuple[int, ...]:
+        asked.append(sequence.cache_id)
+        return ()
+
+    class ForSome(Guesses):
+        def may_guess(self, sequence: Choice) -> bool:
+            return sequence.request.request_id == "some"
+
+    bench = Bench(propose=propose)
+    bench.scheduler.drafter = ForSome(propose)
+    bench.add("other", 3, max_tokens=6)
+    bench.step()
+    bench.step()
+    assert not asked
+    bench.add("some", 3, seed=1, max_tokens=3)
+    bench.step()
+    bench.step()
+    assert set(asked) == {"other/0", "some/0"}, "what guesses cost is counted over all that a step samples for"

@@ -11,9 +11,11 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, Sequence, TokenEvent
 from ferrum.engine.stream import RequestStream
+from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.ngram import NGramIndex, NGramProposer
 from ferrum.speculative.prediction import Follower, Predicted, PredictionProposer
+from ferrum.speculative.speculator import Speculator
 
 
 class Read(list[int]):
@@ -117,6 +119,14 @@ def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
     guess = proposer.look(sequence, 3)
     assert guess is not None and guess.tokens == (112, 113, 114)
     assert PredictionProposer().look(sequence_of([1, 2]), 3) is None
+
+
+def test_only_what_can_be_looked_up_is_asked_about() -> None:
+    plain, predicted = sequence_of([1, 2]), sequence_of([1, 2], prediction=[3])
+    by_prediction = Speculator(StepCosts(), most=4, proposers=[PredictionProposer()])
+    assert [by_prediction.may_guess(each) for each in (plain, predicted)] == [False, True]
+    by_text = Speculator(StepCosts(), most=4, proposers=[PredictionProposer(), NGramProposer()])
+    assert by_text.may_guess(plain)
 
 
 def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:

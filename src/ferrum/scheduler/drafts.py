@@ -34,11 +34,15 @@ class Room:
 
 
 class Drafter(Protocol):
-    """Guesses tokens. It is asked once a step, and told how its guesses fared."""
+    """Guesses tokens. It is asked at most once a step, and told how its guesses fared."""
 
     @property
     def counts(self) -> SpeculationCounts:
         """What was verified so far."""
+        ...
+
+    def may_guess(self, sequence: Sequence) -> bool:
+        """Whether it could ever guess anything for the sequence: a step in which it cannot does not ask."""
         ...
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
@@ -58,6 +62,10 @@ class NoDrafts:
     """Guesses nothing."""
 
     counts: Final = SpeculationCounts()
+
+    def may_guess(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
+        """See `Drafter`."""
+        return False
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
         """See `Drafter`."""

@@ -179,8 +179,7 @@ class Scheduler:
             self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
             self._plan_prompts(step)
         self._first_tokens.hurry(step, self._running)
-        if not isinstance(self.drafter, NoDrafts):
-            self._add_drafts(step)
+        self._add_drafts(step)
         plan = step.close()
         if plan is not None:
             self._in_flight.update(sequence.cache_id for sequence in plan.sequences)
@@ -238,8 +237,10 @@ class Scheduler:
 
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
-        step.hold(None)
         ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
+        if not any(map(self.drafter.may_guess, ready)):
+            return
+        step.hold(None)
         wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
         for wish, guesses in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):
             sequence, drafts = wish.sequence, guesses[: min(wish.limit, step.budget)]

@@ -17,7 +17,8 @@ LEAST: Final = -1.0
 
 
 class Account:
-    """Its unit is a step that takes every sequence a token further, without guesses. Each step adds `SHARE` to it.
+    """Its unit is a step that takes every sequence a token further, without guesses. Each that could have some
+    adds `SHARE`.
 
     Attributes:
         balance: what may be spent, from `LEAST` (one bad measurement is no reason to stop for ever) to `MOST` (success

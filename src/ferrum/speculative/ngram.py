@@ -59,6 +59,10 @@ class NGramProposer:
         # By request: its choices share that of the prompt, which is gone with the last of them.
         self._prompts: WeakValueDictionary[str, NGramIndex] = WeakValueDictionary()
 
+    def knows(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a proposer's signature
+        """See `Proposer`: every text may repeat itself."""
+        return True
+
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
         text = sequence.tokens

@@ -89,6 +89,10 @@ class PredictionProposer:
         self._followers: dict[str, Follower] = {}
         self._predictions: WeakValueDictionary[str, Predicted] = WeakValueDictionary()  # gone with the last follower
 
+    def knows(self, sequence: Sequence) -> bool:
+        """See `Proposer`."""
+        return bool(sequence.request.prediction)
+
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
         request = sequence.request

@@ -26,6 +26,10 @@ class Guess:
 class Proposer(Protocol):
     """Looks guesses up. A sequence's tokens only grow, and it is asked about it again and again."""
 
+    def knows(self, sequence: Sequence) -> bool:
+        """Whether there is anything to look up for the sequence, now or later."""
+        ...
+
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """At most `most` tokens that may follow those of the sequence, or None; in O(1) amortised per token of it."""
         ...

@@ -94,6 +94,10 @@ class Speculator:
         self._dear, self._retry = 0, RETRY
         self.counts = SpeculationCounts(accepted_per_position=(0,) * most)
 
+    def may_guess(self, sequence: Sequence) -> bool:
+        """See `Drafter`."""
+        return self._model is not None or any(proposer.knows(sequence) for proposer in self._proposers)
+
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
         """See `Drafter`."""
         self._settle()
