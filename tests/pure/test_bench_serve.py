@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import pytest
 
+from ferrum.bench import serve_client
 from ferrum.bench.serve_client import Timeline
 from ferrum.bench.serve_load import run_load
 from ferrum.bench.serve_options import Level, Load, Target
@@ -95,6 +97,17 @@ def test_loads_that_cannot_be_are_refused(name: str, value: Any):
 
 
 @pytest.mark.parametrize(
+    ("arrivals", "option"),
+    [("closed", "rate"), ("trace", "rate"), ("poisson", "burst"), ("constant", "clients"), ("trace", "prompt_tokens")],
+)
+def test_options_that_the_arrivals_do_not_use_are_refused(arrivals: str, option: str):
+    trace = {"trace": "x"} if arrivals == "trace" else {}
+    with pytest.raises(ConfigError, match=f"no effect on {arrivals}") as refused:
+        Load(**{"arrivals": arrivals, option: 3, **trace})
+    assert refused.value.param == option
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("url", "127.0.0.1:8000"),
@@ -161,6 +174,36 @@ def test_a_closed_loop_has_as_many_requests_as_clients():
         assert each.planned >= ends[place] - 1e-9, "one is due when another has been answered"
 
 
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        ('{"error": null, "choices": null, "usage": null}', None),
+        (
+            '{"choices": [{"text": null, "delta": null}], "usage": {"completion_tokens": null, "prompt_tokens": ""}}',
+            None,
+        ),
+        ('{"error": {"message": "x"}}', "error in the stream"),
+        ("[1]", "another stream than OpenAI's"),
+        ('"text"', "another stream than OpenAI's"),
+        ('{"choices": {"0": 1}}', "another stream than OpenAI's"),
+        ('{"choices": [1]}', "another stream than OpenAI's"),
+        ('{"choices": [{"delta": "x"}]}', "another stream than OpenAI's"),
+        ('{"usage": 7}', "another stream than OpenAI's"),
+        ("{", "JSONDecodeError"),
+    ],
+)
+def test_what_a_server_says_amiss_is_the_failure_of_one_request(
+    monkeypatch: pytest.MonkeyPatch, event: str, error: str | None
+):
+    async def answer(*_: object) -> AsyncIterator[bytes]:
+        yield f'data: {{"choices": [{{"text": "a"}}]}}\n\ndata: {event}\n\ndata: [DONE]\n\n'.encode()
+
+    monkeypatch.setattr(serve_client, "exchange", answer)
+    client = serve_client.Client(Target(url="http://there/v1", model="m"), None, iter(range(99)).__next__)
+    got = asyncio.run(client(Planned(0.0, 5, 6), 0.0))
+    assert (got.error, len(got.pieces), got.prompt_tokens, got.tokens) == (error, 1, 5, 1)
+
+
 # Figures
 
 
@@ -169,6 +212,7 @@ def test_the_times_of_a_request_are_those_of_its_pieces():
     assert one.ttft == pytest.approx(0.5) and one.e2e == pytest.approx(1.5)
     assert one.tpot == pytest.approx(1.0 / 3) and one.gaps == pytest.approx([0.1, 0.3, 0.6])
     assert timeline(1.0, 1.5).tpot is None
+    assert timeline(1.0, 1.5, tokens=9).tpot is None, "they came at once: nothing is known of the time between them"
     assert timeline(0.0, 1.0, 2.0, tokens=5).tpot == pytest.approx(0.25), "a piece may be several tokens"
 
 

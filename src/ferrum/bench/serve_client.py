@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import h11
@@ -19,6 +19,8 @@ from ferrum.bench.serve_plan import Planned
 from ferrum.core.serial import JsonRecord
 
 _CHUNK: Final = 1 << 16
+
+Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,10 @@ class Timeline(JsonRecord):
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first one; None for a single token."""
-        return None if self.tokens < 2 else (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
+        """Time per output token after the first one; None for a single token, and for many that came at once."""
+        if self.tokens < 2 or len(self.pieces) < 2:
+            return None
+        return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
@@ -114,7 +118,7 @@ class Client:
     async def __call__(self, planned: Planned, due: float) -> Timeline:
         """See `Send`."""
         body = request_body(self._target, planned, self._draw)
-        sent, pieces, usage, error = self._clock(), list[float](), dict[str, Any](), None
+        sent, pieces, usage, error = self._clock(), list[float](), dict[str, int](), None
         try:
             async with asyncio.timeout(self._target.timeout):
                 await self._read(body, pieces, usage)
@@ -134,7 +138,7 @@ class Client:
             error=error or (None if pieces else "no text"),
         )
 
-    async def _read(self, body: Mapping[str, Any], pieces: list[float], usage: dict[str, Any]) -> None:
+    async def _read(self, body: Mapping[str, Any], pieces: list[float], usage: dict[str, int]) -> None:
         """Follow a stream to its end."""
         path = "/chat/completions" if self._target.endpoint == Endpoint.CHAT else "/completions"
         async with aclosing(exchange(self._url, "POST", path, self._headers, json.dumps(body).encode())) as parts:
@@ -144,21 +148,28 @@ class Client:
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
-                if "error" in event:
+                event = _given(json.loads(data), dict)
+                if event.get("error"):
                     raise RequestFailed("error in the stream")
-                if any(_text_of(choice) for choice in event.get("choices", ())):
+                if any(_has_text(_given(choice, dict)) for choice in _given(event.get("choices"), list)):
                     pieces.append(self._clock())
-                usage.update(event.get("usage") or {})
+                counts = _given(event.get("usage"), dict).items()
+                usage.update({name: count for name, count in counts if type(count) is int and count >= 0})
                 self.fingerprint = event.get("system_fingerprint") or self.fingerprint
         raise RequestFailed("cut off")
 
 
-def _text_of(choice: Mapping[str, Any]) -> str | None:
-    """The text that a choice of an event carries."""
-    delta = choice.get("delta") or {}
-    text: str | None = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-    return text
+def _given(value: Any, kind: type[Kind]) -> Kind:
+    """A JSON value of a kind; none is an empty one. Raises RequestFailed for a value of another."""
+    if not isinstance(value, kind | None):
+        raise RequestFailed("another stream than OpenAI's")
+    return kind() if value is None else value
+
+
+def _has_text(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice of an event carries any."""
+    delta = _given(choice.get("delta"), dict)
+    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
 
 
 async def get_json(url: str, path: str, key: str | None = None) -> Any:

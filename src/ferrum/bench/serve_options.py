@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 from urllib.parse import urlsplit
@@ -37,6 +37,17 @@ class Endpoint(StrEnum):
     CHAT = "chat"
 
 
+_MADE: Final = tuple(each for each in Arrivals if each != Arrivals.TRACE)
+
+_SERVED: Final = {
+    "rate": (Arrivals.POISSON, Arrivals.CONSTANT, Arrivals.BURST),
+    "burst": (Arrivals.BURST,),
+    "clients": (Arrivals.CLOSED,),
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "spread", "seed"), _MADE),
+}
+"""The arrivals that an option has an effect on, where it is not all of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load(JsonRecord):
     """What a server is asked to do. Raises ConfigError, naming the field, for a value that cannot be."""
@@ -67,6 +78,10 @@ class Load(JsonRecord):
             raise ConfigError(f"must be below 1, not {self.spread}", param="spread")
         if (self.trace is not None) != (self.arrivals == Arrivals.TRACE):
             raise ConfigError("a file and `arrivals` = trace belong together", param="trace")
+        for option in fields(self):
+            served = _SERVED.get(option.name, tuple(Arrivals))
+            if self.arrivals not in served and getattr(self, option.name) != option.default:
+                raise ConfigError(f"has no effect on {self.arrivals} arrivals", param=option.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
