@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from command_kit import Outcome, command_line
-from engine_fakes import EOS, POISON, LetterTokenizer, parts
+from engine_fakes import CONTEXT, EOS, POISON, LetterTokenizer, parts
 from ferrum.cli.bench_serve import server_arguments
 from ferrum.cli.main import NEXT_STEPS, app, explain
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
@@ -261,6 +262,30 @@ def test_chat_keeps_the_conversation(
     first = answer("[system]be[user]hi[bot]", 5)
     second = answer(f"[system]be[user]hi[assistant]{first}[user]yo[bot]", 5)
     assert code == 0 and out == f"> {first}\n> {second}\n> "
+
+
+def test_a_conversation_that_outgrows_the_context_goes_on(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, longer = "a" * (CONTEXT // 4), "b" * (CONTEXT // 3)
+    lines = (long, longer, "c" * (CONTEXT // 4), "d" * CONTEXT, "e")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    code, out, err = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
+    first = answer(f"[system]be[user]{long}[bot]", 5)
+    second = answer(f"[system]be[user]{long}[assistant]{first}[user]{longer}[bot]", 5)
+    third = answer(f"[system]be[user]{lines[2]}[bot]", 5)
+    last = answer(f"[system]be[user]{lines[2]}[assistant]{third}[user]e[bot]", 5)
+    assert code == 0 and out == f"> {first}\n> {second}\n> {third}\n> > {last}\n> "
+    assert err.count("its beginning is forgotten") == 1 and err.count("leave no room for output") == 1
+
+
+def test_answers_in_a_long_conversation_have_room(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"line {number}\n" for number in range(40))))
+    code, _, err = ferrum("chat", "m", "--ignore-eos", "--max-tokens", str(CONTEXT // 5))
+    tokens = [int(count) for count in re.findall(r"(\d+) tokens,", err)]
+    assert code == 0 and tokens == [CONTEXT // 5] * 40
 
 
 def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
 from ferrum.core.errors import EngineDead, InvalidToken, RequestError
 from ferrum.core.params import SamplingParams
+from ferrum.engine import batch
 from ferrum.engine.front import Parts
 from ferrum.engine.offline import LLM
 from ferrum.engine.outputs import RequestOutput
@@ -41,6 +43,21 @@ def test_a_batch_larger_than_the_engine_takes_comes_back_in_order() -> None:
         assert [output.prompt for output in outputs] == [p if isinstance(p, str) else None for p in prompts]
         assert all(output.finished for output in outputs)
         assert essence(outputs) == [essence(model.generate(prompt, greedy(5), False))[0] for prompt in prompts]
+
+
+def test_a_batch_waits_where_others_have_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    with llm(FakeRecipe(seconds_per_step=0.005), max_requests=1) as model:
+        other = model.stream([1], SamplingParams(max_tokens=None, ignore_eos=True))
+        next(other)
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            other.close()
+
+        monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+        outputs = model.generate(["abc", "z"], greedy(5), use_tqdm=False)
+    assert waits and [output.finished for output in outputs] == [True, True]
 
 
 def test_a_list_of_ids_is_one_prompt_and_an_empty_list_none() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
 from ferrum.cli.run import echo_text, show_log
+from ferrum.core.errors import ContextOverflow, KvExhausted
+
+if TYPE_CHECKING:
+    from ferrum.core.params import SamplingParams
+    from ferrum.engine.offline import LLM
+
+FULL: Final = 0.75
+"""Of the context, what a conversation may take with the user's last line; the rest is for the answer."""
+
+KEPT: Final = 0.5
+"""What it takes at most when something of it has been forgotten."""
 
 
 @with_options(engine_fields(), "Model and engine")
@@ -28,9 +39,35 @@ def chat(
         messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         llm.front.render([*messages, {"role": "user", "content": "?"}])  # a model without a template is refused at once
         while (line := _ask()) is not None:
-            messages.append({"role": "user", "content": line})
-            answer = echo_text(llm.stream(llm.front.render(messages), params, add_special_tokens=False))
-            messages.append({"role": "assistant", "content": answer})
+            _talk(llm, messages, line, params)
+
+
+def _talk(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
+    """One line and its answer. A line that is too long for the context is let go; see `_shorten` for a conversation."""
+    kept = [*messages, {"role": "user", "content": line}]
+    shortened = _shorten(llm, kept)
+    try:
+        answer = echo_text(llm.stream(llm.front.render(kept), params, add_special_tokens=False))
+    except (ContextOverflow, KvExhausted) as error:
+        typer.echo(f"({error})", err=True)
+        return
+    if shortened:
+        typer.echo("(the conversation is long for the context: its beginning is forgotten)", err=True)
+    messages[:] = [*kept, {"role": "assistant", "content": answer}]
+
+
+def _shorten(llm: LLM, messages: list[dict[str, str]]) -> bool:
+    """Forget the oldest exchanges of a conversation that leaves little room for an answer; whether there were any.
+
+    What is left then is clearly shorter: a conversation with another beginning has to be computed again.
+    """
+    assert llm.front.tokenizer is not None, "what has a chat template has a tokenizer"
+    encode, room = llm.front.tokenizer.encode, min(llm.info.max_sequence_length, llm.info.kv_capacity)
+    first, before, most = sum(each["role"] == "system" for each in messages), len(messages), FULL
+    while len(messages) > first + 1 and len(encode(llm.front.render(messages), add_special_tokens=False)) > most * room:
+        del messages[first : first + 2]
+        most = KEPT
+    return len(messages) < before
 
 
 def _ask() -> str | None:

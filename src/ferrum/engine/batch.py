@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Event
+from typing import Final
 
 from ferrum.core.errors import EngineDead, QueueFull
 from ferrum.core.types import Request
@@ -15,6 +16,9 @@ from ferrum.engine.progress import ProgressBar
 from ferrum.engine.router import Router, Wake
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
+
+FULL_SECONDS: Final = 0.01
+"""How long a batch waits to look again, where others have all places of the engine."""
 
 
 def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Iterator[Delta]:
@@ -76,7 +80,10 @@ class Batch:
         try:
             while self._unsent or self._open:
                 self._send()
-                self._fetch(self._news.get(), bar)
+                if self._open:
+                    self._fetch(self._news.get(), bar)
+                else:
+                    time.sleep(FULL_SECONDS)
         finally:
             for running in self._open.values():
                 self._router.abort(running)
@@ -84,14 +91,12 @@ class Batch:
         return [self._outputs[index] for index in range(len(self._requests))]
 
     def _send(self) -> None:
-        """Open what there is room for; others may be using the engine, too."""
+        """Open what there is room for; others may be using the engine, too, and leave none."""
         while self._unsent and len(self._open) < self._router.max_requests:
             index = self._unsent[0]
             try:
                 opened = self._router.open(self._requests[index], self._tokenizer, self._waker(index))
             except QueueFull:
-                if not self._open:
-                    raise
                 return
             self._open[index] = opened
             self._unsent.popleft()
