@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
 
 
 @dataclass
@@ -140,3 +145,21 @@ def serve(repos: dict[str, FakeRepo]) -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def hub_of(repos: dict[str, FakeRepo], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that this process's `huggingface_hub` asks for a while, with a cache in the folder and no patience."""
+    with serve(repos) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+        monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(folder / "cache"))
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        close_session()
+        yield hub
+        close_session()

@@ -35,6 +35,7 @@ void check_page(const Runtime& runtime, int64_t group, int64_t page, int64_t byt
 }
 
 void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
+    require(weight.data() != nullptr, "a matrix with numbers");
     require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "one row per id");
     for (size_t i = 0; i < ids.size(); ++i) {
         require(ids.data()[i] >= 0 && ids.data()[i] < weight.outputs(), "an id beyond the matrix");
@@ -42,11 +43,17 @@ void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& o
     }
 }
 
+// A matrix without numbers, which has a size all the same. Operations take it; nobody may run them.
+std::shared_ptr<Weight> blank(const std::string& format, int64_t outputs, int64_t inputs) {
+    require(outputs >= 0 && inputs >= 0, "a matrix");
+    return std::make_shared<Weight>(format_of(format), outputs, inputs, nullptr, nullptr);
+}
+
 using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
     for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {
-        require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads beyond 512 elements");
+        require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads of at most MAX_HEAD_DIM elements");
         runtime.pool.add({kv_format_of(format), pages, size, layers, heads, key_dim, value_dim});
     }
 }
@@ -230,9 +237,13 @@ NB_MODULE(_native, module) {
     using namespace ferrum;
     module.doc() = "ferrum's CPU kernels";
     nb::set_leak_warnings(false);  // what a program holds at its end is nobody's concern but its own
+    const nb::call_guard<nb::gil_scoped_release> released;
     const auto as_is = nb::arg().noconvert();
     const auto as_is_or_none = nb::arg().noconvert().none();
+    module.attr("NUMERICS") = kNumerics;
+    module.attr("MAX_HEAD_DIM") = kMaxHead;
     module.def("tiers", &tier_names);
+    module.def("blank", &blank);
     nb::class_<Weight>(module, "Weight")
         .def_prop_ro("outputs", &Weight::outputs)
         .def_prop_ro("inputs", &Weight::inputs)
@@ -259,31 +270,31 @@ NB_MODULE(_native, module) {
         .def("over_panels", &over_panels)
         .def("sum_pages", &sum_pages, as_is, as_is)
         .def("allocate", &allocate)
-        .def("copy_page", &copy_page)
+        .def("copy_page", &copy_page, released)
         .def("page_bytes", [](const Runtime& r, int64_t group) { return r.pool.page_bytes(group); })
         .def("read_page", [](const Runtime& r, int64_t group, int64_t page, const Out<uint8_t>& out) {
             check_page(r, group, page, static_cast<int64_t>(out.size()));
             r.pool.read_page(group, page, out.data());
-        }, nb::arg(), nb::arg(), as_is)
+        }, nb::arg(), nb::arg(), as_is, released)
         .def("write_page", [](Runtime& r, int64_t group, int64_t page, const In<uint8_t>& in) {
             check_page(r, group, page, static_cast<int64_t>(in.size()));
             r.pool.write_page(group, page, in.data());
-        }, nb::arg(), nb::arg(), as_is)
+        }, nb::arg(), nb::arg(), as_is, released)
         .def("begin", &begin, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("span_rows").noconvert(),
              nb::arg("pages").noconvert(), nb::arg("logit_rows").noconvert(), nb::arg("hidden_rows").noconvert(),
              nb::arg("embeddings").noconvert().none())
         .def("run", [](Runtime& r, const Program& program) { run_all(r, program.operations); },
-             nb::call_guard<nb::gil_scoped_release>())
-        .def("run", &run_all, nb::call_guard<nb::gil_scoped_release>());
+             released)
+        .def("run", &run_all, released);
     nb::class_<SamplerTeam>(module, "SamplerTeam")
         .def(nb::init<Runtime&>(), nb::keep_alive<1, 2>())
         .def("draw", &draw)
         .def("describe", &describe);
     nb::class_<Probe>(module, "Probe")
         .def(nb::init<const std::string&, int, int64_t>())
-        .def("read", &Probe::read, nb::call_guard<nb::gil_scoped_release>())
-        .def("peak", &Probe::peak, nb::call_guard<nb::gil_scoped_release>());
-    module.def("time_all", &time_all, nb::call_guard<nb::gil_scoped_release>());
+        .def("read", &Probe::read, released)
+        .def("peak", &Probe::peak, released);
+    module.def("time_all", &time_all, released);
     module.def("embed", &embed, nb::arg(), as_is, nb::arg());
     module.def("norm", &norm, as_is, as_is_or_none, as_is, nb::arg(), as_is_or_none, as_is, nb::arg());
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg());

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -55,14 +57,20 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 }
 
 std::shared_ptr<std::byte> Heap::take(int64_t bytes) {
+    if (buffer_.use_count() == 1) {
+        forbid(buffer_->data(), buffer_->data() + used_);
+        used_ = 0;
+    }
     if (used_ + bytes > buffer_->size()) {
         buffer_ = std::make_shared<Buffer>(bytes > kHeapBuffer ? bytes : kHeapBuffer);
         forbid(buffer_->data(), buffer_->data() + buffer_->size());
-        used_ = 0;
+        used_ = touched_ = 0;
     }
     std::byte* piece = buffer_->data() + used_;
     permit(piece, piece + bytes);
+    if (touched_ > used_) std::memset(piece, 0, static_cast<size_t>(std::min(bytes, touched_ - used_)));
     used_ += (bytes + kLine - 1) / kLine * kLine;
+    touched_ = std::max(touched_, used_);
     return {buffer_, piece};
 }
 

@@ -26,7 +26,7 @@ private:
 };
 
 // Memory in pieces of a few large buffers: a matrix smaller than a huge page lies on one all the same. A piece is zeroed,
-// aligned to cache lines, and keeps its buffer alive; what is given back is not handed out again.
+// aligned to cache lines, and keeps its buffer alive; a buffer all of whose pieces were given back begins anew.
 class Heap {
 public:
     std::shared_ptr<std::byte> take(int64_t bytes);  // throws std::bad_alloc
@@ -34,6 +34,7 @@ public:
 private:
     std::shared_ptr<Buffer> buffer_ = std::make_shared<Buffer>();
     int64_t used_ = 0;
+    int64_t touched_ = 0;  // so many of its bytes were in pieces, and may be written
 };
 
 }  // namespace ferrum

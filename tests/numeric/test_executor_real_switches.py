@@ -14,7 +14,7 @@ from ferrum import LLM, load_executor
 from ferrum.core.contract import DecodeInput, PrefillInput
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.kernels.cpu.kernels import MAX_HEAD_DIM
+from ferrum.kernels.cpu import library
 from ferrum.runtime.local import LocalExecutor
 
 CASE = find("qwen3-windows")
@@ -123,7 +123,7 @@ def test_a_fast_path_that_is_missing_is_told_in_the_status(
 
 @pytest.mark.contract("4.failure to build the fast path")
 def test_heads_that_are_too_wide_for_the_fast_path_have_the_reference() -> None:
-    case = Case("wide-head", "Qwen3Config", {"head_dim": MAX_HEAD_DIM + 2, "num_key_value_heads": 1})
+    case = Case("wide-head", "Qwen3Config", {"head_dim": library.load().MAX_HEAD_DIM + 2, "num_key_value_heads": 1})
     with load_executor(directory_of(case), kv_capacity=64) as executor:
         (note,) = executor.status().notes
         assert executor.status().backend == "reference" and "514 elements" in note

@@ -6,13 +6,14 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from native_twin import TIERS, require_native
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu import kernels as native
-from ferrum.kernels.cpu.kernels import MAX_HEAD_DIM, NativeKernels
-from ferrum.kernels.cpu.library import available_threads, chosen_tier
+from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.interface import PoolGroup
 from ferrum.runtime.kernels import choose_kernels
 
@@ -65,15 +66,32 @@ def test_threads_never_pass_the_affinity_mask():
 
 def test_heads_are_as_wide_as_the_library_takes_them():
     require_native()
-    NativeKernels(head_dim=MAX_HEAD_DIM).allocate((PoolGroup("g", 1, 16, 1, 1, MAX_HEAD_DIM, MAX_HEAD_DIM, "int8"),))
+    most = load().MAX_HEAD_DIM
+    NativeKernels(head_dim=most).allocate((PoolGroup("g", 1, 16, 1, 1, most, most, "int8"),))
     with pytest.raises(Unsupported, match="513"):
-        NativeKernels(head_dim=MAX_HEAD_DIM + 1)
+        NativeKernels(head_dim=most + 1)
     with pytest.raises(ValueError, match="heads"):
-        NativeKernels().allocate((PoolGroup("g", 1, 16, 1, 1, MAX_HEAD_DIM + 1, MAX_HEAD_DIM + 1, "int8"),))
+        NativeKernels().allocate((PoolGroup("g", 1, 16, 1, 1, most + 1, most + 1, "int8"),))
+
+
+def test_memory_of_panels_that_nobody_holds_is_used_again_and_is_zero():
+    require_native()
+    runtime = load().Runtime("portable", 1)
+
+    def packed(rows: int) -> np.ndarray:
+        return runtime.pack("float32", np.full((rows, 1000), 7, np.float32))
+
+    place = packed(64).ctypes.data
+    kept = packed(1)
+    assert kept.ctypes.data == place, "it was given back"
+    assert packed(1).ctypes.data != place, "it is held"
+    lanes = kept.view(np.float32).reshape(1000, 32)
+    assert (lanes[:, 0] == 7).all() and not lanes[:, 1:].any()
 
 
 def test_threads_that_the_system_refuses_are_told_by_their_number(monkeypatch):
     class Refused:
+        MAX_HEAD_DIM, NUMERICS = 1, 0
         Runtime = staticmethod(lambda tier, threads: (_ for _ in ()).throw(RuntimeError("for want of room")))
 
     monkeypatch.setattr(native, "load", lambda: Refused)

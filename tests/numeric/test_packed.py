@@ -179,8 +179,9 @@ def test_only_an_empty_place_is_written_to(tmp_path):
 
 
 def test_a_packed_directory_is_not_packed_again(tmp_path):
-    with pytest.raises(Unsupported, match="ferrum"):
+    with pytest.raises(ConfigError, match="packed already") as refusal:
         pack_directory(Checkpoint(packed_of("llama3", "int8")), tmp_path / "out", "int8")
+    assert refusal.value.param == "model" and not (tmp_path / "out").exists()
 
 
 def test_the_command_packs_and_says_where(tmp_path, capsys):

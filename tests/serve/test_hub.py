@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
-from fake_hub import FakeRepo, serve
+from fake_hub import FakeRepo, hub_of
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
 from ferrum.runtime.hub import BUILT_IN, list_models, pull, resolve_model
 
@@ -44,19 +44,8 @@ def hub(tmp_path, monkeypatch):
         "maker/gated": FakeRepo(dict(FILES), gated=True),
         "maker/pickles": FakeRepo({"config.json": CONFIG, "pytorch_model.bin": b"a pickle"}),
     }
-    with serve(repos) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr("time.sleep", lambda seconds: None)
-        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        close_session()
+    with hub_of(repos, tmp_path, monkeypatch) as hub:
         yield hub
-        close_session()
 
 
 def names_in(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -28,6 +29,12 @@ class PageGroup:
     def unseen(self, position: int) -> int:
         """Number of leading pages that no query from `position` on sees."""
         return 0 if self.window is None else max(0, position - self.window + 1) // self.page_size
+
+
+def capacity_tokens(groups: Sequence[PageGroup]) -> int:
+    """Tokens that the pools hold together; groups with a window count only where all have one."""
+    unbounded = [group for group in groups if group.window is None]
+    return min(group.num_pages * group.page_size for group in unbounded or groups)
 
 
 @dataclass(frozen=True, slots=True)

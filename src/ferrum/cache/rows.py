@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from ferrum.cache.forecast import Growth, Holding, most_wanted
-from ferrum.cache.groups import PageCopy, PageGroup
+from ferrum.cache.groups import PageCopy, PageGroup, capacity_tokens
 from ferrum.cache.pool import PagePool
 from ferrum.cache.prefix import SequenceNames
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
@@ -82,9 +82,8 @@ class PageRows:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the whole pool holds; groups with a window count only where all have one."""
-        unbounded = [group for group in self.groups if group.window is None]
-        return min(group.num_pages * group.page_size for group in unbounded or self.groups)
+        """Tokens that the whole pool holds."""
+        return capacity_tokens(self.groups)
 
     @property
     def used(self) -> int:

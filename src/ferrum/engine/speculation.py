@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.core.config import NGRAM, EngineConfig
+from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
+from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import ConfigError, ModelNotFound
-from ferrum.core.executor import ModelExecutor
 from ferrum.scheduler.costs import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
@@ -87,8 +87,15 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
     return None
 
 
+def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
+    """How the draft model that the options name is loaded: as the target is, with room for as many tokens."""
+    if config.speculative is None or config.speculative == NGRAM:
+        return None
+    return replace(config.model, model=config.speculative, max_sequence_length=None, kv_capacity=kv_capacity)
+
+
 def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel | None:
-    """The draft model that the options name, loaded as the target is, with room for as many tokens.
+    """The draft model that the options name.
 
     Raises:
         ModelNotFound: there is no such model.
@@ -97,28 +104,25 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
     """
     from ferrum.runtime.load import build_executor
 
-    if config.speculative in (None, NGRAM):
+    options = draft_config(config, target.kv_capacity())
+    if options is None:
         return None
-    assert config.speculative is not None
-    options = replace(
-        config.model, model=str(_found(config.speculative)), max_sequence_length=None, kv_capacity=target.kv_capacity()
-    )
-    executor = build_executor(options)
+    executor = build_executor(replace(options, model=str(_found(options.model))))
     try:
-        check_vocabularies(target, executor)
+        check_vocabularies(target.info, executor.info)
     except ConfigError:
         executor.shutdown()
         raise
     return DraftModel(executor, StepCosts())
 
 
-def check_vocabularies(target: ModelExecutor, draft: ModelExecutor) -> None:
+def check_vocabularies(target: ModelInfo, draft: ModelInfo) -> None:
     """Refuse a draft model that has more or fewer tokens than the target.
 
     Raises:
         ConfigError: the reason.
     """
-    ours, theirs = target.info.vocab_size, draft.info.vocab_size
+    ours, theirs = target.vocab_size, draft.vocab_size
     if ours != theirs:
         raise ConfigError(
             f"the draft model has {theirs} tokens and the model {ours}: guesses need one vocabulary",

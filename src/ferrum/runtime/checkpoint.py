@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,8 +17,8 @@ from ferrum.text.files import read_json_object
 MAX_CONFIG_BYTES: Final = 4 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
 
-_SINGLE: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
 _PREFIX: Final = "model."
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -74,8 +74,7 @@ class Checkpoint:
         self.directory = directory
         self.config = read_config(directory)
         files = _open_files(directory)
-        headless = EMBEDDING not in files and EMBEDDING.removeprefix(_PREFIX) in files
-        self._places = {_full(name) if headless else name: (file, name) for name, file in files.items()}
+        self._places = {full: (files[name], name) for full, name in whole_names(files).items()}
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
 
     @property
@@ -103,9 +102,11 @@ class Checkpoint:
         file.forget(own)
 
 
-def _full(name: str) -> str:
-    """The name in the whole model of what has that name in one without a head."""
-    return name if name == HEAD else _PREFIX + name
+def whole_names(names: Collection[str]) -> dict[str, str]:
+    """The names of tensors as the whole model has them, and with each its own in these files."""
+    if EMBEDDING in names or EMBEDDING.removeprefix(_PREFIX) not in names:
+        return {name: name for name in names}
+    return {name if name == HEAD else _PREFIX + name: name for name in names}
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -119,10 +120,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def has_weights(directory: Path) -> bool:
     """Whether all files that hold a model's weights are there; nothing is said of what is in them."""
-    if (directory / _SINGLE).exists():
+    if (directory / SINGLE).exists():
         return True
     try:
-        return not _missing(directory, _weight_map(directory / _INDEX))
+        return not _missing(directory, shard_map(directory / INDEX))
     except CheckpointError:
         return False
 
@@ -141,26 +142,26 @@ def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
 
 def _open_files(directory: Path) -> dict[str, TensorFile]:
     """The file of each tensor, by the tensor's name. Where both layouts are there, the single file is taken."""
-    if (directory / _SINGLE).exists():
-        file = TensorFile(directory / _SINGLE)
+    if (directory / SINGLE).exists():
+        file = TensorFile(directory / SINGLE)
         return dict.fromkeys(file.tensors, file)
-    if (directory / _INDEX).exists():
+    if (directory / INDEX).exists():
         return _open_shards(directory)
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
     if pickled:
         raise CheckpointError(
             f"{directory}: holds pickled weights only ({pickled[0]}), and opening those can run any code; load them "
-            f"once with transformers and save them again with save_pretrained, which writes {_SINGLE}"
+            f"once with transformers and save them again with save_pretrained, which writes {SINGLE}"
         )
-    raise CheckpointError(f"{directory}: holds neither {_SINGLE} nor {_INDEX}")
+    raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
 
 
 def _open_shards(directory: Path) -> dict[str, TensorFile]:
-    index = directory / _INDEX
-    weight_map = _weight_map(index)
+    index = directory / INDEX
+    weight_map = shard_map(index)
     shards = sorted(set(weight_map.values()))
     if missing := _missing(directory, weight_map):
-        raise CheckpointError(f"{directory}: {listed(missing)} of {len(shards)} files named in {_INDEX} are missing")
+        raise CheckpointError(f"{directory}: {listed(missing)} of {len(shards)} files named in {INDEX} are missing")
     files: dict[str, TensorFile] = {}
     for shard in shards:
         file = TensorFile(directory / shard)
@@ -181,7 +182,7 @@ def _missing(directory: Path, weight_map: Mapping[str, str]) -> list[str]:
     return [shard for shard in sorted(set(weight_map.values())) if not (directory / shard).is_file()]
 
 
-def _weight_map(index: Path) -> Mapping[str, str]:
+def shard_map(index: Path) -> Mapping[str, str]:
     """Tensor name to shard name; a shard is a file beside the index, never a path."""
     weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -7,8 +7,8 @@ HF_HUB_OFFLINE, HF_TOKEN). It is imported where it is used: the built-in model n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
 BUILT_IN: Final = "ferrum-tiny"
+
+NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
 _HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?", re.ASCII)
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
@@ -63,6 +65,12 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         CheckpointError: the hub's model has no safetensors weights.
         ConfigError: two revisions, or one of a model that has none.
     """
+    found = located(name, revision)
+    return found if isinstance(found, Path) else snapshot(*found, offline=bool(offline))
+
+
+def located(name: str, revision: str | None = None) -> Path | tuple[str, str | None]:
+    """A model's directory, else its repository on the hub and the revision. Errors as `resolve_model`."""
     if not name:
         raise ModelNotFound("must not be empty; `ferrum list` shows the models that are here", param="model")
     path = _built_in() if name == BUILT_IN else _path(name)
@@ -78,7 +86,7 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         raise ModelNotFound(f"{name!r} {reason}{_near(name, _folders_beside(path))}", param="model")
     if revision is not None and found["revision"] is not None:
         raise ConfigError(f"{name!r} names a revision already", param="revision")
-    return _snapshot(found["repo"], revision or found["revision"], offline=bool(offline))
+    return found["repo"], revision or found["revision"]
 
 
 def pull(name: str, *, revision: str | None = None) -> LocalModel:
@@ -164,9 +172,28 @@ def _near(name: str, others: Iterable[str] = ()) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "; `ferrum list` shows the models that are here"
 
 
-def _snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
-    """The hub library's snapshot, and its errors as ours."""
+def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
+    """The hub library's snapshot. Errors as `resolve_model`."""
     from huggingface_hub import snapshot_download
+
+    with hub_errors(repo, revision) as named:
+        path = Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                local_files_only=offline,
+                allow_patterns=list(_WANTED),
+                ignore_patterns=list(_UNWANTED),
+            )
+        )
+    if not any(path.glob("*.safetensors")):
+        raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
+    return path
+
+
+@contextmanager
+def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
+    """The hub library's errors as ours; gives the model's name in messages. Raises as `resolve_model`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -181,15 +208,7 @@ def _snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     ]  # its HTTP client's root error; which client depends on the version
     named = repo if revision is None else f"{repo}@{revision}"
     try:
-        path = Path(
-            snapshot_download(
-                repo,
-                revision=revision,
-                local_files_only=offline,
-                allow_patterns=list(_WANTED),
-                ignore_patterns=list(_UNWANTED),
-            )
-        )
+        yield named
     except HFValidationError as error:
         raise ModelNotFound(f"{repo!r} cannot be a hub id: {error}", param="model") from error
     except GatedRepoError as error:
@@ -208,6 +227,3 @@ def _snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     except (transport, OSError) as error:
         reason = f"the download of {named!r} did not finish; run it again to go on where it stopped: {error}"
         raise HubUnreachable(reason, param="model") from error
-    if not any(path.glob("*.safetensors")):
-        raise CheckpointError(f"{named!r} has no safetensors weights, and other kinds are not read")
-    return path

@@ -27,13 +27,15 @@ class ChosenKernels:
     notes: tuple[str, ...] = ()
 
 
-def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1) -> ChosenKernels:
+def choose_kernels(
+    kernels: str, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1, planning: bool = False
+) -> ChosenKernels:
     """The kernels of that name.
 
     Args:
         kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process,
             unless an instruction tier was asked for.
-        isa, threads, head_dim: see `NativeKernels`.
+        isa, threads, head_dim, planning: see `NativeKernels`.
 
     Raises:
         Unsupported: kernels that this installation does not have, or that cannot compute with such heads.
@@ -47,7 +49,7 @@ def choose_kernels(kernels: str, isa: str = "auto", threads: int | None = None, 
     if kernels not in ("auto", "native"):
         raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
     try:
-        return ChosenKernels(NativeKernels(isa, threads, head_dim=head_dim))
+        return ChosenKernels(NativeKernels(isa, threads, head_dim=head_dim, planning=planning))
     except Unsupported as error:
         if kernels == "native" or isa != "auto":
             raise

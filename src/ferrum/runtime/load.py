@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.groups import PageGroup, capacity_tokens
+from ferrum.cache.pages import PageTable
 from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.config import MAX_DRAFT, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
-from ferrum.core.errors import CapacityError, ConfigError, Unsupported
+from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan
 from ferrum.core.options import as_text, check_number
@@ -26,11 +26,21 @@ from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
+from ferrum.runtime.listing import listed_model
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import PAGE_SIZE, PoolLimits, group_windows, library_bytes, pool_groups, pool_part
+from ferrum.runtime.memory import (
+    PAGE_SIZE,
+    PoolLimits,
+    free_memory,
+    group_windows,
+    library_bytes,
+    pool_groups,
+    pool_part,
+)
 from ferrum.runtime.packed import PackedParameters, is_packed
-from ferrum.runtime.parameters import Parameters, Progress, model_spec
+from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
+from ferrum.runtime.room import bytes_to_come, refuse_too_large, room_for
 
 MAX_ROWS: Final = 512
 """Most tokens of one forward pass."""
@@ -125,51 +135,100 @@ def build_executor(
 
     With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
     """
-    _refuse(config)
     if memory_pool_size is not None:
         check_number("memory_pool_size", memory_pool_size, 1)
     check_number("page_size", page_size, 1, _MOST_PAGE)
     check_number("max_rows", max_rows, 1)
+    bounds = _Bounds(memory_pool_size, page_size, max_rows)
+    lm, plan = _assemble(config, bounds, checkpoint, progress)
+    return LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=config.switches.log_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What loading a model would make.
+
+    Attributes:
+        kv_capacity: tokens that fit in the KV pool.
+    """
+
+    info: ModelInfo
+    traits: ExecutorTraits
+    kv_capacity: int
+
+
+def plan_model(config: ModelConfig) -> ModelPlan:
+    """What `build_executor` would make of a configuration. Errors as there, but that nothing is too large.
+
+    No tensor is read or fetched, and no memory taken for matrices and pages. A pool without a named capacity is sized
+    as if the weights were loaded, and has one page at least.
+    """
+    return _assemble(config, _Bounds(), listed_model(config.model), planning=True)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Arguments of `load_executor` that no `ModelConfig` has."""
+
+    memory_pool_size: int | None = None
+    page_size: int = PAGE_SIZE
+    max_rows: int = MAX_ROWS
+
+
+def _assemble(
+    config: ModelConfig,
+    bounds: _Bounds,
+    checkpoint: TensorStore | None = None,
+    progress: Progress | None = None,
+    *,
+    planning: bool = False,
+) -> tuple[DecoderLM, ModelPlan]:
+    """A model with its kernels and its pool, and what is to be said of them. Of one that is planned no step can run."""
+    _refuse(config)
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
-    spec = model_spec(checkpoint, config.max_sequence_length)
+    spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     widest = max(layer.attention.head_dim for layer in spec.layers)
-    chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest)
+    chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
-    parameters = _parameters(config, checkpoint, chosen.kernels, progress)
-    with _room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
+    if not planning and chosen.kernels.name == "native":
+        refuse_too_large(config, checkpoint, spec)
+    parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
+    with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, context)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
-        page_size=page_size,
+        page_size=bounds.page_size,
         max_batch_size=config.max_batch_size,
         max_sequence_length=context,
-        max_rows=max(max_rows, config.max_batch_size),
+        max_rows=max(bounds.max_rows, config.max_batch_size),
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
-        memory_pool_size=memory_pool_size,
+        memory_pool_size=bounds.memory_pool_size,
+        to_come=bytes_to_come(config, checkpoint, spec) if planning else None,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
     groups = pool_groups(spec, kv_format, limits, chosen.kernels.planned_page_bytes)
-    lm = _language_model(decoder, chosen.kernels, groups, limits, replay=not config.switches.disable_graphs)
-    return LocalExecutor(
-        lm,
-        info=_info(config, spec, parameters),
-        traits=replace(
-            _traits(lm, decoder, kv_format, groups, limits),
-            weights=_weights(parameters, spec, decoder_spec(checkpoint.config)),
-            group=None if parameters.scheme is None else parameters.group,
-            notes=chosen.notes,
-        ),
-        log_tokens=config.switches.log_tokens,
+    held = [replace(group, num_pages=0) for group in groups] if planning else groups
+    lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
+    traits = replace(
+        _traits(lm, decoder, kv_format, groups, limits),
+        weights=_weights(parameters, spec, decoder_spec(checkpoint.config)),
+        group=None if parameters.scheme is None else parameters.group,
+        notes=chosen.notes,
     )
+    capacity = capacity_tokens(_page_groups(groups, spec))
+    return lm, ModelPlan(_info(config, spec, parameters), traits, capacity)
 
 
 def _parameters(
-    config: ModelConfig, checkpoint: TensorStore, kernels: Kernels, progress: Progress | None
+    config: ModelConfig, checkpoint: TensorStore, kernels: Kernels, progress: Progress | None, *, planning: bool
 ) -> Parameters:
     dtype, scheme, group = config.dtype, config.quantize, config.group
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
-        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=page_sums_for(kernels))
+        sums = None if planning else page_sums_for(kernels)
+        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=sums)
+    if planning:
+        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group)
     return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_for(kernels))
 
 
@@ -194,17 +253,11 @@ def _kv_format(kv_dtype: str, dtype: str) -> str:
 
 
 def _language_model(
-    decoder: Decoder, kernels: Kernels, groups: tuple[PoolGroup, ...], limits: PoolLimits, *, replay: bool
+    decoder: Decoder, kernels: Kernels, groups: Sequence[PoolGroup], limits: PoolLimits, *, replay: bool
 ) -> DecoderLM:
     _allocate(kernels, groups)
-    pages = PageTable(
-        [
-            PageGroup(group.name, group.num_pages, group.page_size, window)
-            for group, window in zip(groups, group_windows(decoder.spec), strict=True)
-        ],
-        max_draft=limits.max_draft,
-    )
-    with _room_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
+    pages = PageTable(_page_groups(groups, decoder.spec), max_draft=limits.max_draft)
+    with room_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
         if limits.max_rows > _MOST_ROWS:
             raise MemoryError
         return DecoderLM(
@@ -218,21 +271,18 @@ def _language_model(
         )
 
 
-def _allocate(kernels: Kernels, groups: tuple[PoolGroup, ...]) -> None:
+def _page_groups(groups: Sequence[PoolGroup], spec: DecoderSpec) -> list[PageGroup]:
+    """The groups as the page table knows them."""
+    pairs = zip(groups, group_windows(spec), strict=True)
+    return [PageGroup(group.name, group.num_pages, group.page_size, window) for group, window in pairs]
+
+
+def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
     size = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
-    with _room_for(f"the {size / 2**30:,.1f} GiB of the KV pool (kv_capacity)"):
-        if size > _ADDRESSES:
+    with room_for(f"the {size / 2**30:,.1f} GiB of the KV pool (kv_capacity)"):
+        if size > min(_ADDRESSES, free_memory()):
             raise MemoryError
-        kernels.allocate(groups)
-
-
-@contextmanager
-def _room_for(what: str) -> Iterator[None]:
-    """Whatever a backend allocates by, that there is no memory is told in one way. Raises CapacityError."""
-    try:
-        yield
-    except MemoryError as error:
-        raise CapacityError(f"there is no memory for {what}") from error
+        kernels.allocate(tuple(groups))
 
 
 def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
@@ -280,7 +330,7 @@ def _traits(
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(
-            pool_part(group, lm.kernels.page_bytes(group.name), window, limits)
+            pool_part(group, lm.kernels.planned_page_bytes(group), window, limits)
             for group, window in zip(groups, windows, strict=True)
         ),
         libraries=_LIBRARIES,

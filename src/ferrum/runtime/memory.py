@@ -46,6 +46,7 @@ class PoolLimits:
         max_draft: longest draft.
         kv_capacity: tokens that layers without a window hold; None: as many as fit.
         memory_pool_size: most bytes of the pool; None: as the capacity says, else a share of the available memory.
+        to_come: bytes of the available memory that weights are yet to take, in a plan; None: they are loaded.
     """
 
     page_size: int
@@ -55,6 +56,7 @@ class PoolLimits:
     max_draft: int
     kv_capacity: int | None
     memory_pool_size: int | None = None
+    to_come: int | None = None
 
     def resident(self, window: int) -> int:
         """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
@@ -91,7 +93,9 @@ def _fitting(page_bytes: int, limits: PoolLimits) -> int:
     """Tokens of the whole pages that fit, where one takes so many bytes over all groups."""
     size, param = limits.memory_pool_size, "memory_pool_size"
     if size is None:
-        size, param = int(available_memory() * _SHARE), "kv_capacity"
+        size, param = int((available_memory() - (limits.to_come or 0)) * _SHARE), "kv_capacity"
+        if limits.to_come is not None:
+            size = max(size, page_bytes)  # a plan tells by how much it is too large
     if size < page_bytes:
         raise ConfigError(f"{size} bytes of memory for the KV pool do not hold one page of {page_bytes}", param=param)
     return size // page_bytes * limits.page_size
@@ -159,10 +163,21 @@ def available_memory() -> int:
     return machine if groups is None else min(machine, groups)
 
 
+def free_memory() -> int:
+    """Bytes that can be allocated at all: those available, and what is left of the swap."""
+    return available_memory() + (_meminfo("SwapFree") or 0)
+
+
 def _machine_memory() -> int:
     """What the kernel estimates to be available; else the physical memory."""
+    available = _meminfo("MemAvailable")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available
+
+
+def _meminfo(name: str) -> int | None:
+    """Bytes that `/proc/meminfo` tells under a name, where there is one."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

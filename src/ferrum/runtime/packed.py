@@ -27,7 +27,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.panel_weight import over_panels
-from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.checksum import PageSums, checksum, page_sums
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
 
@@ -74,7 +74,7 @@ def _config_checksum(config: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
 
 
-def is_packed(checkpoint: Checkpoint) -> bool:
+def is_packed(checkpoint: TensorStore) -> bool:
     """Whether a checkpoint is a packed directory."""
     return quantization_method(checkpoint.config) == METHOD
 
@@ -110,7 +110,7 @@ class PackedParameters(Parameters):
 
     Args: as `Parameters`, what is asked for must be what the directory holds, or nothing; and
 
-        sums: as `page_sums`.
+        sums: as `page_sums`; None: matrices are not read, so nothing is said of damage.
 
     Raises:
         ConfigError: another dtype, scheme or group is asked for.
@@ -127,7 +127,7 @@ class PackedParameters(Parameters):
         *,
         quantize: str | None = None,
         group: int | None = None,
-        sums: PageSums = page_sums,
+        sums: PageSums | None = page_sums,
     ) -> None:
         header = read_header(checkpoint)
         super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=header.group)
@@ -158,6 +158,8 @@ class PackedParameters(Parameters):
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         super()._check(name, shape)
+        if self._sums is None:
+            return
         if checksum(self._files.read_bytes(name), self._sums) != self._checksums[name]:
             file = self._files.file_of(name)
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged: another checksum")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
+from ferrum.kernels.interface import Weight
 from ferrum.models.decoder import parameter_shapes
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import DEFAULT_GROUP
@@ -22,7 +23,7 @@ from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.checksum import PageSums, checksum
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
-from ferrum.runtime.packed import PackedHeader
+from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.text.quick_form import quick_form
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
@@ -106,11 +107,15 @@ def pack_directory(
         group: inputs that share a scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: no such scheme, group or dtype, weights that do not fit into it, or a target that is in use or
-            cannot be made.
+        ConfigError: no such scheme, group or dtype, weights that do not fit into it, a model that is packed already, or
+            a target that is in use or cannot be made.
         CheckpointError, Unsupported: the model cannot be read, or would not load: tensors are missing, misshapen or not
             the model's.
     """
+    if is_packed(store):
+        raise ConfigError(
+            f"{store.directory} is packed already: quantise the model that it was made from", param="model"
+        )
     spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
     quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
@@ -170,6 +175,7 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
         for entry, data in _tensors(entries, parameters):
             file.write(data)
             checksums[entry.name] = checksum(data, sums)
+            del data  # before the next one is made
     return checksums
 
 
@@ -221,6 +227,9 @@ def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_E
         if entry.matrix is None:
             yield entry, parameters.vector(entry.name, entry.shape[0]).astype("<f4").view(np.uint8)
         else:
-            weight = parameters.matrix(entry.name, entry.matrix)
-            assert isinstance(weight, GroupedWeight), "a scheme makes grouped weights"
-            yield entry, weight.panels.reshape(-1)
+            yield entry, _panels(parameters.matrix(entry.name, entry.matrix))
+
+
+def _panels(weight: Weight) -> NDArray[np.uint8]:
+    assert isinstance(weight, GroupedWeight), "a scheme makes grouped weights"
+    return weight.panels.reshape(-1)

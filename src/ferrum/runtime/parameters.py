@@ -16,9 +16,10 @@ from ferrum.models.families import decoder_spec
 from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
-from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme
+from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme, layout_of
 from ferrum.quant.formats import quantize as reference_quantizer
 from ferrum.quant.groups import DEFAULT_GROUP, GROUPS
+from ferrum.quant.panel_weight import PanelWeight, over_panels
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -27,24 +28,27 @@ Progress = Callable[[int, int], None]
 _PIECE_BYTES: Final = 1 << 20
 
 
-def model_spec(checkpoint: TensorStore, context: int | None = None) -> DecoderSpec:
+def model_spec(checkpoint: TensorStore, context: int | None = None, *, planning: bool = False) -> DecoderSpec:
     """The spec of a checkpoint as its configuration and its tensors have it. Arguments and errors as `decoder_spec`.
 
     Many checkpoints hold the head although the configuration ties it to the embedding: mostly the same numbers once
     more. Where they are others, the head was trained on its own, and is a matrix of its own, as `transformers` has it.
+    A plan, which reads none of them, takes it that they are the same.
     """
     spec = decoder_spec(checkpoint.config, context)
-    if not spec.tied_head or HEAD not in checkpoint.tensors or _is_embedding(checkpoint):
+    if not spec.tied_head or HEAD not in checkpoint.tensors or _is_embedding(checkpoint, planning=planning):
         return spec
     return replace(spec, tied_head=False, ignored_names=tuple(name for name in spec.ignored_names if name != HEAD))
 
 
-def _is_embedding(checkpoint: TensorStore) -> bool:
-    """Whether the checkpoint's head is its embedding, bit for bit."""
+def _is_embedding(checkpoint: TensorStore, *, planning: bool) -> bool:
+    """Whether the checkpoint's head is its embedding, bit for bit; in a plan, whether it can be."""
     head, embedding = checkpoint.tensors[HEAD], checkpoint.tensors.get(EMBEDDING)
     # A packed directory, whose panels are bytes, has a head only where it was found to be another.
     if embedding is None or head.dtype == "U8" or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
+    if planning:
+        return True
     ours, theirs = (checkpoint.read(name).reshape(-1).view(np.uint8) for name in (HEAD, EMBEDDING))
     pieces = (slice(begin, begin + _PIECE_BYTES) for begin in range(0, len(ours), _PIECE_BYTES))
     equal = all(np.array_equal(ours[piece], theirs[piece]) for piece in pieces)
@@ -133,7 +137,7 @@ class Parameters:
         """
         values = self._read(name, shape)
         try:
-            dense = values if self._dtype == "auto" else cast(values, self._dtype)
+            dense = self._cast(values)
             weight = self._weight(name, dense)
         except ConfigError as error:
             raise ConfigError(f"{name!r}: {error.message}", param=error.param) from error
@@ -143,6 +147,10 @@ class Parameters:
         self._formats.add(dense.dtype.name)
         self._hand_out(name, values.size)
         return weight
+
+    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
+        """A matrix in the dtype asked for."""
+        return values if self._dtype == "auto" else cast(values, self._dtype)
 
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
         if self.scheme is None:
@@ -221,6 +229,36 @@ class Parameters:
             self.count += numbers
         if self._progress is not None:
             self._progress(self._done_bytes, self._checkpoint.nbytes)
+
+
+class PlannedParameters(Parameters):
+    """What `Parameters` would hand out, by its size: of zeros, which take no memory. No tensor is read."""
+
+    def __init__(
+        self, checkpoint: TensorStore, dtype: str = "auto", *, quantize: str | None = None, group: int | None = None
+    ) -> None:
+        super().__init__(checkpoint, dtype, quantize=quantize, group=group, quantizer=_blank_panels)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        self._check(name, shape)
+        format = self._checkpoint.tensors[name].format
+        return super()._read(name, shape) if format is None else _zeros(shape, FORMATS[format])
+
+    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
+        return _zeros(values.shape, values.dtype if self._dtype == "auto" else FORMATS[self._dtype])
+
+
+def _blank_panels(name: str, values: NDArray[Any], group: int) -> PanelWeight:
+    """The `MatrixQuantizer` of a plan."""
+    outputs, inputs = values.shape
+    layout = layout_of(name, group)
+    panels: NDArray[np.uint8] = _zeros(layout.shape((outputs, inputs)), np.dtype(np.uint8))
+    return over_panels(panels, layout, (outputs, inputs))
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array of one zero, again and again."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def format_of(scheme: Scheme, name: str) -> str:

@@ -48,6 +48,11 @@ class TensorInfo:
         """Bytes of the elements."""
         return self.end - self.begin
 
+    @property
+    def format(self) -> str | None:
+        """The dtype's name in `quant.dense.FORMATS`; None: it is not among them."""
+        return _FORMAT_OF.get(self.dtype)
+
 
 class TensorFile:
     """A mapped safetensors file.
@@ -85,11 +90,11 @@ class TensorFile:
             Unsupported: not a floating-point dtype that ferrum computes with.
         """
         info = self.tensors[name]
-        if info.dtype not in _FORMAT_OF:
+        if info.format is None:
             raise Unsupported(
                 f"dtype {info.dtype}", f"{self.path}: tensor {name!r} must be one of {', '.join(_FORMAT_OF)}"
             )
-        dtype = FORMATS[_FORMAT_OF[info.dtype]]
+        dtype = FORMATS[info.format]
         try:
             flat = np.frombuffer(self._map, dtype, info.nbytes // dtype.itemsize, info.begin)
             view = flat.reshape(info.shape)

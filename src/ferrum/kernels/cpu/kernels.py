@@ -18,9 +18,6 @@ from ferrum.kernels.cpu.team_size import TeamSize
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 
-MAX_HEAD_DIM: Final = 512
-"""Largest heads, whose rows the library keeps on its stack: `kMaxHead` in native/src/kernel_table.hpp."""
-
 _THREAD_BYTES: Final = 32 << 10
 """What a thread of the team takes besides: its stack, as far as it is used."""
 
@@ -33,6 +30,7 @@ class NativeKernels:
             "avx2" or "portable".
         threads: size of the team; None takes the processors that this process may use.
         head_dim: elements of the largest heads to come.
+        planning: weights have a size and no numbers. No step can run.
 
     Raises:
         Unsupported: the library is missing, or has no room for such heads.
@@ -49,14 +47,16 @@ class NativeKernels:
     name = "native"
     captures = False
 
-    def __init__(self, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1) -> None:
-        if head_dim > MAX_HEAD_DIM:
-            raise Unsupported(
-                "native CPU kernels", f"the model's heads have {head_dim} elements, more than {MAX_HEAD_DIM}"
-            )
+    def __init__(
+        self, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1, planning: bool = False
+    ) -> None:
         library = load()
+        if head_dim > library.MAX_HEAD_DIM:
+            reason = f"the model's heads have {head_dim} elements, more than {library.MAX_HEAD_DIM}"
+            raise Unsupported("native CPU kernels", reason)
         tier = chosen_tier(isa)
-        self.numerics_id = f"native-{tier}-3"
+        self.numerics_id = f"native-{tier}-{library.NUMERICS}"
+        self._planning = planning
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, _runtime(library, tier, threads or available_threads()))
         self.table_bytes = 0
@@ -141,7 +141,7 @@ class NativeKernels:
 
     def weight(self, weight: Weight) -> PackedWeight:
         """See `ParameterForms.weight`: packed into panels, the original let go."""
-        return pack(self.lowering.library, self.lowering.runtime, weight)
+        return pack(self.lowering.library, self.lowering.runtime, weight, blank=self._planning)
 
     def vector(self, values: F32) -> F32:
         """See `ParameterForms.vector`."""

@@ -91,25 +91,27 @@ class PackedWeight:
         return self.rows(np.arange(self.shape[0], dtype=np.int32))
 
 
-def pack(library: Any, runtime: Any, weight: Weight) -> PackedWeight:
+def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> PackedWeight:
     """Pack a weight. Panels are taken as they lie; a format that the library does not know is multiplied in f32.
 
     Args:
         library: the compiled module.
         runtime: a `Runtime` of it.
         weight: any; a packed one is returned as it is.
+        blank: leave the numbers out: only sizes are asked for.
     """
     if isinstance(weight, PackedWeight):
         return weight
-    format = weight.format
-    if format in _INTEGERS:
-        source = cast(PanelSource, weight)
-        name, panels = source.layout.name, source.panels
+    integers, dense = weight.format in _INTEGERS, weight.format in _DENSE
+    format = weight.format if integers or dense else "float32"
+    name = cast(PanelSource, weight).layout.name if integers else format
+    if blank:
+        native = library.blank(name, *weight.shape)
+    elif integers:
+        native = runtime.over_panels(name, cast(PanelSource, weight).panels, *weight.shape)
     else:
-        dense = format in _DENSE
-        name, floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
-        format, panels = name, runtime.pack(name, floats)
-    native = runtime.over_panels(name, panels, *weight.shape)
+        floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
+        native = runtime.over_panels(name, runtime.pack(*floats), *weight.shape)
     return PackedWeight(native, runtime, weight.shape, format, library)
 
 

@@ -1,0 +1,133 @@
+"""A model's configuration and its tensors' names and shapes, without the tensors: all that a plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from operator import index
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError, HubUnreachable, Unsupported
+from ferrum.runtime.checkpoint import (
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    TensorStore,
+    has_weights,
+    read_config,
+    shard_map,
+    whole_names,
+)
+from ferrum.runtime.hub import NO_WEIGHTS, hub_errors, located, resolve_model, snapshot
+from ferrum.runtime.packed import is_packed
+from ferrum.runtime.tensor_file import TensorInfo
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+class HubListing:
+    """A `TensorStore` of a model that stayed on the hub: it knows what its tensors are, and cannot read them.
+
+    Attributes: see `TensorStore`.
+    """
+
+    def __init__(self, name: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+        self.directory = Path(name)
+        self.config = config
+        self.tensors = {full: tensors[own] for full, own in whole_names(tensors).items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    def file_of(self, name: str) -> str:  # noqa: ARG002 - a store's signature
+        """What stands for a tensor's file in messages."""
+        return f"{self.directory}'s files"
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A plan reads no tensor but to be told what is wrong with its dtype. Raises Unsupported."""
+        raise Unsupported(f"dtype {self.tensors[name].dtype}", f"{self.directory}: tensor {name!r}")
+
+    def forget(self, name: str) -> None:
+        """Nothing is held of a tensor."""
+
+
+def listed_model(name: str) -> TensorStore:
+    """A model that is to be planned. Of one of the hub that is not in the cache only the files' headers are fetched.
+
+    Errors as of `resolve_model` and `Checkpoint`.
+    """
+    found = located(name)
+    if isinstance(found, Path):
+        return Checkpoint(found)
+    cached = None
+    with suppress(HubUnreachable, CheckpointError):
+        cached = snapshot(*found, offline=True)
+    if cached is not None and has_weights(cached):
+        return Checkpoint(cached)
+    listing = _asked(*found)
+    # Of a packed model only the files themselves can be planned.
+    return Checkpoint(resolve_model(name)) if is_packed(listing) else listing
+
+
+def _asked(repo: str, revision: str | None) -> HubListing:
+    """The listing as the hub tells it."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with hub_errors(repo, revision) as named, TemporaryDirectory() as folder:
+
+        def fetch(file: str) -> Path:
+            return Path(api.hf_hub_download(repo, file, revision=revision, local_dir=folder))
+
+        try:
+            with _missing_as("has no config.json"):
+                config = read_config(fetch("config.json").parent)
+            if api.file_exists(repo, SINGLE, revision=revision):
+                files = [SINGLE]
+            else:
+                with _missing_as(NO_WEIGHTS):
+                    files = sorted(set(shard_map(fetch(INDEX)).values()))
+            tensors = {}
+            for file in files:
+                with _missing_as(f"lacks {file}, which {INDEX} names"):
+                    tensors.update(_header(api, repo, revision, file))
+        except CheckpointError as error:
+            problem = str(error)
+            raise CheckpointError(
+                problem.replace(folder, named) if folder in problem else f"{named!r} {problem}"
+            ) from error
+    return HubListing(named, config, tensors)
+
+
+def _header(api: HfApi, repo: str, revision: str | None, file: str) -> dict[str, TensorInfo]:
+    """What a file of weights holds. Raises CheckpointError."""
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        found = api.parse_safetensors_file_metadata(repo, file, revision=revision).tensors
+        return {
+            name: TensorInfo(str(info.dtype), tuple(map(index, info.shape)), *map(index, info.data_offsets))
+            for name, info in found.items()
+        }
+    except (SafetensorsParsingError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"holds no valid safetensors file {file}: {error}") from error
+
+
+@contextmanager
+def _missing_as(problem: str) -> Iterator[None]:
+    """A file that the repository does not have is told as CheckpointError."""
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError as error:
+        raise CheckpointError(problem) from error

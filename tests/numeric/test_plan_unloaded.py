@@ -1,0 +1,154 @@
+"""A plan is made without the weights and is what loading them makes: to the byte, whatever the machine holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_twin import require_native
+from safetensors.numpy import save_file
+from tiny import directory_of, find
+
+from ferrum.bench.shapes import shape_config
+from ferrum.cli.main import execute
+from ferrum.core.config import ModelConfig
+from ferrum.core.errors import CapacityError, ConfigError
+from ferrum.models.decoder import parameter_shapes
+from ferrum.models.families import decoder_spec
+from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.runtime.checkpoint import Checkpoint
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.load import build_executor, plan_model
+from ferrum.runtime.packing import pack_directory
+
+OPTIONS = (
+    {},
+    {"dtype": "float32", "max_batch_size": 3, "max_sequence_length": 100},
+    {"dtype": "float16", "kv_dtype": "int8"},
+    {"quantize": "int8", "group": 64},
+    {"quantize": "int4"},
+    {"quantize": "int4-all", "group": 128},
+)
+
+
+def agrees(config: ModelConfig) -> None:
+    plan = plan_model(config)
+    with build_executor(config) as executor:
+        assert plan.traits == executor.traits, "the memory plan is among them"
+        assert (plan.info, plan.kv_capacity) == (executor.info, executor.kv_capacity())
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_plan_is_what_loading_makes(kernels: str, options: dict[str, object]) -> None:
+    if kernels == "native":
+        require_native()
+    agrees(ModelConfig(model=BUILT_IN, kernels=kernels, kv_capacity=2000, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["mistral-full", "mistral"])
+def test_windows_and_padded_heads_are_planned_as_they_are_held(name: str) -> None:
+    agrees(ModelConfig(model=str(directory_of(find(name))), kv_capacity=500))
+
+
+def test_a_packed_directory_is_planned_without_reading_it(tmp_path: Path) -> None:
+    pack_directory(Checkpoint(resolve_model(BUILT_IN)), tmp_path / "packed", "int4")
+    config = ModelConfig(model=str(tmp_path / "packed"), kv_capacity=2000)
+    agrees(config)
+    file = tmp_path / "packed" / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1000] + bytes(1000))
+    assert plan_model(config).traits.memory.weights, "whether it is damaged is for loading to say"
+
+
+def test_a_head_beside_a_tied_embedding_is_not_read_for_a_plan(tmp_path: Path) -> None:
+    built_in = Checkpoint(resolve_model(BUILT_IN))
+    assert decoder_spec(built_in.config).tied_head
+    tensors = {name: built_in.read(name) for name in built_in.tensors}
+    save_file({**tensors, HEAD: tensors[EMBEDDING].copy()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(built_in.config))
+    agrees(ModelConfig(model=str(tmp_path), kv_capacity=1000))
+
+
+def blank_directory(target: Path, layers: int) -> Path:
+    """A model of 8B's layers, whose file is a header and a hole."""
+    config = {**shape_config("qwen3-8b"), "num_hidden_layers": layers}
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for name, shape in parameter_shapes(decoder_spec(config)).items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (target / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return target
+
+
+MEASURE = """
+import sys
+from ferrum.cli.main import execute
+status = execute(sys.argv[1:])
+print("peak", next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+sys.exit(status)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_a_model_that_no_machine_here_holds_is_planned_in_little_memory(tmp_path: Path) -> None:
+    require_native()
+    model = str(blank_directory(tmp_path / "huge", layers=1000))  # 400 GB in bfloat16
+    command = [sys.executable, "-c", MEASURE, "plan", model, "--quantize", "int8", "--max-sequence-length", "4096"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"weights +19\d\.\d GiB", shown) and "too much" in shown
+    assert re.search(r"for 64 tokens", shown), "nothing is left for the pool: it has a page"
+    peak = int(re.findall(r"peak (\d+)", shown)[0]) << 10
+    assert peak < 500 << 20, f"{peak >> 20} MiB"
+
+
+def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_native()
+    monkeypatch.setattr("ferrum.runtime.room.free_memory", lambda: 64 << 30)
+    model = str(blank_directory(tmp_path / "huge", layers=1000))
+    for options, size in (({}, r"36\d\.\d"), ({"quantize": "int4"}, r"10\d\.\d")):
+        with pytest.raises(CapacityError, match=rf"no memory for the {size} GiB of the weights"):
+            build_executor(ModelConfig(model=model, **options))
+
+
+def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrum.runtime.load.free_memory", lambda: 64 << 20)
+    with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
+        fitting = executor.kv_capacity() * (64 << 20) // executor.memory_plan.kv_pool
+    build_executor(ModelConfig(model=BUILT_IN, kv_capacity=fitting * 9 // 10)).shutdown()
+    with pytest.raises(CapacityError, match="KV pool"):
+        build_executor(ModelConfig(model=BUILT_IN, kv_capacity=fitting * 11 // 10))
+
+
+def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:
+    for options in ({"quantize": "int3"}, {"group": 32}, {"max_sequence_length": 10**6}):
+        with pytest.raises(ConfigError) as refusal:
+            plan_model(ModelConfig(model=BUILT_IN, **options))  # type: ignore[arg-type]
+        assert refusal.value.param == next(iter(options))
+    huge = ModelConfig(model=BUILT_IN, kv_capacity=1 << 50)
+    assert plan_model(huge).kv_capacity >= 1 << 50
+    with pytest.raises(CapacityError):
+        build_executor(huge)
+
+
+def test_what_an_engine_holds_beside_its_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    totals = []
+    for options in ([], ["--swap-gib", "3"]):
+        assert execute(["plan", BUILT_IN, "--kv-capacity", "1024", *options]) == 0
+        shown = capsys.readouterr().out
+        assert ("swapped pages" in shown) == bool(options)
+        amount, unit = re.findall(r"total +([\d.]+) (\w+)", shown)[0]
+        totals.append(float(amount) * {"MiB": 1, "GiB": 1024}[unit])
+    assert totals[1] - totals[0] == pytest.approx(3 * 1024, abs=60)

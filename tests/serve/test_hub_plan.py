@@ -1,0 +1,134 @@
+"""Plans of models that stay on the hub: their files' headers are all that is fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from fake_hub import FakeHub, FakeRepo, hub_of
+from ferrum.cli.main import execute
+from ferrum.core.config import ModelConfig
+from ferrum.core.errors import CheckpointError, FerrumError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.models.decoder import parameter_shapes
+from ferrum.models.families import decoder_spec
+from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.load import plan_model
+from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.random_checkpoint import RandomCheckpoint
+
+SHAPE = {
+    **json.loads((resolve_model(BUILT_IN) / "config.json").read_text()),
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+}
+CONFIG = json.dumps(SHAPE).encode()
+TENSORS = {name: np.zeros(shape, np.float16) for name, shape in parameter_shapes(decoder_spec(SHAPE)).items()}
+NAMES = sorted(TENSORS)
+SHARDS = {"model-1.safetensors": NAMES[::2], "model-2.safetensors": NAMES[1::2]}
+INDEX = json.dumps({"weight_map": {name: file for file, names in SHARDS.items() for name in names}}).encode()
+
+
+ENTRY = {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}
+
+
+def headed(header: object) -> bytes:
+    """A file of weights with that header."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(2)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    whole = save(TENSORS)
+    sharded = {file: save({name: TENSORS[name] for name in names}) for file, names in SHARDS.items()}
+    pack_directory(RandomCheckpoint("random", SHAPE), tmp_path / "packed", "int4")
+    repos = {
+        "maker/whole": FakeRepo({"config.json": CONFIG, "model.safetensors": whole}),
+        "maker/sharded": FakeRepo({"config.json": CONFIG, "model.safetensors.index.json": INDEX, **sharded}),
+        "maker/packed": FakeRepo({path.name: path.read_bytes() for path in (tmp_path / "packed").iterdir()}),
+        "maker/gated": FakeRepo({"config.json": CONFIG, "model.safetensors": whole}, gated=True),
+        "maker/pickles": FakeRepo({"config.json": CONFIG, "pytorch_model.bin": b"a pickle"}),
+        "maker/blank": FakeRepo({"model.safetensors": whole}),
+        "maker/broken": FakeRepo({"config.json": CONFIG, "model.safetensors": b"\xff" * 100}),
+        "maker/odd": FakeRepo({"config.json": CONFIG, "model.safetensors": headed({"x": {**ENTRY, "shape": None}})}),
+        "maker/list": FakeRepo({"config.json": CONFIG, "model.safetensors": headed([ENTRY])}),
+        "maker/shard": FakeRepo({"config.json": CONFIG, "model.safetensors.index.json": INDEX}),
+        "maker/config": FakeRepo({"config.json": b"{", "model.safetensors": whole}),
+        "maker/other": FakeRepo({"config.json": CONFIG, "model.safetensors": save({"x": np.zeros(3, np.float32)})}),
+    }
+    with hub_of(repos, tmp_path, monkeypatch) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}])
+@pytest.mark.parametrize("name", ["maker/whole", "maker/sharded", "maker/whole@v1.0"])
+def test_a_plan_is_that_of_the_download_and_downloads_nothing(
+    hub: FakeHub, tmp_path: Path, name: str, options: dict[str, str]
+) -> None:
+    config = ModelConfig(model=name, kv_capacity=1000, **options)  # type: ignore[arg-type]
+    before = plan_model(config)
+    asked = [request for request in hub.seen("GET") if ".safetensors" in request and "index" not in request]
+    assert asked and all(request.endswith("bytes=0-100000") for request in asked), "headers, whatever comes after them"
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    resolve_model(name)
+    count = len(hub.requests)
+    assert plan_model(config) == before
+    assert len(hub.requests) == count, "what is here is not asked for"
+
+
+def test_a_packed_model_is_fetched_for_it(hub: FakeHub) -> None:
+    plan = plan_model(ModelConfig(model="maker/packed", kv_capacity=1000))
+    assert plan.traits.group == 32 and hub.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("maker/none", ModelNotFound, "not on the hub"),
+        ("maker/whole@v9", ModelNotFound, "no revision"),
+        ("maker/gated", ModelGated, "gated"),
+        ("maker/pickles", CheckpointError, "no safetensors weights"),
+        ("maker/blank", CheckpointError, "no config.json"),
+        ("maker/broken", CheckpointError, "'maker/broken' holds no valid safetensors file"),
+        ("maker/odd", CheckpointError, "no valid safetensors file"),
+        ("maker/list", CheckpointError, "no valid safetensors file"),
+        ("maker/shard", CheckpointError, "'maker/shard' lacks model-1.safetensors, which"),
+        ("maker/config", CheckpointError, "maker/config/config.json: is not valid JSON"),
+        ("maker/other", CheckpointError, "is missing"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_as_when_loading(
+    hub: FakeHub, name: str, kind: type[FerrumError], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(kind, match=told):
+        plan_model(ModelConfig(model=name))
+    assert execute(["plan", name]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_damaged_here_is_not_planned_from_there(hub: FakeHub) -> None:
+    path = resolve_model("maker/whole") / "model.safetensors"
+    path.resolve().write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match="not a valid safetensors file"):
+        plan_model(ModelConfig(model="maker/whole"))
+
+
+def test_a_draft_is_planned_as_its_target_is(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "maker/whole", "--kv-capacity", "1000", "--speculative"]
+    assert execute([*arguments, "maker/sharded"]) == 0
+    assert "draft model" in capsys.readouterr().out
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert execute([*arguments, "maker/none"]) == 2
+    assert "speculative: " in capsys.readouterr().err
+
+
+def test_a_hub_that_cannot_be_reached_is_said(hub: FakeHub) -> None:
+    hub.status = 503
+    with pytest.raises(HubUnreachable):
+        plan_model(ModelConfig(model="maker/whole"))
