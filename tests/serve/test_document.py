@@ -9,6 +9,8 @@ import schemathesis
 
 import document_kit
 from document_kit import FEW, MANY, check
+from ferrum.server.requests import Body, ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
+from ferrum.server.session_routes import SessionGenerateRequest
 from serve_kit import Served
 
 ROUTES = [
@@ -66,6 +68,16 @@ def test_many_cases_of_every_route(document: Any, route: tuple[str, str]) -> Non
 def test_the_routes_are_all_of_the_documents(shared: Served) -> None:
     paths = shared.http.get("/openapi.json").json()["paths"]
     assert {(method, path) for path, operations in paths.items() for method in operations} == set(ROUTES)
+
+
+@pytest.mark.parametrize(
+    "body", [ChatRequest, CompletionRequest, RenderRequest, SessionGenerateRequest, TokenizeRequest]
+)
+def test_fields_that_are_refused_by_name_may_only_be_null(shared: Served, body: type[Body]) -> None:
+    schema = shared.http.get("/openapi.json").json()["components"]["schemas"][body.__name__]
+    kinds = {name: schema["properties"][name]["type"] for name in body.REFUSED}
+    assert kinds == dict.fromkeys(body.REFUSED, "null") and kinds
+    assert "additionalProperties" not in schema or schema["additionalProperties"] is True
 
 
 def test_the_documents_seeds_are_the_servers_to_the_last_digit(shared: Served) -> None:

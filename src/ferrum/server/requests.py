@@ -10,7 +10,8 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import schemas
@@ -51,6 +52,14 @@ class Body(BaseModel):
     NO_OPS: ClassVar[Mapping[str, str]] = MappingProxyType({})
     REFUSED: ClassVar[Mapping[str, str]] = MappingProxyType({})
     PASSES_ON: ClassVar[bool] = False
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> schemas.Schema:
+        """The fields' schema, with those that are refused, which would else pass for unknown ones."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
+        properties.update({name: schemas.refused(why) for name, why in cls.REFUSED.items()})
+        return schema
 
 
 class StreamOptions(Body):

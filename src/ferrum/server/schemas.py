@@ -84,6 +84,11 @@ def not_this(value: Any) -> Schema:
     return {"not": {"const": value}}
 
 
+def refused(why: str) -> Schema:
+    """A field that is not served."""
+    return {"type": "null", "description": f"Refused: {why}."}
+
+
 def given(name: str, schema: Schema | None = None) -> Schema:
     """An object whose field is there, and as it is to be: by default, not null."""
     return {"properties": {name: {"not": {"type": "null"}} if schema is None else schema}, "required": [name]}

@@ -33,9 +33,6 @@ from ferrum.server.writers import Head, Job
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 
 
-_NULL: Final[dict[str, Any]] = {"type": "null"}
-
-
 class SessionBody(Body):
     """A text, or its token ids."""
 
@@ -75,9 +72,6 @@ class SessionGenerateRequest(GenerationBody):
     )
 
     n: Whole | None = Field(default=None, description="One.", json_schema_extra=schemas.between(1, 1))
-    truncate_prompt_tokens: Whole | None = Field(
-        default=None, description="Refused: a session is truncated by a route of its own.", json_schema_extra=_NULL
-    )
     logprobs: Whole | None = Field(
         default=None,
         description=f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.",
