@@ -29,7 +29,7 @@ def _about(rule: str, help: str) -> dict[str, str]:
     return {"rule": rule, "help": help}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class SamplingParams:
     """The parameters of one request, validated and normalised: sequences become tuples, numbers plain ints and floats.
 

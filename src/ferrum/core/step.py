@@ -48,7 +48,7 @@ class Hidden(Enum):
     MEAN = "mean"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Sampling:
     """All that the choice of a token depends on besides its logits.
 
@@ -56,7 +56,7 @@ class Sampling:
     `history[:p]`, and of (seed, p, choice): nothing else, so neither company nor preemption can change it.
 
     Attributes:
-        history: the sequence's tokens, prompt first: a view that its owner appends to, never a copy per step.
+        history: the sequence's tokens, prompt first: a view that its owner appends to and changes in no other way.
         prompt_length: how many tokens of `history` are prompt (presence and frequency penalties skip them).
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
         bad_words: token sequences that may not be completed.

@@ -12,7 +12,7 @@ every parameter is read by the one rule of its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Final
@@ -24,6 +24,7 @@ from ferrum.core.errors import NothingAllowed
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.kernels.reference.math import exp
+from ferrum.sampling.kept import Counts, Keeper
 from ferrum.sampling.math import F32, Int64, mass
 from ferrum.sampling.order import top
 
@@ -90,6 +91,12 @@ class Editable:
         return self.logits
 
 
+_allowed: Final = Keeper[Int64]()
+_biases: Final = Keeper[tuple[Int64, F32]]()
+_seen: Final = Keeper[Counts]()
+_generated: Final = Keeper[Counts]()
+
+
 def grammar(logits: Editable, row: Row) -> None:
     """Forbid what the row's mask does not set; ids past the mask's end are forbidden."""
     masks = row.sampling.masks
@@ -102,15 +109,19 @@ def grammar(logits: Editable, row: Row) -> None:
 def allowed_tokens(logits: Editable, row: Row) -> None:
     """Forbid every token that `allowed_token_ids` does not name."""
     if row.params.allowed_token_ids is not None:
-        tokens = np.array(row.params.allowed_token_ids, np.int64)
+        tokens = _allowed(row.params, _ids, row.params.allowed_token_ids)
         kept = logits()[tokens]
         logits()[:] = _NEVER
         logits()[tokens] = kept
 
 
+def _ids(tokens: Iterable[int]) -> Int64:
+    return np.array(list(tokens), np.int64)
+
+
 def _known(tokens: Iterable[int], logits: Editable) -> Int64:
     """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
-    return np.array([token for token in tokens if token < logits.size], np.int64)
+    return _ids(token for token in tokens if token < logits.size)
 
 
 def bad_words(logits: Editable, row: Row) -> None:
@@ -137,13 +148,12 @@ def min_tokens(logits: Editable, row: Row) -> None:
 def logit_bias(logits: Editable, row: Row) -> None:
     """Add each token's bias."""
     if row.params.logit_bias:
-        logits()[list(row.params.logit_bias)] += np.array(list(row.params.logit_bias.values()), np.float32)
+        tokens, biases = _biases(row.params, _bias_of_each, row.params.logit_bias)
+        logits()[tokens] += biases
 
 
-def _each(tokens: Iterable[int]) -> Int64:
-    """Tokens, each once, in any order: to sort thousands of them, at every step, takes more than twice as long."""
-    found = set(tokens)
-    return np.fromiter(found, np.int64, len(found))
+def _bias_of_each(biases: Mapping[int, float]) -> tuple[Int64, F32]:
+    return _ids(biases), np.array(list(biases.values()), np.float32)
 
 
 def repetition_penalty(logits: Editable, row: Row) -> None:
@@ -153,22 +163,28 @@ def repetition_penalty(logits: Editable, row: Row) -> None:
     """
     if row.params.repetition_penalty != 1.0:
         penalty = np.float32(row.params.repetition_penalty)
-        seen = _each(row.tokens())
+        seen, _ = _seen(row.sampling, Counts, row.sampling.history, 0)(row.drafts)
         values = logits()[seen]
         logits()[seen] = np.where(values > 0, values / penalty, values * penalty)
+
+
+def _counts(row: Row) -> tuple[Int64, F32]:
+    """How often each token was generated."""
+    return _generated(row.sampling, Counts, row.sampling.history, row.sampling.prompt_length)(row.drafts)
 
 
 def presence_penalty(logits: Editable, row: Row) -> None:
     """Subtract the penalty from every token generated so far (OpenAI's definition: the prompt does not count)."""
     if row.params.presence_penalty:
-        logits()[_each(row.tokens(row.sampling.prompt_length))] -= np.float32(row.params.presence_penalty)
+        tokens, _ = _counts(row)
+        logits()[tokens] -= np.float32(row.params.presence_penalty)
 
 
 def frequency_penalty(logits: Editable, row: Row) -> None:
     """Subtract the penalty from every token as often as it was generated (OpenAI's definition)."""
     if row.params.frequency_penalty:
-        tokens, counts = np.unique_counts(np.array(row.tokens(row.sampling.prompt_length), np.int64))
-        logits()[tokens] -= np.float32(row.params.frequency_penalty) * counts.astype(np.float32)
+        tokens, counts = _counts(row)
+        logits()[tokens] -= np.float32(row.params.frequency_penalty) * counts
 
 
 def temperature(candidates: Candidates, params: SamplingParams) -> Candidates:

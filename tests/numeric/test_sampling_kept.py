@@ -1,0 +1,56 @@
+"""What is kept of a request between its tokens changes none of them, and goes with the request."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from sampling_twin import request
+
+from ferrum.core.params import SamplingParams
+from ferrum.sampling.kept import Keeper
+from ferrum.sampling.rules import Row, edited
+
+V = 12
+TOKENS = st.lists(st.integers(0, V - 1), max_size=6)
+RULES = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.5, 1.3]),
+        "presence_penalty": st.sampled_from([-1.5, 0.7]),
+        "frequency_penalty": st.sampled_from([-0.3, 1.1]),
+        "logit_bias": st.dictionaries(st.integers(0, V - 1), st.sampled_from([-3.0, 0.1]), min_size=1),
+        "allowed_token_ids": st.lists(st.integers(0, V - 1), min_size=1, unique=True),
+    },
+)
+
+
+@given(TOKENS.filter(bool), st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=5), RULES)
+def test_a_growing_sequence_is_edited_as_one_that_begins_there(
+    prompt: list[int], turns: list[tuple[list[int], list[int]]], params: dict[str, Any]
+) -> None:
+    logits = np.random.default_rng(len(prompt)).normal(0, 3, V).astype(np.float32)
+    growing = request(prompt, prompt=len(prompt), **params)
+    for new, drafts in turns:
+        growing.history.extend(new)  # type: ignore[attr-defined]
+        fresh = request([*growing.history, *drafts], prompt=len(prompt), **params)
+        got = edited(logits, Row(growing, drafts))
+        np.testing.assert_array_equal(got.view(np.int32), edited(logits, Row(fresh)).view(np.int32))
+
+
+def test_equal_owners_are_two_and_what_is_kept_goes_with_its_owner() -> None:
+    class Thing:
+        pass
+
+    keep = Keeper[Thing]()
+    one, other = SamplingParams(), SamplingParams()
+    first = ref(keep(one, Thing))
+    assert keep(one, Thing) is first() and keep(other, Thing) is not first()
+    del one
+    gc.collect()
+    assert first() is None
+    assert keep(other, Thing) is keep(other, Thing)
