@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import pytest
+
 from ferrum.cache.names import Name, NamedPage
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.cache.restore import Wanted
 from ferrum.core.types import Request
+from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.beginnings import MOST_PAGES
+from ferrum.scheduler.prefixes import Found, Prefixes
 from scheduler_bench import Bench, lengths
 
 
@@ -186,3 +191,30 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
     pages.reset()
     pages.check()
     assert not pages.restores and pages.used == 0 and pages.prefix_counts().cached_pages == 0
+
+
+def test_many_who_wait_for_the_same_pages_are_looked_at_once_and_not_all_in_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+    look = Prefixes.look
+
+    def counted(prefixes: Prefixes, sequence: Choice, most: int) -> Found:
+        looked.append(sequence.cache_id)
+        return look(prefixes, sequence, most)
+
+    bench, disk = restarted()
+    bench.add("other", 3, seed=1, max_tokens=40)
+    bench.step()
+    monkeypatch.setattr(Prefixes, "look", counted)
+    requests = [again(bench, f"again{index}") for index in range(400)]
+    counts = []
+    for _ in range(10):
+        before = len(looked)
+        assert lengths(bench.step()) == {"other/0": 1}
+        counts.append(len(looked) - before)
+    assert sorted(looked) == sorted(f"again{index}/0" for index in range(400))
+    assert max(counts) <= MOST_PAGES // 7 and counts[-1] == 0
+    disk.arrive()
+    bench.run()
+    bench.agrees(*requests)

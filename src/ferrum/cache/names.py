@@ -7,7 +7,7 @@ page is named when it has become full, and found under its name once the sequenc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -59,6 +59,10 @@ class PageNames:
         """The page of that name, if there is one and it is proven."""
         named = self._proven.get(name)
         return None if named is None else named.page
+
+    def find_run(self, names: Sequence[Name]) -> int:
+        """How many of the first names there are proven pages of."""
+        return next((count for count, name in enumerate(names) if name not in self._proven), len(names))
 
     def give(self, page: int, name: Name, *, partial: bool = False) -> NamedPage | None:
         """Name a page, yet unproven; None where it has a name already."""

@@ -110,6 +110,8 @@ def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names:
     """How many of the leading pages can be had: all of them in a group without a window, in the others as many as
     the next query sees.
     """
+    if len(groups) == 1 and groups[0].window is None:  # as nearly always, and in a tenth of the time
+        return pools[0].names.find_run(names)
     runs = [0] * len(groups)
     longest = 0
     for count, name in enumerate(names, 1):

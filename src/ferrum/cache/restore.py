@@ -6,6 +6,7 @@ that nobody else takes them; then they get their names, and whoever looks for th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Restores:
         self._table = table
         self._begun = 0
         self._active: list[_Restore] = []
+        self._names: Counter[Name] = Counter()
 
     def __bool__(self) -> bool:
         """Whether anything is on its way."""
@@ -85,7 +87,7 @@ class Restores:
 
     def __contains__(self, name: Name) -> bool:
         """Whether a page of that name is on its way."""
-        return any(wanted.name == name for restore in self._active for wanted in restore.wanted)
+        return name in self._names
 
     def begin(self, names: Sequence[Name], count: int, length: int, step: int) -> bool:
         """Bring back what follows the `count` pages that were matched just now; it may be there at once.
@@ -121,6 +123,7 @@ class Restores:
             self._table.release(held)
             return True
         self._active.append(_Restore(held, wanted, self.keeper.fetch(wanted)))
+        self._names.update(each.name for each in wanted)
         self.collect()
         if self._active and self._active[-1].held == held:
             self._active[-1].written.add_done_callback(lambda _: self.on_ready())
@@ -130,6 +133,7 @@ class Restores:
         """Let the pages be found that have arrived."""
         for restore in [each for each in self._active if each.written.done()]:
             self._active.remove(restore)
+            self._names -= Counter(each.name for each in restore.wanted)
             self._settle(restore)
 
     def finish(self) -> None:

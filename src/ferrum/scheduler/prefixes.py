@@ -50,6 +50,7 @@ class Prefixes:
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
         self._restored: set[str] = set()
+        self._awaited: dict[str, tuple[Name, Sequence | None]] = {}
 
     def look(self, sequence: Sequence, most: int) -> Found:
         """What is there of the sequence's first `most` tokens."""
@@ -67,6 +68,17 @@ class Prefixes:
         if count == len(names):
             return Found(count, tail)
         return Found(count, tail, self._computing.get(names[count]), names[count] in restores)
+
+    def await_next(self, sequence: Sequence, found: Found) -> None:
+        """The sequence waits for the page that follows what was found just now, which is coming."""
+        self._awaited[sequence.cache_id] = (sequence.names[found.pages], None if found.on_its_way else found.soon)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether the page that the sequence waits for is still to come, from where it was: a look is not worth it."""
+        name, soon = self._awaited.get(sequence.cache_id, (None, None))
+        if name is None:
+            return False
+        return name in self._pages.restores if soon is None else self._computing.get(name) is soon
 
     def length(self, found: Found) -> int:
         """How many tokens those are."""
@@ -136,6 +148,7 @@ class Prefixes:
     def withdraw(self, sequence: Sequence) -> None:
         """Nobody need wait for this sequence any more; should it be looked up again, all is looked up."""
         self._restored.discard(sequence.cache_id)
+        self._awaited.pop(sequence.cache_id, None)
         for name in self._promised.pop(sequence.cache_id, ()):
             if self._computing.get(name) is sequence:
                 del self._computing[name]

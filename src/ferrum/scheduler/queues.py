@@ -25,6 +25,7 @@ class Ranked:
     def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
         self._rank = rank
         self._items: list[Sequence] = []
+        self._ids: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -36,20 +37,17 @@ class Ranked:
         return iter(self._items)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        index = self._find(sequence)
-        return index < len(self._items) and self._items[index] is sequence
+        return id(sequence) in self._ids
 
     def add(self, sequence: Sequence) -> None:
         """Put the sequence in its place."""
         insort(self._items, sequence, key=self._rank)
+        self._ids.add(id(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that is there."""
-        assert sequence in self
-        del self._items[self._find(sequence)]
-
-    def _find(self, sequence: Sequence) -> int:
-        return bisect_left(self._items, self._rank(sequence), key=self._rank)
+        self._ids.remove(id(sequence))
+        del self._items[bisect_left(self._items, self._rank(sequence), key=self._rank)]
 
 
 class Waiting:

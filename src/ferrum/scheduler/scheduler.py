@@ -21,6 +21,7 @@ from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
+from ferrum.scheduler.beginnings import Beginnings
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.first_tokens import FirstTokens
@@ -32,7 +33,7 @@ from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefixes import Found, Prefixes
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn, yielding_to
-from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable, shared_length
+from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
 from ferrum.scheduler.siblings import Siblings
 
 
@@ -95,6 +96,7 @@ class Scheduler:
         self._first_tokens = FirstTokens(self._costs, self._live.share)
         self._waiting = Waiting(self._live.rank, self._live.share)
         self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
+        self._beginnings = Beginnings(self._live, self._siblings, self._prefixes)
         self._newcomers = Newcomers(
             self._live, self._running, pages, self._outputs, growth=self._growth, context=self._context
         )
@@ -201,26 +203,17 @@ class Scheduler:
         if not behind and not step.admits:
             return
         self._pacing.bound(step, self._running, behind, self._max_sequences)
+        self._beginnings.renew()
         for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
             if not step.budget:
                 return
             if sequence in self._running:
                 self._waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
-                source = self._source(sequence)
-                step.admits = source is None or self._admit(sequence, source, step)
-
-    def _source(self, sequence: Sequence) -> Sequence | Found | None:
-        """What a newcomer begins with: the prompt of another choice, or what is found of it if that is more; None: it
-        waits while another choice computes the prompt, or a request that is served first the same beginning.
-        """
-        sibling = self._siblings.source(sequence)
-        if self._siblings.are_computing(sequence) if sibling is None else not sequence.generated:
-            return sibling
-        found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
-        if found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)):
-            return None
-        return found if sibling is None or self._prefixes.length(found) > shared_length(sequence) else sibling
+                beginning = self._beginnings.of(sequence)
+                step.admits = (
+                    not self._beginnings.spent if beginning is None else self._admit(sequence, beginning, step)
+                )
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
         """The running sequences that are so many tokens behind, without those in flight."""
@@ -281,17 +274,17 @@ class Scheduler:
         self._waiting.add(victim)
         self._newcomers.reconsider()
 
-    def _admit(self, sequence: Sequence, source: Sequence | Found, step: OpenStep) -> bool:
+    def _admit(self, sequence: Sequence, beginning: Sequence | Found, step: OpenStep) -> bool:
         """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
         yielding = yielding_to(sequence, self._running, self._live.share, self._in_flight)
         if len(self._running) - len(yielding) >= step.places:
             if step.places == self._max_sequences:  # else there may be more of them soon, as costs become known
                 self._refuse(sequence)
             return False
-        if isinstance(source, Sequence):
-            self._siblings.share(source, sequence)
+        if isinstance(beginning, Sequence):
+            self._siblings.share(beginning, sequence)
         else:
-            self._prefixes.adopt(sequence, source)
+            self._prefixes.adopt(sequence, beginning)
         fits = self._make_place(sequence, yielding, step)
         count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
@@ -299,7 +292,7 @@ class Scheduler:
             sequence.computed = 0
             self._refuse(sequence)
             return False
-        if not isinstance(source, Sequence):
+        if not isinstance(beginning, Sequence):
             self._prefixes.admit(sequence, reusable(sequence, self._live.scored(sequence)))
         self._waiting.remove(sequence)
         self._running.add(sequence)

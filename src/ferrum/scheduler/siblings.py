@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.plan import Pages
@@ -55,12 +57,10 @@ class Siblings:
             self._waiting.remove(heir)
             self._running.add(heir)
 
-    def _others(self, sequence: Sequence) -> list[Sequence]:
+    def _others(self, sequence: Sequence) -> Iterator[Sequence]:
         """The choices that run, where choices have anything in common; an ended one is none of them."""
-        if shared_length(sequence) == 0:
-            return []
-        siblings = self._live.choices(sequence.request.request_id)
-        return [each for each in siblings if each.finish is None and each in self._running]
+        siblings = self._live.choices(sequence.request.request_id) if shared_length(sequence) else ()
+        return (each for each in siblings if each.finish is None and each in self._running)
 
     def _can_share(self, source: Sequence, shared: int) -> bool:
         return source.computed >= shared > 0 and self._pages.can_truncate(source.cache_id, shared)
