@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrum.text.tokenizer import FileTokenizer
+from ferrum.text.tokenizer import _SHORT, FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from text_samples import LAYOUTS
 
@@ -26,3 +26,14 @@ def test_decoding_equals_the_library_on_valid_text(layout: str, data: st.DataObj
     # Where bytes are no valid UTF-8, the library's byte fallback gives up a whole run of them; we only what is invalid.
     if layout != "byte_fallback" or "\ufffd" not in ours:
         assert ours == theirs
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=20)
+@given(st.lists(st.text(max_size=20), min_size=1), st.integers(_SHORT // 2, 2 * _SHORT), st.booleans())
+def test_encoding_equals_the_library_whatever_the_length(
+    layout: str, pieces: list[str], length: int, add_special_tokens: bool
+) -> None:
+    text = ("".join(pieces) * length)[:length]
+    expected = BACKENDS[layout].encode(text, add_special_tokens=add_special_tokens).ids
+    assert TOKENIZERS[layout].encode(text, add_special_tokens=add_special_tokens) == expected

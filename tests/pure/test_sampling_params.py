@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.params import SamplingParams, bad_word_tokens
+from ferrum.core.params import MAX_STOP_LENGTH, SamplingParams, bad_word_tokens
 from source_tree import SOURCE, nodes
 
 RULES = {each.name: each.metadata["rule"] for each in fields(SamplingParams)}
@@ -129,6 +129,7 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("stop", 5),
         ("stop", b"a"),
         ("stop", ["a" * k for k in range(1, 66)]),
+        ("stop", ["b", "a" * (MAX_STOP_LENGTH + 1)]),
         ("bad_words", [str(number) for number in range(4097)]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -215,3 +217,19 @@ def test_a_metaspace_decoder_drops_marks_at_the_start_only_where_it_put_them() -
     never = decoding_rules({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"})
     assert (always.first("▁a"), always.middle("▁a")) == (b"a", b" a")
     assert (never.first("▁a"), never.middle("▁a")) == (b" a", b" a")
+
+
+def test_others_go_on_while_a_long_text_is_encoded() -> None:
+    ended, turns = Event(), 0
+
+    def encode() -> None:
+        TOKENIZERS["byte_level"].encode("the quick fox " * 50_000)
+        ended.set()
+
+    thread = Thread(target=encode)
+    thread.start()
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.0001)
+    thread.join()
+    assert turns > 10

@@ -18,6 +18,7 @@ from ferrum.core.integers import whole
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
+MAX_STOP_LENGTH: Final = 256
 MAX_BAD_WORDS: Final = 4096
 ALL_TOKENS: Final = -1
 """As `logprobs` or `prompt_logprobs`: report the whole vocabulary."""
@@ -59,7 +60,11 @@ class SamplingParams:
         metadata=_about("sampling.draw", "Signed 64-bit seed of all draws; None: one is chosen and reported."),
     )
     stop: Sequence[str] = field(
-        default=(), metadata=_about("text.stop_strings", f"Up to {MAX_STOP_STRINGS} strings that end the text.")
+        default=(),
+        metadata=_about(
+            "text.stop_strings",
+            f"Up to {MAX_STOP_STRINGS} strings, of {MAX_STOP_LENGTH} characters at most, that end the text.",
+        ),
     )
     stop_token_ids: Sequence[int] = field(
         default=(), metadata=_about("scheduler.stop_tokens", "Token ids that end a choice, beside the model's own.")
@@ -259,6 +264,9 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
     strings = _strings(name, value)
     if len(strings) > MAX_STOP_STRINGS:
         _refuse(name, f"has {len(strings)} strings, more than {MAX_STOP_STRINGS}")
+    longest = max(map(len, strings), default=0)
+    if longest > MAX_STOP_LENGTH:
+        _refuse(name, f"has a string of {longest} characters, more than {MAX_STOP_LENGTH}")
     return strings
 
 
@@ -337,8 +345,14 @@ _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
 """JSON Schema of a token id; that it is below the vocabulary's size depends on the model."""
 
+_STOP_LENGTH: Final = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
+
 _SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
-    _stop_strings: {"minLength": 1, "maxItems": MAX_STOP_STRINGS, "items": {"type": "string", "minLength": 1}},
+    _stop_strings: {
+        **_STOP_LENGTH,
+        "maxItems": MAX_STOP_STRINGS,
+        "items": {"type": "string", **_STOP_LENGTH},
+    },
     _words: {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "pattern": r"\S"}},
     _tokens: {"items": TOKEN_SCHEMA},
     _allowed: {"minItems": 1, "items": TOKEN_SCHEMA},

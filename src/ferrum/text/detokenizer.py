@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ferrum.core.errors import RequestError
-from ferrum.text.stop_strings import StopStrings
+from ferrum.text.stop_strings import StopStrings, stop_strings
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -67,7 +67,7 @@ class Detokenizer:
         self._spared = min_tokens
         self._skip_special = skip_special_tokens
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopStrings(stop) if stop else None
+        self._stops = stop_strings(stop) if stop else None
         self._state = 0
         self._held = ""
         self._ended = False

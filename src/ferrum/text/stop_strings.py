@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 
 class StopStrings:
@@ -58,3 +59,15 @@ class StopStrings:
                 if self._match[child] is None:
                     self._match[child] = self._match[self._shorter[child]]
                 waiting.append(child)
+
+
+_known: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
+
+
+def stop_strings(strings: Sequence[str]) -> StopStrings:
+    """The automaton over the strings. Choices are many and it is large: all who want the same one have it together."""
+    key = tuple(strings)
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = StopStrings(key)
+    return found

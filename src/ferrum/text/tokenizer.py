@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
 from ferrum.text.decoding import decoding_rules
@@ -14,6 +15,12 @@ from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_t
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+_SHORT: Final = 1 << 10
+"""Characters of a text that is encoded in a fraction of a millisecond."""
+
+_LARGE: Final = 1 << 20
+"""Characters beyond which texts are encoded one after the other: the library takes 150 bytes for each."""
 
 
 class Tokenizer(Protocol):
@@ -93,6 +100,7 @@ class FileTokenizer:
         self._backend = backend
         self._origin = origin
         self._bytes: dict[int, bytes] = {}
+        self._large = Lock()
         self._bos = self._named_id(config, "bos_token")
         self._eos = self._named_id(config, "eos_token")
         added = backend.get_added_tokens_decoder()
@@ -137,8 +145,17 @@ class FileTokenizer:
         except UnicodeEncodeError as error:
             raise RequestError(f"holds a lone surrogate at character {error.start}", param="prompt") from None
         with _library_faults(self._origin):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._ids(text, add_special_tokens)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _SHORT:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        # Only a batch, if of one text, is encoded without the GIL, which others would want meanwhile.
+        with self._large if len(text) > _LARGE else nullcontext():
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
