@@ -7,10 +7,18 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
+from pydantic import ValidationError
 
 from engine_fakes import VOCABULARY, FakeRecipe
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.server.requests import ChatRequest, CompletionRequest
+from ferrum.server.requests import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 LOUD: Final = {"seed": 1, "ignore_eos": True, "max_tokens": 12}
@@ -159,6 +167,18 @@ def test_every_field_of_the_document_is_in_one_of_these_lists() -> None:
     assert {*ChatRequest.REFUSED, *CompletionRequest.REFUSED} <= REFUSED.keys()
     assert ChatRequest.NO_OPS.keys() == CHAT_NO_OPS.keys()
     assert CompletionRequest.NO_OPS.keys() == COMPLETION_NO_OPS.keys()
+
+
+@pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest])
+@pytest.mark.parametrize("wrong", [[{}] * 1000, [[{}] * 1000], {str(each): [] for each in range(1000)}])
+def test_a_thousand_faults_of_a_field_are_not_listed_one_by_one(body: type[Body], wrong: Any) -> None:
+    for name in body.model_fields:
+        try:
+            body.model_validate(
+                {"model": "m", "prompt": "a", "input": "a", "tokens": [1], "messages": USER, name: wrong}
+            )
+        except ValidationError as error:
+            assert error.error_count() < 10, name
 
 
 WRONG: Final[list[tuple[str, Any, str]]] = [

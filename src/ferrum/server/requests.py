@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import schemas
-from ferrum.server.schemas import Whole
+from ferrum.server.schemas import Items, Whole
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
 MAX_BEST_OF: Final = 20
+MAX_METADATA: Final = 16
 
 _HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingParams)}
 
@@ -32,6 +33,13 @@ def _sampling(name: str) -> Any:
 def _optional(description: str, schema: schemas.Schema) -> Any:
     """A field that may be left out or null, and what its schema says beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
+
+
+def _few(metadata: Any) -> Any:
+    """Their number first: millions of faults within, of which none would be read, would fill the memory."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
+        raise ValueError(f"has {len(metadata)} entries, more than {MAX_METADATA}")
+    return metadata
 
 
 def _rules(schema: schemas.Schema) -> ConfigDict:
@@ -89,10 +97,10 @@ class Message(Body):
     PASSES_ON = True
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = Field(default=None, json_schema_extra={"minItems": 1})
+    content: str | Items[ContentPart] | None = Field(default=None, json_schema_extra={"minItems": 1})
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": schemas.TOOL_CALL})
+    tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": schemas.TOOL_CALL})
     refusal: str | None = None
 
 
@@ -100,7 +108,7 @@ class Prediction(Body):
     """What the reply may be like: it is verified instead of being generated as far as it agrees."""
 
     type: Literal["content"]
-    content: str | list[ContentPart] = Field(json_schema_extra={"minItems": 1})
+    content: str | Items[ContentPart] = Field(json_schema_extra={"minItems": 1})
 
 
 class ResponseFormat(Body):
@@ -133,9 +141,9 @@ class GenerationBody(Body):
     top_k: Whole | None = _sampling("top_k")
     min_p: float | None = _sampling("min_p")
     seed: Whole | None = _sampling("seed")
-    stop: str | list[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
-    stop_token_ids: list[Whole] | None = _sampling("stop_token_ids")
-    bad_words: list[str] | None = _sampling("bad_words")
+    stop: str | Items[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
+    stop_token_ids: Items[Whole] | None = _sampling("stop_token_ids")
+    bad_words: Items[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
     ignore_eos: bool | None = _sampling("ignore_eos")
     max_tokens: Whole | None = _sampling("max_tokens")
@@ -144,8 +152,8 @@ class GenerationBody(Body):
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
-    logit_bias: dict[str, float] | None = _sampling("logit_bias")
-    allowed_token_ids: list[Whole] | None = _sampling("allowed_token_ids")
+    logit_bias: dict[str, Any] | None = _sampling("logit_bias")
+    allowed_token_ids: Items[Whole] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
     stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
     stream_options: StreamOptions | None = None
@@ -175,7 +183,7 @@ _DOCUMENTS: Final = "the template gets none"
 class TemplateBody(Body):
     """A conversation, and how its template renders it."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
     continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
     chat_template: str | None = Field(default=None, description="In place of the model's own.")
@@ -224,13 +232,15 @@ class ChatRequest(GenerationBody, TemplateBody):
     prediction: Prediction | None = Field(
         default=None, description="What the reply may be like. It is the same without, and sooner there with it."
     )
-    modalities: list[Literal["text", "audio"]] | None = _optional(
+    modalities: Items[Literal["text", "audio"]] | None = _optional(
         "Text only.", {"minItems": 1, "maxItems": 1, "items": {"const": "text"}}
     )
     include_reasoning: bool | None = _optional(
         "False is refused: reasoning is part of the text.", schemas.not_this(False)
     )
-    metadata: dict[str, str] | None = Field(default=None, description="No effect.", max_length=16)
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = Field(
+        default=None, description="No effect.", max_length=MAX_METADATA
+    )
     safety_identifier: str | None = Field(default=None, description="No effect.", max_length=64)
     prompt_cache_key: str | None = Field(default=None, description="No effect.")
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(default=None, description="No effect.")
@@ -246,7 +256,7 @@ class CompletionRequest(GenerationBody):
 
     model_config = _rules(schemas.COMPLETION)
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]] = Field(
+    prompt: str | Items[str] | Items[Whole] | Items[Items[Whole]] = Field(
         description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
     )
     suffix: str | None = Field(
@@ -267,7 +277,7 @@ class EmbeddingRequest(Body):
     NO_OPS = MappingProxyType({"user": "nothing is counted per user"})
 
     model: str = Field(description="A name from /v1/models.")
-    input: str | list[str] | list[Whole] | list[list[Whole]] = Field(
+    input: str | Items[str] | Items[Whole] | Items[Items[Whole]] = Field(
         description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
     )
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -294,7 +304,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Items[Message] | None = Field(default=None, min_length=1)
     content: str | None = None
     add_special_tokens: bool | None = Field(default=None, description="Default: true for a prompt.")
     add_special: bool | None = Field(default=None, description="As add_special_tokens, for content; default false.")
@@ -313,4 +323,4 @@ class DetokenizeRequest(Body):
     """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
 
     model: str | None = None
-    tokens: list[Whole] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})
+    tokens: Items[Whole] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

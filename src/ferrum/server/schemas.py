@@ -6,9 +6,9 @@ and lists the rules that no schema can say.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import FailFast, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ferrum.core.params import TOKEN_SCHEMA
@@ -36,6 +36,18 @@ def _whole(number: float) -> int:
 
 Whole: TypeAlias = Annotated[int, _Whole()]
 """An integer as JSON Schema has them: 4.0 is one, for JSON knows no other numbers than those; true and "4" are none."""
+
+Element = TypeVar("Element")
+
+
+class _FailFast(FailFast):
+    """In a union, typing compares the marks of its members."""
+
+    __hash__ = object.__hash__
+
+
+Items: TypeAlias = Annotated[list[Element], _FailFast()]
+"""A list, of whose faults the first is told: millions of them, of which none will be read, would fill the memory."""
 
 NOT_EMPTY: Final[Schema] = {"minLength": 1, "minItems": 1}
 """Of a text or a list."""
