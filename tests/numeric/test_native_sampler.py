@@ -140,3 +140,21 @@ def test_rows_side_by_side_are_what_each_is_alone(team):
     assert [str(each) for each in together] == [str(each) for each in expected]
     assert isinstance(together[17], StepError)
     assert chooser.logprobs(questions) == REFERENCE.logprobs(questions)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"temperature": 0.0}])
+def test_a_penalty_that_would_make_logits_infinite_leaves_them_comparable(tier, params):
+    logits = np.full(200, 1e37, np.float32)
+    logits[70:] = -1e37
+    wish = request(list(range(100)), prompt=1, seed=5, repetition_penalty=0.01, **params)
+    token = sample(logits, wish, (), chooser_of(tier, 2)).token
+    assert token == sample(logits, wish, (), REFERENCE).token and token < 70
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_temperature_that_counts_as_none_draws_nothing(tier):
+    for seed in range(20):
+        logits = np.round(np.random.default_rng(seed).standard_normal(200) * 2).astype(np.float32) / 2
+        wish = request([1, 3], prompt=1, seed=seed, temperature=9e-6, logit_bias={5: -1.0})
+        assert sample(logits, wish, (), chooser_of(tier, 2)) == sample(logits, wish, (), REFERENCE)

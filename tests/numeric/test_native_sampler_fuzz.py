@@ -55,7 +55,7 @@ def rules(vocabulary: int) -> st.SearchStrategy[dict[str, Any]]:
     some, penalty = tokens(vocabulary, least=1), st.sampled_from([-2.0, -0.5, 0.25, 2.0])
     bits = st.binary(min_size=1, max_size=vocabulary // 8 + 1)
     return st.fixed_dictionaries(
-        {"temperature": st.sampled_from([0.0, 0.01, 0.3, 0.8, 1.0, 2.0])},
+        {"temperature": st.sampled_from([0.0, 9e-6, 0.01, 0.3, 0.8, 1.0, 2.0])},
         optional={
             "masks": st.lists(st.one_of(st.none(), bits), min_size=MOST_ROWS, max_size=MOST_ROWS).map(tuple),
             "allowed_token_ids": some,

@@ -56,5 +56,6 @@ def _draw(choice: Choice) -> tuple[F32, float, int, float, float, int, int, int]
     """A draw as the library takes it: what from, temperature, top-k, top-p, min-p, seed, position, choice."""
     row, sampling, params = choice.row, choice.row.sampling, choice.row.params
     logits = np.ascontiguousarray(edited(choice.logits, row))
-    rules = (params.temperature, min(params.top_k, logits.size), params.top_p, params.min_p)
+    temperature = 0.0 if params.greedy else params.temperature
+    rules = (temperature, min(params.top_k, logits.size), params.top_p, params.min_p)
     return (logits, *rules, sampling.seed & 0xFFFFFFFFFFFFFFFF, row.position, sampling.choice)

@@ -29,6 +29,7 @@ from ferrum.sampling.math import F32, Int64, mass
 from ferrum.sampling.order import top
 
 _NEVER = np.float32(-np.inf)
+_MOST = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ def repetition_penalty(logits: Editable, row: Row) -> None:
         penalty = np.float32(row.params.repetition_penalty)
         seen, _ = _seen(row.sampling, Counts, row.sampling.history, 0)(row.drafts)
         values = logits()[seen]
-        logits()[seen] = np.where(values > 0, values / penalty, values * penalty)
+        changed = np.where(values > 0, values / penalty, values * penalty)
+        logits()[seen] = np.minimum(changed, _MOST)  # an infinity has no distance to the others
 
 
 def _counts(row: Row) -> tuple[Int64, F32]:
