@@ -72,19 +72,19 @@ def test_the_least_quota_of_a_process_and_all_around_it_counts(
     assert cpu_quota(*laid_out(tmp_path, membership, files)) == processors
 
 
-def v2(path: str, limit: int | str, used: int, inactive: int = 0) -> dict[str, str]:
-    """The files of a control group of version 2, sizes in MiB."""
+def v2(path: str, limit: int | str, used: int, **files: int) -> dict[str, str]:
+    """The files of a control group of version 2, sizes in MiB; `files` are those of pages of files, by their kind."""
     most = limit if isinstance(limit, str) else str(limit * MIB)
-    stat = f"anon 1\ninactive_file {inactive * MIB}\n"
+    stat = "anon 1\n" + "".join(f"{kind}_file {size * MIB}\n" for kind, size in files.items())
     return {f"{path}memory.max": most, f"{path}memory.current": f"{used * MIB}\n", f"{path}memory.stat": stat}
 
 
-def v1(path: str, limit: int, used: int) -> dict[str, str]:
+def v1(path: str, limit: int, used: int, active: int = 0, inactive: int = 0) -> dict[str, str]:
     """The same of version 1."""
     files = {
         "limit_in_bytes": f"{limit * MIB}\n",
         "usage_in_bytes": f"{used * MIB}\n",
-        "stat": "total_inactive_file 0\n",
+        "stat": f"active_file 7\ntotal_active_file {active * MIB}\ntotal_inactive_file {inactive * MIB}\n",
     }
     return {f"memory{path}/memory.{name}": text for name, text in files.items()}
 
@@ -96,12 +96,15 @@ def v1(path: str, limit: int, used: int) -> dict[str, str]:
         ("0::/\n", v2("", "max\n", 5), None),
         ("0::/\n", v2("", 600, 100), 500),
         ("0::/\n", v2("", 600, 500, inactive=300), 400),
+        ("0::/\n", v2("", 600, 500, active=300), 400),
+        ("0::/\n", v2("", 600, 500, active=200, inactive=100), 400),
         ("0::/\n", v2("", 600, 700), 0),
         (UNIT, v2("system.slice/ferrum.service/", 600, 100) | v2("system.slice/", 900, 700), 200),
         (UNIT, v2("system.slice/ferrum.service/", "max\n", 100) | v2("system.slice/", 900, 100), 800),
         (UNIT, v2("system.slice/other.service/", 600, 100), None),
         (DOCKER, v1("/docker/ab:c", 300, 100) | v1("", 1 << 40, 100), 200),
         (DOCKER, v1("", 300, 100), 200),
+        (DOCKER, v1("", 300, 250, active=100, inactive=50), 200),
         (None, v2("", 600, 100), 500),
         ("0::/\n", {**v2("", 600, 100), "memory.stat": "nonsense"}, None),
     ],
@@ -110,6 +113,44 @@ def test_the_group_with_the_least_room_counts(
     tmp_path: Path, membership: str | None, files: dict[str, str], left: int | None
 ) -> None:
     assert memory_left(*laid_out(tmp_path, membership, files)) == (None if left is None else left * MIB)
+
+
+def swap_v2(path: str, limit: int | str, used: int) -> dict[str, str]:
+    """What a control group of version 2 has on swap."""
+    most = limit if isinstance(limit, str) else str(limit * MIB)
+    return {f"{path}memory.swap.max": most, f"{path}memory.swap.current": f"{used * MIB}\n"}
+
+
+def swap_v1(path: str, limit: int, used: int) -> dict[str, str]:
+    """What one of version 1 has on memory and swap together."""
+    files = {"limit_in_bytes": limit, "usage_in_bytes": used}
+    return {f"memory{path}/memory.memsw.{name}": f"{size * MIB}\n" for name, size in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "free"),
+    [
+        ("0::/\n", {}, 900 + 5000),
+        ("0::/\n", v2("", 600, 100), 500 + 5000),  # an old kernel, that does not count swap
+        ("0::/\n", v2("", 600, 100) | swap_v2("", "max\n", 7), 500 + 5000),
+        ("0::/\n", v2("", 600, 100) | swap_v2("", 0, 0), 500),  # as Kubernetes has it
+        ("0::/\n", v2("", 600, 100) | swap_v2("", 300, 100), 500 + 200),
+        ("0::/\n", v2("", 600, 100) | swap_v2("", 100, 300), 500),
+        ("0::/\n", swap_v2("", 9000, 100), 900 + 5000),
+        (UNIT, swap_v2("system.slice/ferrum.service/", 300, 0) | swap_v2("system.slice/", 200, 100), 900 + 100),
+        (DOCKER, v1("", 300, 100) | swap_v1("", 300, 100), 200),
+        (DOCKER, v1("", 300, 250, active=150) | swap_v1("", 600, 350), 200 + 200),
+        (DOCKER, v1("", 2000, 100) | swap_v1("", 2000, 100), 1900),  # the machine has 900 MiB left, and swap
+    ],
+)
+def test_swap_is_free_as_far_as_the_groups_let_it_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str], free: int
+) -> None:
+    for name, path in zip(("MEMBERSHIP", "ROOT"), laid_out(tmp_path, membership, files), strict=True):
+        monkeypatch.setattr(memory, name, path)
+    monkeypatch.setattr(memory, "_machine_memory", lambda: 900 * MIB)
+    monkeypatch.setattr(memory, "_meminfo", lambda name: {"SwapFree": 5000 * MIB}[name])
+    assert memory.free_memory() == free * MIB
 
 
 @pytest.mark.parametrize(("left", "available"), [(None, 100), (0, 0), (7, 7), (200, 100)])

@@ -38,16 +38,32 @@ def cpu_quota(membership: Path, root: Path) -> float | None:
 def memory_left(membership: Path, root: Path) -> int | None:
     """Bytes that the control groups of a process still let it take; None where none has a limit.
 
-    What was read from files and not lately is no part of what they hold: it makes room by itself.
+    What was read from files, however lately, is no part of what they hold: it makes room by itself. The weights of a
+    service that starts again are there from the last time.
 
     Args:
         membership, root: see `group_directories`.
     """
-    names = ("memory.max", "memory.current", "inactive_file")
-    left = [_left(group, *names) for group in group_directories("", membership, root)]
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    left = [_left(group, "memory.max", "memory.current") for group in group_directories("", membership, root)]
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     left += [_left(group, *names) for group in group_directories("memory", membership, root)]
     return min((each for each in left if each is not None), default=None)
+
+
+def memory_with_swap(memory: int, swap: int, membership: Path, root: Path) -> int:
+    """Bytes that a process can take in all, where so much memory is left to it and so much of the machine's swap.
+
+    Version 2 limits what a control group swaps, version 1 its memory and swap together.
+
+    Args:
+        membership, root: see `group_directories`.
+    """
+    groups = group_directories("", membership, root)
+    swaps = [_room(group, "memory.swap.max", "memory.swap.current") for group in groups]
+    names = ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_")
+    both = [_left(group, *names) for group in group_directories("memory", membership, root)]
+    swap = min([swap, *(max(0, each) for each in swaps if each is not None)])
+    return min([memory + swap, *(each for each in both if each is not None)])
 
 
 def _paths(membership: Path) -> dict[str, str]:
@@ -75,10 +91,19 @@ def _quota_v1(group: Path) -> float | None:
         return None
 
 
-def _left(group: Path, limit: str, used: str, reclaimable: str) -> int | None:
+def _room(group: Path, limit: str, used: str) -> int | None:
     try:
-        room = int((group / limit).read_text()) - int((group / used).read_text())  # "max" is no limit
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, room + int(stat[reclaimable]))
-    except (OSError, ValueError, KeyError):
+        return int((group / limit).read_text()) - int((group / used).read_text())  # "max" is no limit
+    except (OSError, ValueError):
         return None
+
+
+def _left(group: Path, limit: str, used: str, prefix: str = "") -> int | None:
+    """What a group may yet take, with the pages of files that it makes room of; the prefix is of their names."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    except (OSError, ValueError):
+        return None
+    room = _room(group, limit, used)
+    return None if room is None else max(0, room + files)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left
+from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left, memory_with_swap
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory import PoolPart
 from ferrum.core.resident import AT_IMPORT, resident_bytes
@@ -164,8 +164,8 @@ def available_memory() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can be allocated at all: those available, and what is left of the swap."""
-    return available_memory() + (_meminfo("SwapFree") or 0)
+    """Bytes that can be allocated at all: those available, and what is left of the swap to this process."""
+    return memory_with_swap(available_memory(), _meminfo("SwapFree") or 0, MEMBERSHIP, ROOT)
 
 
 def _machine_memory() -> int:
