@@ -13,7 +13,7 @@ from ferrum.core.types import Request, Sequence, TokenEvent
 from ferrum.engine.stream import RequestStream
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.sequence import begin
-from ferrum.speculative.ngram import NGramIndex, NGramProposer
+from ferrum.speculative.ngram import A_LOOK, SIZES, NGramIndex, NGramProposer
 from ferrum.speculative.prediction import Follower, Predicted, PredictionProposer
 from ferrum.speculative.speculator import Speculator
 
@@ -68,6 +68,28 @@ def test_looking_up_reads_a_fixed_number_of_tokens_for_each_token(text: Iterable
             proposer.look(sequence, 8)
         reads.append(read.seen)
     assert reads[1] <= 2.1 * reads[0] and reads[1] <= 40 * 4096
+
+
+def test_a_long_prompt_is_taken_in_over_several_looks() -> None:
+    """All sequences wait while one of them looks."""
+    prompt = Read([*range(3 * A_LOOK), -1, -2, 7, 8, 9, -1, -2])
+    proposer = NGramProposer()
+    sequence = begin(Request("a", prompt, SamplingParams(), 0))[0]  # type: ignore[arg-type]
+    guesses = []
+    for _ in range(4):
+        before = prompt.seen
+        guesses.append(proposer.look(sequence, 3))
+        assert prompt.seen - before <= sum(SIZES) * A_LOOK
+    assert guesses[:3] == [None] * 3, "not found yet"
+    assert guesses[3] is not None and guesses[3].tokens == (7, 8, 9)
+
+
+def test_what_follows_a_long_prompt_is_found_before_all_of_it_is_taken_in() -> None:
+    proposer, sequence = NGramProposer(), sequence_of(range(3 * A_LOOK))
+    assert proposer.look(sequence, 2) is None
+    sequence.extend((-1, -2, -3, -1, -2))
+    guess = proposer.look(sequence, 2)
+    assert guess is not None and guess.tokens == (-3, -1)
 
 
 def test_a_forgotten_sequence_starts_anew() -> None:
@@ -132,7 +154,8 @@ def test_only_what_can_be_looked_up_is_asked_about() -> None:
 def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:
     prompt = tuple(range(50_000))
     proposer, (*choices, last) = NGramProposer(), begin(Request("a", prompt, SamplingParams(n=4), 0))
-    proposer.look(last, 3)
+    for _ in range(0, len(prompt), A_LOOK):
+        proposer.look(last, 3)
     tracemalloc.start()
     try:
         for choice in choices:

@@ -10,11 +10,18 @@ from collections.abc import Sequence as Series
 from typing import Final
 from weakref import WeakValueDictionary
 
-from ferrum.core.types import Request, Sequence
+from ferrum.core.types import Sequence
 from ferrum.speculative.proposer import Guess
 
 SIZES: Final = (5, 3, 2)
 """Lengths of the n-grams that are looked up, the longest first."""
+
+A_LOOK: Final = 4096
+"""Tokens that one look takes in at most, of the prompt and of what follows it.
+
+All sequences wait while it does: 5 ms for so many, 143 ms for a prompt of 128,000. What is not taken in yet is only not
+found yet.
+"""
 
 
 class NGramIndex:
@@ -23,21 +30,25 @@ class NGramIndex:
     Keys are hashes: two n-grams of one hash make one more wrong guess, and spare the memory of the other tokens.
 
     Args:
-        begun: of a text that this one begins with, and which does not grow any more.
+        begun: of what this text begins with.
+        indexed: how many of the first tokens are for that one to take in.
+
+    Attributes:
+        indexed: how many of the first tokens are taken in, or are for `begun` to take in.
     """
 
-    def __init__(self, begun: NGramIndex | None = None) -> None:
+    def __init__(self, begun: NGramIndex | None = None, indexed: int = 0) -> None:
         self._ends: dict[int, dict[int, int]] = {size: {} for size in SIZES}
         self._begun = begun
-        self._indexed: int = 0 if begun is None else begun._indexed
+        self.indexed = indexed
 
     def extend(self, text: Series[int], end: int) -> None:
         """Take in the n-grams that end at `end` at the latest; the text up to there never changes again."""
-        for stop in range(self._indexed + 1, end + 1):
+        for stop in range(self.indexed + 1, end + 1):
             for size, ends in self._ends.items():
                 if size <= stop:
                     ends[hash(tuple(text[stop - size : stop]))] = stop
-        self._indexed = max(self._indexed, end)
+        self.indexed = max(self.indexed, end)
 
     def find(self, text: Series[int]) -> tuple[int, int] | None:
         """Where the last tokens of `text` stood before: the place after them, and how many they are."""
@@ -55,7 +66,7 @@ class NGramProposer:
     """Guesses that a sequence goes on as it did after the same tokens before."""
 
     def __init__(self) -> None:
-        self._indexes: dict[str, NGramIndex] = {}
+        self._indexes: dict[str, tuple[NGramIndex, NGramIndex]] = {}  # of the prompt, and of the rest
         # By request: its choices share that of the prompt, which is gone with the last of them.
         self._prompts: WeakValueDictionary[str, NGramIndex] = WeakValueDictionary()
 
@@ -66,10 +77,10 @@ class NGramProposer:
     def look(self, sequence: Sequence, most: int) -> Guess | None:
         """See `Proposer`."""
         text = sequence.tokens
-        index = self._indexes.get(sequence.cache_id)
-        if index is None:
-            index = self._indexes[sequence.cache_id] = NGramIndex(self._of_prompt(sequence.request))
-        index.extend(text, len(text) - 1)  # what ends the text has no continuation to tell of
+        begun, index = self._indexes.get(sequence.cache_id) or self._begin(sequence)
+        for part, tokens in ((begun, sequence.request.prompt), (index, text)):
+            # What ends a text has no continuation to tell of.
+            part.extend(tokens, min(len(tokens) - 1, part.indexed + A_LOOK))
         found = index.find(text)
         if found is None:
             return None
@@ -79,10 +90,11 @@ class NGramProposer:
             tokens.append(tokens[stop + len(tokens) - len(text)])  # the guess itself goes on repeating
         return Guess(tuple(tokens), f"{size}-gram")
 
-    def _of_prompt(self, request: Request) -> NGramIndex:
-        index = self._prompts.setdefault(request.request_id, NGramIndex())
-        index.extend(request.prompt, len(request.prompt) - 1)
-        return index
+    def _begin(self, sequence: Sequence) -> tuple[NGramIndex, NGramIndex]:
+        request = sequence.request
+        begun = self._prompts.setdefault(request.request_id, NGramIndex())
+        indexes = self._indexes[sequence.cache_id] = begun, NGramIndex(begun, len(request.prompt) - 1)
+        return indexes
 
     def forget(self, sequence: Sequence) -> None:
         """See `Proposer`."""
