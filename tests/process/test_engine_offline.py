@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +186,27 @@ def test_scores_are_those_of_the_prompts_tokens() -> None:
             assert score == (None if position is None else position[token])
         with pytest.raises(Exception, match="poisoned"):
             model.score([[POISON, 1]], use_tqdm=False)
+
+
+@pytest.mark.parametrize("verb", ["score", "beam_search", "session"])
+def test_who_needs_the_whole_is_told_that_the_engine_was_closed_meanwhile(verb: str) -> None:
+    """A shutdown ends requests with `abort` and without an error."""
+    model = llm(FakeRecipe(seconds_per_step=0.01, max_tokens_per_step=1))
+    session = model.session([5])
+
+    def ask() -> object:
+        if verb == "session":
+            return session.generate(greedy(CONTEXT - 1, ignore_eos=True))
+        return getattr(model, verb)([[5] * (CONTEXT - 16)])
+
+    with ThreadPoolExecutor() as team:
+        asked = team.submit(ask)
+        while not len(model.front.router) and not asked.done():
+            time.sleep(0.001)
+        model.close()
+        with pytest.raises(EngineDead, match="closed"):
+            asked.result(timeout=30)
+    assert session.token_ids == (5,), "as it was before"
 
 
 TEMPLATE = (

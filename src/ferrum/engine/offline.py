@@ -133,11 +133,9 @@ class LLM(FrontDoor):
 
         Raises:
             FerrumError: as `generate`; here the failure of one prompt is raised, for it has no score.
+            EngineDead: the engine is closed meanwhile.
         """
         outputs = self.generate(prompts, SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm)
-        for output in outputs:
-            if (error := output.outputs[0].error) is not None:
-                raise error
         return [_scores(output) for output in outputs]
 
     def session(self, prompt: Prompt = ()) -> Session:
@@ -166,6 +164,7 @@ class LLM(FrontDoor):
         Raises:
             RequestError: as `generate`; also a prompt after which `max_tokens` do not fit in the context.
             FerrumError: the failure of any beam.
+            EngineDead: the engine is closed meanwhile.
         """
         ends = () if ignore_eos else self._front.admission.eos_token_ids
         rules = BeamRules(
@@ -230,13 +229,14 @@ def _is_prompt(entry: Any) -> bool:
 def _next_token(output: RequestOutput) -> Logprobs:
     """The likeliest tokens after a prompt. Raises its failure."""
     (choice,) = output.outputs
-    if choice.error is not None:
-        raise choice.error
+    choice.check_whole()
     assert choice.logprobs is not None
     return choice.logprobs[0]
 
 
 def _scores(output: RequestOutput) -> list[Logprob | None]:
+    """The scores of a prompt's tokens. Raises its failure."""
+    output.outputs[0].check_whole()
     assert output.prompt_logprobs is not None
     return [
         None if position is None else position[token]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.core.types import FinishReason
 
 
@@ -135,6 +135,14 @@ class CompletionOutput:
     stop_reason: int | str | None
     error: FerrumError | None = None
     request_id: str = field(default="", compare=False)
+
+    def check_whole(self) -> None:
+        """Raise what ended the choice early: its error, or EngineDead for a shutdown, which is an end without one.
+
+        For those who can use only the whole. None of them gives its requests a deadline.
+        """
+        if self.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise self.error or EngineDead(f"the engine was closed before the request was done ({self.finish_reason})")
 
 
 @dataclass(frozen=True, slots=True)

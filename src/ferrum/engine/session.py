@@ -94,13 +94,13 @@ class Session(GrowingText):
 
         Raises:
             FerrumError: as `LLM.generate`; here a failure after the start is raised too, and the session is as before.
+            EngineDead: the engine is closed meanwhile; likewise.
         """
         if sampling_params is not None:
             check_params(sampling_params)
             if sampling_params.n != 1:
                 raise RequestError("must be 1 in a session; fork it for several", param="n")
         (choice,) = self._complete(self._tokens, sampling_params).outputs
-        if choice.error is not None:
-            raise choice.error
+        choice.check_whole()
         self._tokens += tuple(choice.token_ids)
         return choice
