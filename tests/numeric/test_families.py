@@ -61,6 +61,8 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"tie_word_embeddings": "yes"}, CheckpointError, ("tie_word_embeddings",)),
         ({"hidden_act": "gelu"}, Unsupported, ("hidden_act", "gelu")),
         ({"mlp_bias": True}, Unsupported, ("mlp_bias",)),
+        ({"partial_rotary_factor": 0.5}, Unsupported, ("partial_rotary_factor", "0.5")),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, Unsupported, ("partial_rotary_factor", "0.5")),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, Unsupported, ("spiral", "yarn")),
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, ("factor",)),
         ({"rope_scaling": "linear"}, CheckpointError, ("rope_scaling",)),
@@ -84,6 +86,12 @@ def test_what_cannot_be_is_refused_by_its_field(changes, error, words):
     assert isinstance(caught.value, FerrumError)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("idle", [{"pretraining_tp": 2}, {"partial_rotary_factor": 1.0}])
+def test_what_makes_no_other_model_is_taken(idle):
+    """Llama 2 of 13B is published with slices of `pretraining_tp`, which are those of the same products."""
+    assert decoder_spec({**CONFIG, **idle}) == decoder_spec(CONFIG)
 
 
 def test_a_pattern_of_windows_is_a_list_of_layers():

@@ -32,7 +32,6 @@ def llama_like(
         attention: what differs from Llama in `AttentionSpec`.
     """
     config.only("hidden_act", "silu", "silu")
-    config.only("pretraining_tp", 1, 1)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads, count = config.integer("num_key_value_heads", heads), config.num_layers()
     dim = config.integer("head_dim", head_dim or hidden // heads)

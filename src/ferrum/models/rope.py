@@ -31,12 +31,12 @@ def rope_spec(config: FamilyConfig, head_dim: int) -> RopeSpec:
     variant = _VARIANTS.get(kind) if isinstance(kind, str) else None
     if variant is None:
         raise Unsupported(f"rope type {kind!r}", f"known: {', '.join(sorted(_VARIANTS))}")
-    partial = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    rotated = int(head_dim * partial)
-    if rotated % 2 or not 2 <= rotated <= head_dim:
-        raise CheckpointError(f"config.json: {rotated} rotated dimensions of a head of {head_dim}: must be even")
+    for each in (section, config):
+        each.only("partial_rotary_factor", 1, 1)
+    if head_dim % 2:
+        raise CheckpointError(f"config.json: rope rotates pairs, so head_dim must be even, not {head_dim}")
     try:
-        rope = variant(_Rope(section, config, theta, rotated))
+        rope = variant(_Rope(section, config, theta, head_dim))
     except (ArithmeticError, ValueError) as error:
         raise CheckpointError(f"config.json: the numbers of the rope {kind!r} give no angles: {error}") from error
     if not all(number <= _LARGEST for number in (*rope.frequencies, rope.scaling)):
