@@ -31,7 +31,7 @@ def test_memory_that_does_not_hold_a_page_is_told(monkeypatch: pytest.MonkeyPatc
 def test_a_pool_whose_size_is_no_number_of_64_bits_is_refused(kernels: str) -> None:
     if kernels == "native":
         require_native()
-    with pytest.raises(CapacityError, match=r"[0-9,]+\.0 GiB of the KV pool \(kv_capacity\)"):
+    with pytest.raises(CapacityError, match=r"[0-9,]+\.0 TiB of the KV pool \(kv_capacity\)"):
         load_executor(DIRECTORY, kernels=kernels, kv_capacity=1 << 60)
     with pytest.raises(ConfigError, match="at most") as refusal:
         load_executor(DIRECTORY, kernels=kernels, page_size=1 << 60)
@@ -60,7 +60,7 @@ def test_the_pool_is_as_large_as_was_asked_for_though_no_batch_fills_it() -> Non
 
 @pytest.mark.parametrize(
     ("method", "what"),
-    [("weight", "the weights"), ("rope_table", "max_sequence_length"), ("allocate", r"GiB of the KV pool")],
+    [("weight", "the weights"), ("rope_table", "max_sequence_length"), ("allocate", r"iB of the KV pool")],
 )
 def test_what_there_is_no_memory_for_is_told(method: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: ReferenceKernels, *_: object) -> None:

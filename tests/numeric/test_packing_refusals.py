@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
@@ -16,14 +17,17 @@ from safetensors.numpy import load_file, save_file
 from tiny import CASES, Case, directory_of, find, tokens_of
 
 from ferrum.cli.main import execute
+from ferrum.core.config import ModelConfig
 from ferrum.core.contract import DataType
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.runtime import packing
 from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.load import load_executor
+from ferrum.runtime.listing import HubListing
+from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.parameters import model_spec
 
 LAYER = "model.layers.1."
 NORM, O_PROJ = LAYER + "input_layernorm.weight", LAYER + "self_attn.o_proj.weight"
@@ -139,6 +143,40 @@ def test_a_decoder_that_was_saved_without_its_head_is_the_same_model(name: str, 
     pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
     packed = logits_of(whole, name, kernels="reference", quantize="int8")
     np.testing.assert_array_equal(logits_of(tmp_path / "out", name, kernels="reference"), packed)
+
+
+def test_a_head_that_nobody_saved_is_the_embedding_and_this_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Qwen3-Embedding-8B is: a decoder alone, of a configuration that ties nothing."""
+
+    def behead(tensors: Tensors) -> None:
+        del tensors["lm_head.weight"]
+        for full in list(tensors):
+            tensors[full.removeprefix("model.")] = tensors.pop(full)
+
+    bare, tied, out = changed("llama3", tmp_path / "bare", behead), tmp_path / "tied", tmp_path / "out"
+    checkpoint = Checkpoint(bare)
+    config = {**checkpoint.config, "tie_word_embeddings": True}
+    (copy_of(bare, tied) / "config.json").write_text(json.dumps(config))
+    pack_directory(checkpoint, out, "int8")
+    for directory, options in ((bare, {}), (out, {}), (bare, {"quantize": "int8"})):
+        caplog.clear()
+        planned = plan_model(ModelConfig(model=str(directory), kernels="reference", kv_capacity=64, **options))
+        with load_executor(directory, kernels="reference", kv_capacity=64, **options) as executor:
+            (note,) = executor.status().notes
+            assert "means nothing" in note and planned.traits == executor.traits
+            assert caplog.messages == [note][: not options], "once a process"
+        asked = {} if directory == bare and not options else {"quantize": "int8"}
+        expected = logits_of(tied, "llama3", kernels="reference", **asked)
+        np.testing.assert_array_equal(logits_of(directory, "llama3", kernels="reference", **options), expected)
+    own = {full.removeprefix("model."): info for full, info in checkpoint.tensors.items()}
+    assert model_spec(HubListing("maker/bare", checkpoint.config, own), planning=True) == model_spec(checkpoint)
+    with load_executor(tied, kernels="reference", kv_capacity=64) as executor:
+        assert executor.status().notes == (), "its text may well mean something"
+    whole = changed("llama3", tmp_path / "whole", lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match="lm_head"):
+        load_executor(whole, kernels="reference")
 
 
 @pytest.mark.parametrize("change", [1e-3, 0.5])

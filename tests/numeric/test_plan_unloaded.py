@@ -56,6 +56,16 @@ def test_windows_and_padded_heads_are_planned_as_they_are_held(name: str) -> Non
     agrees(ModelConfig(model=str(directory_of(find(name))), kv_capacity=500))
 
 
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize(("scheme", "group"), [("int8", 32), ("int4", 128), ("int4-all", 64)])
+def test_quantised_matrices_are_planned_as_these_kernels_lay_them_out(kernels: str, scheme: str, group: int) -> None:
+    """Matrices of 131, 80 and 48 outputs fill no whole panels."""
+    if kernels == "native":
+        require_native()
+    model = str(directory_of(find("qwen3")))
+    agrees(ModelConfig(model=model, kernels=kernels, quantize=scheme, group=group, kv_capacity=500))
+
+
 def test_a_packed_directory_is_planned_without_reading_it(tmp_path: Path) -> None:
     pack_directory(Checkpoint(resolve_model(BUILT_IN)), tmp_path / "packed", "int4")
     config = ModelConfig(model=str(tmp_path / "packed"), kv_capacity=2000)
@@ -121,6 +131,15 @@ def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(
     for options, size in (({}, r"36\d\.\d"), ({"quantize": "int4"}, r"10\d\.\d")):
         with pytest.raises(CapacityError, match=rf"no memory for the {size} GiB of the weights"):
             build_executor(ModelConfig(model=model, **options))
+
+
+def test_how_much_too_little_is_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_native()
+    config = ModelConfig(model=BUILT_IN)
+    wanted = plan_model(config).traits.memory.weights
+    monkeypatch.setattr("ferrum.runtime.room.free_memory", lambda: wanted - 1000)
+    with pytest.raises(CapacityError, match=r"(\d+\.\d MiB) of the weights: \1 are free, which is 1000 B too little"):
+        build_executor(config)
 
 
 def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from typer.core import TyperGroup
 from ferrum.cli import bench_overhead, bench_serve, bench_speculation
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, model_fields, with_options, written
-from ferrum.cli.tables import print_table, size
+from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, RequestError
+from ferrum.core.memory import size
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change

@@ -11,9 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from ferrum.cli.tables import print_table, size
+from ferrum.cli.tables import print_table
 from ferrum.core.config import KERNELS, Switches
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.memory import size
 
 PACKAGES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferrum.cli.tables import print_table, size
+from ferrum.cli.tables import print_table
+from ferrum.core.memory import size
 
 if TYPE_CHECKING:
     from ferrum.runtime.hub import LocalModel

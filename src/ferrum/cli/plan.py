@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, model_fields, with_options
-from ferrum.cli.tables import print_table, size
+from ferrum.cli.tables import print_table
+from ferrum.core.memory import size
 
 if TYPE_CHECKING:
     from ferrum.core.config import EngineConfig

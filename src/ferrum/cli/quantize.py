@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ferrum.cli.tables import print_table, size
+from ferrum.cli.tables import print_table
 from ferrum.core.config import DTYPES, QUANTIZATIONS
+from ferrum.core.memory import size
 from ferrum.core.options import listed
 
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import Final
 
 from ferrum.core.serial import JsonRecord
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people, in the largest binary unit that they fill."""
+    amount, unit = float(nbytes), 0
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{nbytes} B" if unit == 0 else f"{amount:,.1f} {_UNITS[unit]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

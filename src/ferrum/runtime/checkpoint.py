@@ -30,12 +30,14 @@ class TensorStore(Protocol):
         directory: where it lies, for messages.
         config: the values of its `config.json`.
         tensors: what it holds, by name.
+        headless: it was saved without a head, by a class that has none.
         nbytes: bytes of all tensors.
     """
 
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    headless: bool
 
     @property
     def nbytes(self) -> int: ...  # noqa: D102 - documented above
@@ -63,6 +65,7 @@ class Checkpoint:
         directory: where it lies.
         config: the parsed `config.json`.
         tensors: what the weight files hold, by name.
+        headless: see `TensorStore`.
 
     Raises:
         CheckpointError: a file is missing, damaged, or contradicts another; the message names file and tensor.
@@ -76,6 +79,7 @@ class Checkpoint:
         files = _open_files(directory)
         self._places = {full: (files[name], name) for full, name in whole_names(files).items()}
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
+        self.headless = is_headless(files)
 
     @property
     def nbytes(self) -> int:
@@ -104,9 +108,21 @@ class Checkpoint:
 
 def whole_names(names: Collection[str]) -> dict[str, str]:
     """The names of tensors as the whole model has them, and with each its own in these files."""
-    if EMBEDDING in names or EMBEDDING.removeprefix(_PREFIX) not in names:
+    if not _lack_prefix(names):
         return {name: name for name in names}
     return {name if name == HEAD else _PREFIX + name: name for name in names}
+
+
+def is_headless(names: Collection[str]) -> bool:
+    """Whether tensors of these names were saved without a head, by a class that has none.
+
+    Where the prefix is there and no head, something is missing.
+    """
+    return _lack_prefix(names) and HEAD not in names
+
+
+def _lack_prefix(names: Collection[str]) -> bool:
+    return EMBEDDING not in names and EMBEDDING.removeprefix(_PREFIX) in names
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def choose_kernels(
         if kernels == "native" or isa != "auto":
             raise
         note = f"the slow reference kernels serve: {error.reason}"
-        _tell(note)
+        tell(note)
         return ChosenKernels(ReferenceKernels(), (note,))
 
 
@@ -74,6 +74,6 @@ def page_sums_for(kernels: Kernels) -> PageSums:
 
 
 @cache
-def _tell(note: str) -> None:
-    """Warn, the first time."""
+def tell(note: str) -> None:
+    """Warn a user of what an executor's notes say, the first time in a process."""
     _logger.warning(note)

@@ -18,6 +18,7 @@ from ferrum.runtime.checkpoint import (
     Checkpoint,
     TensorStore,
     has_weights,
+    is_headless,
     read_config,
     shard_map,
     whole_names,
@@ -40,6 +41,7 @@ class HubListing:
         self.directory = Path(name)
         self.config = config
         self.tensors = {full: tensors[own] for full, own in whole_names(tensors).items()}
+        self.headless = is_headless(tensors)
 
     @property
     def nbytes(self) -> int:

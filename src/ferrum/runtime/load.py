@@ -14,7 +14,7 @@ from ferrum.core.config import MAX_DRAFT, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
-from ferrum.core.memory import MemoryPlan
+from ferrum.core.memory import MemoryPlan, size
 from ferrum.core.options import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
@@ -25,7 +25,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
+from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for, tell
 from ferrum.runtime.listing import listed_model
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
@@ -190,7 +190,8 @@ def _assemble(
     widest = max(layer.attention.head_dim for layer in spec.layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
-    if not planning and chosen.kernels.name == "native":
+    native = chosen.kernels.name == "native"
+    if not planning and native:
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
@@ -204,17 +205,18 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        to_come=bytes_to_come(config, checkpoint, spec) if planning else None,
+        to_come=bytes_to_come(config, checkpoint, spec, panels=native) if planning else None,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
     groups = pool_groups(spec, kv_format, limits, chosen.kernels.planned_page_bytes)
     held = [replace(group, num_pages=0) for group in groups] if planning else groups
     lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
+    own = decoder_spec(checkpoint.config)
     traits = replace(
         _traits(lm, decoder, kv_format, groups, limits),
-        weights=_weights(parameters, spec, decoder_spec(checkpoint.config)),
+        weights=_weights(parameters, spec, own),
         group=None if parameters.scheme is None else parameters.group,
-        notes=chosen.notes,
+        notes=chosen.notes if own.tied_head or not spec.tied_head else (*chosen.notes, _headless_note(config)),
     )
     capacity = capacity_tokens(_page_groups(groups, spec))
     return lm, ModelPlan(_info(config, spec, parameters), traits, capacity)
@@ -228,7 +230,7 @@ def _parameters(
         sums = None if planning else page_sums_for(kernels)
         return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=sums)
     if planning:
-        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group)
+        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group, panels=kernels.name == "native")
     return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_for(kernels))
 
 
@@ -278,9 +280,9 @@ def _page_groups(groups: Sequence[PoolGroup], spec: DecoderSpec) -> list[PageGro
 
 
 def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
-    size = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
-    with room_for(f"the {size / 2**30:,.1f} GiB of the KV pool (kv_capacity)"):
-        if size > min(_ADDRESSES, free_memory()):
+    wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
+    with room_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
+        if wanted > min(_ADDRESSES, free_memory()):
             raise MemoryError
         kernels.allocate(tuple(groups))
 
@@ -300,6 +302,13 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
 def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
     """What was made of the checkpoint, by name: for a context of the user's, dynamic rope makes `own` another model."""
     return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
+
+
+def _headless_note(config: ModelConfig) -> str:
+    """What is said of a model that has the embedding for a head though its configuration does not tie them."""
+    note = f"{config.model} was saved without a head: its embeddings are sound, text that it generates means nothing"
+    tell(note)
+    return note
 
 
 def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:

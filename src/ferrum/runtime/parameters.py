@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
@@ -20,6 +20,7 @@ from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme, layout_of
 from ferrum.quant.formats import quantize as reference_quantizer
 from ferrum.quant.groups import DEFAULT_GROUP, GROUPS
 from ferrum.quant.panel_weight import PanelWeight, over_panels
+from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -34,11 +35,22 @@ def model_spec(checkpoint: TensorStore, context: int | None = None, *, planning:
     Many checkpoints hold the head although the configuration ties it to the embedding: mostly the same numbers once
     more. Where they are others, the head was trained on its own, and is a matrix of its own, as `transformers` has it.
     A plan, which reads none of them, takes it that they are the same.
+
+    A model that was saved without a head has the embedding for one, whatever its configuration says: embeddings, for
+    which such models are made, need none.
     """
     spec = decoder_spec(checkpoint.config, context)
-    if not spec.tied_head or HEAD not in checkpoint.tensors or _is_embedding(checkpoint, planning=planning):
+    if HEAD not in checkpoint.tensors:
+        return replace(spec, tied_head=spec.tied_head or _is_headless(checkpoint))
+    if not spec.tied_head or _is_embedding(checkpoint, planning=planning):
         return spec
     return replace(spec, tied_head=False, ignored_names=tuple(name for name in spec.ignored_names if name != HEAD))
+
+
+def _is_headless(checkpoint: TensorStore) -> bool:
+    """Whether the model was saved without a head; packed directories, whose panels are bytes, hold all that it had."""
+    embedding = checkpoint.tensors.get(EMBEDDING)
+    return checkpoint.headless or (embedding is not None and embedding.dtype == "U8")
 
 
 def _is_embedding(checkpoint: TensorStore, *, planning: bool) -> bool:
@@ -232,12 +244,24 @@ class Parameters:
 
 
 class PlannedParameters(Parameters):
-    """What `Parameters` would hand out, by its size: of zeros, which take no memory. No tensor is read."""
+    """What `Parameters` would hand out, by its size: of zeros, which take no memory. No tensor is read.
+
+    Args: as `Parameters`, and
+
+        panels: quantised matrices lie in panels, as the native quantiser makes them; else as the reference does.
+    """
 
     def __init__(
-        self, checkpoint: TensorStore, dtype: str = "auto", *, quantize: str | None = None, group: int | None = None
+        self,
+        checkpoint: TensorStore,
+        dtype: str = "auto",
+        *,
+        quantize: str | None = None,
+        group: int | None = None,
+        panels: bool,
     ) -> None:
-        super().__init__(checkpoint, dtype, quantize=quantize, group=group, quantizer=_blank_panels)
+        quantizer = _blank_panels if panels else _blank_rows
+        super().__init__(checkpoint, dtype, quantize=quantize, group=group, quantizer=quantizer)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         self._check(name, shape)
@@ -249,11 +273,21 @@ class PlannedParameters(Parameters):
 
 
 def _blank_panels(name: str, values: NDArray[Any], group: int) -> PanelWeight:
-    """The `MatrixQuantizer` of a plan."""
+    """The `MatrixQuantizer` of a plan whose weights lie in panels."""
     outputs, inputs = values.shape
     layout = layout_of(name, group)
     panels: NDArray[np.uint8] = _zeros(layout.shape((outputs, inputs)), np.dtype(np.uint8))
     return over_panels(panels, layout, (outputs, inputs))
+
+
+def _blank_rows(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
+    """The `MatrixQuantizer` of a plan whose weights lie as the reference makes them: one row of them, repeated."""
+    row = reference_quantizer(name, values[:1], group)
+    held = ((field.name, getattr(row, field.name)) for field in fields(row))
+    whole: dict[str, Any] = {
+        key: np.broadcast_to(part, (len(values), *part.shape[1:])) for key, part in held if isinstance(part, np.ndarray)
+    }
+    return replace(row, **whole)
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

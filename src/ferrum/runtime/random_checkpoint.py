@@ -48,6 +48,7 @@ class RandomCheckpoint:
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.directory = Path(name)
         self.config = dict(config)
+        self.headless = False
         self.tensors: dict[str, TensorInfo] = {}
         end = 0
         for tensor, shape in parameter_shapes(decoder_spec(config)).items():
