@@ -131,6 +131,8 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("stop", ["a" * k for k in range(1, 66)]),
         ("stop", ["b", "a" * (MAX_STOP_LENGTH + 1)]),
         ("bad_words", [str(number) for number in range(4097)]),
+        ("bad_words", ["a", " \ufeff"]),
+        ("bad_words", ["\x1f"]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("stop_token_ids", "12"),

@@ -8,6 +8,7 @@ for: every default is the neutral one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -270,11 +271,15 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
     return strings
 
 
+_NOT_BLANK: Final = re.compile(r"[^\s\x1c-\x1f\x85\ufeff]")
+"""Spaces to some regular expressions are none to others: named, they are to all who read the schema."""
+
+
 def _words(name: str, value: Any) -> tuple[str, ...]:
     words = _strings(name, value)
     if len(words) > MAX_BAD_WORDS:
         _refuse(name, f"has {len(words)} words, more than {MAX_BAD_WORDS}")
-    if any(not word.strip() for word in words):
+    if not all(map(_NOT_BLANK.search, words)):
         _refuse(name, "must not contain a blank word")
     return words
 
@@ -353,7 +358,7 @@ _SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
         "maxItems": MAX_STOP_STRINGS,
         "items": {"type": "string", **_STOP_LENGTH},
     },
-    _words: {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "pattern": r"\S"}},
+    _words: {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "pattern": _NOT_BLANK.pattern}},
     _tokens: {"items": TOKEN_SCHEMA},
     _allowed: {"minItems": 1, "items": TOKEN_SCHEMA},
     _bias: {
