@@ -50,8 +50,8 @@ class Beginnings:
         """What a newcomer begins with: the prompt of another choice, or what is found of it if that is more; None: it
         waits while another choice computes the prompt, or a request that is served first the same beginning.
         """
-        request_id = sequence.request.request_id
-        if self.spent or request_id in self._computing or self._prefixes.awaits(sequence):
+        request_id, most = sequence.request.request_id, reusable(sequence, self._live.scored(sequence))
+        if self.spent or request_id in self._computing or self._waits(sequence, self._prefixes.glimpse(sequence, most)):
             return None
         sibling = self._siblings.source(sequence)
         if sibling is None and self._siblings.are_computing(sequence):
@@ -59,9 +59,15 @@ class Beginnings:
             return None
         if sibling is not None and not sequence.generated:
             return sibling
-        found = self._prefixes.look(sequence, reusable(sequence, self._live.scored(sequence)))
-        if found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)):
+        found = self._prefixes.look(sequence, most)
+        if self._waits(sequence, found):
             self._prefixes.await_next(sequence, found)
             self._left -= LOOK_PAGES + len(sequence.names)
             return None
         return found if sibling is None or self._prefixes.length(found) > shared_length(sequence) else sibling
+
+    def _waits(self, sequence: Sequence, found: Found | None) -> bool:
+        """Whether what follows is about to be there, or is computed by one that is served first."""
+        if found is None or found.on_its_way:
+            return found is not None
+        return found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)

@@ -50,7 +50,7 @@ class Prefixes:
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
         self._restored: set[str] = set()
-        self._awaited: dict[str, tuple[Name, Sequence | None]] = {}
+        self._awaited: dict[str, int] = {}
 
     def look(self, sequence: Sequence, most: int) -> Found:
         """What is there of the sequence's first `most` tokens."""
@@ -71,14 +71,25 @@ class Prefixes:
 
     def await_next(self, sequence: Sequence, found: Found) -> None:
         """The sequence waits for the page that follows what was found just now, which is coming."""
-        self._awaited[sequence.cache_id] = (sequence.names[found.pages], None if found.on_its_way else found.soon)
+        self._awaited[sequence.cache_id] = found.pages
 
-    def awaits(self, sequence: Sequence) -> bool:
-        """Whether the page that the sequence waits for is still to come, from where it was: a look is not worth it."""
-        name, soon = self._awaited.get(sequence.cache_id, (None, None))
-        if name is None:
-            return False
-        return name in self._pages.restores if soon is None else self._computing.get(name) is soon
+    def glimpse(self, sequence: Sequence, most: int) -> Found | None:
+        """Where a sequence that waits would have to wait now, were all there that was there; None: look.
+
+        It is not to begin with this, but to be passed over: pages that were found may be gone.
+        """
+        count = self._awaited.get(sequence.cache_id)
+        if count is None or self._scope is None:
+            return None
+        names, restores = sequence.names, self._pages.restores
+        for at in range(count, most // self._scope.page_size):
+            soon, on_its_way = self._computing.get(names[at]), names[at] in restores
+            if soon is not None or on_its_way:
+                self._awaited[sequence.cache_id] = at
+                return Found(at, None, soon, on_its_way)
+            if not self._pages.match(names[at : at + 1]):
+                break
+        return None
 
     def length(self, found: Found) -> int:
         """How many tokens those are."""
