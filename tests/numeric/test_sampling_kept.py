@@ -25,6 +25,8 @@ RULES = st.fixed_dictionaries(
         "frequency_penalty": st.sampled_from([-0.3, 1.1]),
         "logit_bias": st.dictionaries(st.integers(0, V - 1), st.sampled_from([-3.0, 0.1]), min_size=1),
         "allowed_token_ids": st.lists(st.integers(0, V - 1), min_size=1, unique=True),
+        "min_tokens": st.integers(1, 9),
+        "stop_token_ids": st.lists(st.integers(0, 2 * V), max_size=4),
     },
 )
 

@@ -93,6 +93,7 @@ class Editable:
 
 
 _allowed: Final = Keeper[Int64]()
+_ends: Final = Keeper[Int64]()
 _biases: Final = Keeper[tuple[Int64, F32]]()
 _seen: Final = Keeper[Counts]()
 _generated: Final = Keeper[Counts]()
@@ -120,9 +121,9 @@ def _ids(tokens: Iterable[int]) -> Int64:
     return np.array(list(tokens), np.int64)
 
 
-def _known(tokens: Iterable[int], logits: Editable) -> Int64:
+def _known(size: int, *several: Iterable[int]) -> Int64:
     """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
-    return _ids(token for token in tokens if token < logits.size)
+    return _ids(token for tokens in several for token in tokens if token < size)
 
 
 def bad_words(logits: Editable, row: Row) -> None:
@@ -137,13 +138,14 @@ def bad_words(logits: Editable, row: Row) -> None:
     likely = [word for word in words if len(word) == 1 or word[-2:-1] == before]
     forbidden = [word[-1] for word in likely if len(word) == 1 or is_begun(word)]
     if forbidden:
-        logits()[_known(forbidden, logits)] = _NEVER
+        logits()[_known(logits.size, forbidden)] = _NEVER
 
 
 def min_tokens(logits: Editable, row: Row) -> None:
     """Forbid end and stop tokens until `min_tokens` have been generated."""
     if row.generated < row.params.min_tokens:
-        logits()[_known((*row.sampling.eos_token_ids, *row.params.stop_token_ids), logits)] = _NEVER
+        ends = _ends(row.sampling, _known, logits.size, row.sampling.eos_token_ids, row.params.stop_token_ids)
+        logits()[ends] = _NEVER
 
 
 def logit_bias(logits: Editable, row: Row) -> None:
