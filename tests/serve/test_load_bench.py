@@ -11,6 +11,7 @@ import pytest
 
 from engine_fakes import FakeRecipe
 from ferrum.bench.report import Report
+from ferrum.bench.serve_client import message_of
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.bench.serve_overhead import OverheadReport
 from ferrum.bench.serve_report import ServeOrigin, ServeReport
@@ -106,8 +107,25 @@ def test_a_load_of_which_nothing_was_served_is_no_success(
 ) -> None:
     arguments = ["--url", f"{server.url}/v1", "--served-model", "other", "--requests", "2", "--warmup", "0"]
     assert execute(["bench", "serve", *arguments, "--rate", "100", "--output", str(tmp_path / "a.json")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("ferrum: no request was served: 2 x HTTP 404; ")
+    told = "ferrum: no request was served: 2 x HTTP 404: the model 'other' is not served here; "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
     assert ServeReport.read(tmp_path / "a.json").summary.failures == {"HTTP 404": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "no\\n such  thing", "type": "x"}}', "no such thing"),
+        (b'{"detail": "no such thing"}', '{"detail": "no such thing"}'),
+        (b"<html>\n<body>down</body>", "<html> <body>down</body>"),
+        (b"word " * 1000, "word " * 39 + "..."),
+        (b"[" * 100_000, "..."),
+        (b"\xff", "\ufffd"),
+        (b" \n", None),
+    ],
+)
+def test_what_a_server_says_of_a_failure_is_told_in_a_line(body: bytes, message: str | None) -> None:
+    assert message_of(body) == message
 
 
 def test_a_report_outlasts_the_reader_of_the_table(

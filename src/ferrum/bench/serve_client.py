@@ -7,8 +7,9 @@ import json
 import random
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -19,6 +20,8 @@ from ferrum.bench.serve_plan import Planned
 from ferrum.core.serial import JsonRecord
 
 _CHUNK: Final = 1 << 16
+LONGEST_MESSAGE: Final = 200
+"""Characters that are told of what a server says."""
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
@@ -34,6 +37,7 @@ class Timeline(JsonRecord):
         end: when its stream was over.
         prompt_tokens, tokens: by the server's account, else by the request's and by counting pieces.
         error: what went wrong, in a word or two; None: nothing did.
+        said: what the server said of it, in a line.
     """
 
     planned: float
@@ -43,6 +47,7 @@ class Timeline(JsonRecord):
     prompt_tokens: int
     tokens: int
     error: str | None = None
+    said: str | None = None
 
     @property
     def ttft(self) -> float:
@@ -90,7 +95,17 @@ Send: TypeAlias = Callable[[Planned, float], Awaitable[Timeline]]
 
 
 class RequestFailed(Exception):
-    """The server did not do what it was asked for."""
+    """The server did not do what it was asked for.
+
+    Args:
+        error: what it did, in a word or two.
+        said: what it said of that, in a line.
+    """
+
+    def __init__(self, error: str, said: str | None = None) -> None:
+        super().__init__(error if said is None else f"{error}: {said}")
+        self.error = error
+        self.said = said
 
 
 class Client:
@@ -118,14 +133,15 @@ class Client:
     async def __call__(self, planned: Planned, due: float) -> Timeline:
         """See `Send`."""
         body = request_body(self._target, planned, self._draw)
-        sent, pieces, usage, error = self._clock(), list[float](), dict[str, int](), None
+        sent, pieces, usage = self._clock(), list[float](), dict[str, int]()
+        error = said = None
         try:
             async with asyncio.timeout(self._target.timeout):
                 await self._read(body, pieces, usage)
         except TimeoutError:
             error = "timeout"
         except RequestFailed as failure:
-            error = str(failure)
+            error, said = failure.error, failure.said
         except (OSError, h11.ProtocolError, ValueError) as failure:
             error = type(failure).__name__
         return Timeline(
@@ -136,6 +152,7 @@ class Client:
             prompt_tokens=usage.get("prompt_tokens", planned.prompt_tokens),
             tokens=usage.get("completion_tokens", len(pieces)),
             error=error or (None if pieces else "no text"),
+            said=said,
         )
 
     async def _read(self, body: Mapping[str, Any], pieces: list[float], usage: dict[str, int]) -> None:
@@ -150,7 +167,7 @@ class Client:
                     return
                 event = _given(json.loads(data), dict)
                 if event.get("error"):
-                    raise RequestFailed("error in the stream")
+                    raise RequestFailed("error in the stream", message_of(data))
                 if any(_has_text(_given(choice, dict)) for choice in _given(event.get("choices"), list)):
                     pieces.append(self._clock())
                 counts = _given(event.get("usage"), dict).items()
@@ -207,13 +224,36 @@ async def exchange(
             if got is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_CHUNK))
             elif isinstance(got, h11.Response) and got.status_code != 200:
-                raise RequestFailed(f"HTTP {got.status_code}")
+                raise RequestFailed(f"HTTP {got.status_code}", message_of(await _rest(connection, reader)))
             elif isinstance(got, h11.Data):
                 yield bytes(got.data)
             elif isinstance(got, h11.EndOfMessage | h11.ConnectionClosed):
                 return
     finally:
         writer.close()
+
+
+async def _rest(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    """The body of a response, as far as it comes and is not long."""
+    body = b""
+    with suppress(OSError, h11.ProtocolError):
+        while len(body) < _CHUNK:
+            got = connection.next_event()
+            if got is h11.NEED_DATA:
+                connection.receive_data(await reader.read(_CHUNK))
+            elif isinstance(got, h11.Data):
+                body += got.data
+            else:
+                break
+    return body
+
+
+def message_of(body: bytes) -> str | None:
+    """The message of an error's JSON, or else its text, as one line that is not long; None where there is none."""
+    text = body.decode("utf-8", "replace")
+    with suppress(ValueError, LookupError, TypeError, RecursionError):  # another server than OpenAI's
+        text = str(json.loads(text)["error"]["message"])
+    return shorten(text, LONGEST_MESSAGE, placeholder=" ...") or None
 
 
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -64,7 +64,8 @@ def serve(
     with written(report, output):
         print_report(report)
     if sum(report.summary.failures.values()) == report.summary.requests:
-        raise StepError(f"no request was served: {_failures(report)}")
+        said = next((f": {each.said}" for each in report.timelines if each.said is not None), "")
+        raise StepError(f"no request was served: {_failures(report)}{said}")
 
 
 def _failures(report: ServeReport) -> str:
