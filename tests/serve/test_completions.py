@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine_fakes import LetterTokenizer, expected
+from engine_fakes import LetterTokenizer, admission, expected, greedy
+from ferrum.engine.outputs import Delta, Logprob
+from ferrum.server.completions import CompletionJob
+from ferrum.server.requests import CompletionRequest
+from ferrum.server.writers import Head
 from serve_kit import Served, error_of, events
 
 
@@ -55,6 +62,25 @@ def test_echo_with_tokens_lists_both_and_offsets_point_into_the_text(server: Ser
             assert token.startswith("<") or choice["text"][offset : offset + len(token)] == token
 
 
+class CoarseTokenizer(LetterTokenizer):
+    """Three texts for all tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"abc"[token_id % 3 :][:1]
+
+
+def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:
+    body = CompletionRequest(model="model", prompt="p", logprobs=3)
+    request = admission().admit([1], greedy(), request_id="r")
+    front: Any = SimpleNamespace(tokenizer=CoarseTokenizer())
+    job = CompletionJob(Head("r", 1, "model", "n"), body, [request], 1, front, [""])
+    position = {6: Logprob(-4.0, 9, "a"), 3: Logprob(-0.5, 1, "a"), 4: Logprob(-1.0, 2, "b"), 7: Logprob(-2.0, 3, "b")}
+    (chunk,) = job.push(0, Delta("r", 0, (6,), "a", logprobs=(position,)))
+    logprobs = chunk.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs == [-4.0]
+    assert logprobs.tokens == ["a"] and logprobs.top_logprobs == [{"a": -0.5, "b": -1.0}]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -87,6 +113,28 @@ def test_best_of_returns_the_likeliest_per_token(server: Served) -> None:
     assert [c["text"] for c in best["choices"]] == sorted(means, key=lambda text: -means[text])[:2]
     assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in every)
     assert [c["index"] for c in best["choices"]] == [0, 1] and best["choices"][0]["logprobs"] is None
+
+
+def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of numbers become text, and nobody's stream waits for that."""
+    where: dict[str, str] = {}
+
+    def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            where[name] = threading.current_thread().name
+            return work(*arguments)
+
+        return run
+
+    for name in ("fold", "push"):
+        monkeypatch.setattr(CompletionJob, name, noted(name, getattr(CompletionJob, name)))
+    large = {"prompt": [1] * 300, "max_tokens": 0, "echo": True, "logprobs": 1}
+    assert server.complete().status_code == 200
+    [loop] = set(where.values())
+    assert server.complete(**large).status_code == 200
+    assert where.keys() == {"fold", "push"} and loop not in where.values()
+    assert events(server.complete(stream=True))[-1] is None and where.pop("push") == loop
+    assert events(server.complete(**large, stream=True))[-1] is None and where.pop("push") != loop
 
 
 def test_truncation_keeps_the_end(server: Served) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+import text_samples
 from ferrum.core.params import SamplingParams
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.offline import LLM
 from ferrum.runtime.hub import BUILT_IN
+from ferrum.server.completions import text_offsets
+from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import TEMPLATE, Served, error_of, events, serving
 
 PROMPTS = ["def read(path):\n", "import os\n\nclass Café:\n", 'x = "日本語🦀"\n', "    return "]
@@ -83,11 +87,47 @@ def test_texts_and_log_probabilities_are_those_of_llm(real: Served, llm: LLM) ->
 
 
 def test_offsets_point_at_their_tokens(real: Served) -> None:
-    for choice in post(real, prompt=PROMPTS, echo=True, logprobs=0, temperature=1, seed=3).json()["choices"]:
+    prompts = [*PROMPTS, "<|endoftext|>def f(x):", "a = 'é' <|endoftext|> # b"]
+    for choice in post(real, prompt=prompts, echo=True, logprobs=0, temperature=1, seed=3).json()["choices"]:
         logprobs, text = choice["logprobs"], choice["text"]
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-            if "\ufffd" not in token:
+            if not token.startswith("bytes:"):
                 assert text[offset : offset + len(token)] == token
+
+
+def test_parts_of_characters_are_called_by_their_bytes_and_none_is_lost(real: Served) -> None:
+    """Else most of them have one name, and a harness takes whichever is told of for the likeliest."""
+    scored = {"max_tokens": 0, "echo": True, "logprobs": 5, "prompt_logprobs": 5}
+    [choice] = post(real, prompt="naïve 日本語🦀", **scored).json()["choices"]
+    logprobs = choice["logprobs"]
+    first, *tops = logprobs["top_logprobs"]
+    assert first is None
+    for name, own, top, told in zip(
+        logprobs["tokens"][1:], logprobs["token_logprobs"][1:], tops, choice["prompt_logprobs"][1:], strict=True
+    ):
+        assert top[name] == own
+        assert sorted(top.values()) == sorted(each["logprob"] for each in told.values())
+    spelled = [
+        name.removeprefix("bytes:").encode("latin-1").decode("unicode_escape").encode("latin-1")
+        if name.startswith("bytes:")
+        else name.encode()
+        for name in logprobs["tokens"]
+    ]
+    assert b"".join(spelled).decode() == "naïve 日本語🦀"
+    assert "bytes:\\xe6" in logprobs["tokens"]
+
+
+@pytest.mark.parametrize("layout", text_samples.LAYOUTS)
+def test_offsets_fit_the_text_whatever_the_tokenizer_adds_to_it(layout: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(text_samples.write(tmp_path, text_samples.LAYOUTS[layout]()))
+    assert tokenizer is not None
+    for text in ("The quick dog", "</s>The é dog", "日本 the 🦀 dog"):
+        ids = tokenizer.encode(text)
+        for echoed in (text, tokenizer.decode(ids)):
+            offsets = text_offsets(tokenizer, echoed, ids)
+            for token, offset, end in zip(ids, offsets, [*offsets[1:], len(echoed)], strict=True):
+                name = tokenizer.token_text(token)
+                assert "\ufffd" in name or echoed[offset:end] in (name, name.lstrip()) or tokenizer.is_special(token)
 
 
 def test_streams_are_their_replies_byte_for_byte(real: Served) -> None:

@@ -10,13 +10,14 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
 from ferrum.engine.front import Front
-from ferrum.engine.outputs import Delta, Logprob, Logprobs
+from ferrum.engine.outputs import Delta, Logprobs
 from ferrum.server import writers
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.prepare import (
     Caller,
     admit,
     check_common,
+    check_told,
     check_top_tokens,
     one_or_several,
     renamed,
@@ -28,12 +29,16 @@ from ferrum.server.requests import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
 from ferrum.server.writers import Head, Namer, Tally
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.infill import infill_prompt
+from ferrum.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_PROMPTS: Final = 256
 
 MAX_SCORES: Final = 1 << 18
 """Log-probabilities of prompts' tokens in a reply of several choices: each choice has those of its prompt."""
+
+MAX_SWALLOWED: Final = 64
+"""Characters of white space that are looked through for a token behind them."""
 
 
 def completion_job(
@@ -74,6 +79,7 @@ def completion_job(
     except RequestError as error:
         raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
     _check_scores(body, generated, requests, front.router.info.vocab_size)
+    check_told(body, requests, context, body.logprobs)
     texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
     return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
 
@@ -141,13 +147,13 @@ class _Choice:
     """One completion while it is written.
 
     Attributes:
-        offsets: counts the characters of its tokens, where log-probabilities are asked for.
-        length: characters so far.
+        offsets: counts the characters of its new tokens, where log-probabilities are asked for.
+        length: characters so far, those of an echoed prompt first.
         total, tokens: sum of its log-probabilities, and of how many.
     """
 
     offsets: Detokenizer | None
-    length: int = 0
+    length: int
     begun: bool = False
     total: float = 0.0
     tokens: int = 0
@@ -218,7 +224,7 @@ class CompletionJob:
         if self._body.logprobs is not None and self._tokenizer is not None:
             skip = self.requests[place].params.skip_special_tokens
             offsets = Detokenizer(self._tokenizer, skip_special_tokens=skip)
-        return _Choice(offsets)
+        return _Choice(offsets, len(self._texts[place]))
 
     def _prompt_fields(self, place: int, delta: Delta) -> dict[str, Any]:
         """What the first chunk of a choice tells of its prompt."""
@@ -233,33 +239,33 @@ class CompletionJob:
         """The log-probabilities of a delta's tokens, after those of an echoed prompt in a choice's first delta."""
         if self._body.logprobs is None:
             return None
-        tokens: list[tuple[int, Logprobs | None]] = []
-        if self._body.echo and not choice.begun and delta.prompt_logprobs is not None:
-            tokens += zip(self.requests[place].prompt, delta.prompt_logprobs, strict=True)
-        tokens += [(next(iter(each)), each) for each in delta.logprobs or ()]
-        if not tokens:
-            return None
         written = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
-        for token, position in tokens:
-            self._write(written, choice, token, position)
-        return written
+        if self._body.echo and not choice.begun and delta.prompt_logprobs is not None:
+            prompt = self.requests[place].prompt
+            offsets = text_offsets(self._tokenizer, self._texts[place], prompt)
+            for offset, token, position in zip(offsets, prompt, delta.prompt_logprobs, strict=True):
+                self._write(written, offset, token, position)
+        for each in delta.logprobs or ():
+            token = next(iter(each))
+            self._write(written, choice.length, token, each)
+            if choice.offsets is not None:
+                choice.length += len(choice.offsets.push([token]).text)
+        return written if written.tokens else None
 
-    def _write(self, to: CompletionLogprobs, choice: _Choice, token: int, position: Logprobs | None) -> None:
-        to.text_offset.append(choice.length)
-        if choice.offsets is not None:
-            choice.length += len(choice.offsets.push([token]).text)
+    def _write(self, to: CompletionLogprobs, offset: int, token: int, position: Logprobs | None) -> None:
+        name = self._namer.spelled(token)
+        to.text_offset.append(offset)
+        to.tokens.append(name)
         if position is None:
-            text = None if self._tokenizer is None else self._tokenizer.token_text(token)
-            to.tokens.append(self._namer.text(token, Logprob(0.0, 1, text)))
             to.token_logprobs.append(None)
             to.top_logprobs.append(None)
             return
-        entry = position[token]
-        to.tokens.append(self._namer.text(token, entry))
-        to.token_logprobs.append(writers.finite(entry.logprob))
-        named = {self._namer.text(token, entry): writers.finite(entry.logprob)}
+        logprob = writers.finite(position[token].logprob)
+        to.token_logprobs.append(logprob)
+        named = {name: logprob}
         for other, each in writers.top(position, self._body.logprobs or 0):
-            named.setdefault(self._namer.text(other, each), writers.finite(each.logprob))
+            name = self._namer.spelled(other)  # two tokens may have one text: the likelier one is told of
+            named[name] = max(writers.finite(each.logprob), named.get(name, writers.MINUS_INFINITY))
         to.top_logprobs.append(named)
 
     def _chunk(self, choice: CompletionChoice) -> CompletionReply:
@@ -293,6 +299,32 @@ class CompletionJob:
 
     def _likeliest(self, made: Sequence[int]) -> list[int]:
         return sorted(made, key=lambda index: -self._choices[index].mean)[: self._n]
+
+
+def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) -> list[int]:
+    """Where each token of an echoed prompt begins in its text; without a tokenizer there is none.
+
+    The text is the client's, or one without special tokens: not every token is in it, nor is the space that some
+    tokenizers put before a first word, and white space that a token swallows is part of none.
+    """
+    if tokenizer is None:
+        return [0] * len(tokens)
+    offsets: list[int] = []
+    characters = Detokenizer(tokenizer, skip_special_tokens=False)
+    place, first = 0, True
+    for token in tokens:
+        special = tokenizer.is_special(token)
+        piece = characters.push([token]).text
+        start, found = place, piece
+        if not text.startswith(found, start):
+            swallowed = text[place : place + MAX_SWALLOWED]
+            start, found = place + len(swallowed) - len(swallowed.lstrip()), piece.lstrip()
+        if not text.startswith(found, start) or not (found or first):
+            # It is not there, or in other words, which are most likely as long.
+            start, found = place, "" if special else piece
+        offsets.append(start)
+        place, first = min(start + len(found), len(text)), special
+    return offsets
 
 
 def _joined(parts: Sequence[CompletionChoice], index: int) -> CompletionChoice:

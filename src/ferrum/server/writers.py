@@ -126,7 +126,8 @@ class Namer:
 
     def __init__(self, tokenizer: Tokenizer | None, *, by_id: bool) -> None:
         self._tokenizer = None if by_id else tokenizer
-        self._bytes = tokenizer
+        self._tokenizer_of_bytes = tokenizer
+        self._bytes: dict[int, list[int]] = {}
 
     def text(self, token: int, entry: Logprob) -> str:
         """A token's text, or `token_id:N`."""
@@ -134,9 +135,24 @@ class Namer:
             return f"token_id:{token}"
         return entry.decoded_token
 
+    def spelled(self, token: int) -> str:
+        """A token's text, `bytes:` and its bytes where they are no text of their own, or `token_id:N`."""
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        raw = self._tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:  # most of a vocabulary's parts of characters would else have one name, U+FFFD
+            return "bytes:" + raw.decode("ascii", "backslashreplace")
+
     def bytes(self, token: int) -> list[int] | None:
-        """A token's bytes; None without a tokenizer."""
-        return None if self._bytes is None else list(self._bytes.token_bytes(token))
+        """A token's bytes, the same list each time; None without a tokenizer."""
+        if self._tokenizer_of_bytes is None:
+            return None
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = list(self._tokenizer_of_bytes.token_bytes(token))
+        return known
 
 
 def finish_of(delta: Delta) -> Finish | None:
