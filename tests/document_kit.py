@@ -26,6 +26,8 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
     "min_tokens": r"\d+ is more than max_tokens = \d+",
+    "max_tokens": r"\d+ log-probabilities might be in one reply",
+    "max_completion_tokens": r"\d+ log-probabilities might be in one reply",
     "best_of": r"\d+ is less than n = \d+|not more than n with stream",
     "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit|are more than the context)|must not be empty",
     "length": r"\d+ is not in \[0, \d+\]",

@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from random import Random
@@ -14,8 +15,9 @@ from typing import Final
 import pytest
 
 from engine_fakes import FakeRecipe
-from ferrum.server import guard
-from serve_kit import Served, chat_parts, error_of, events, heard, serving, wait_for, wire
+from ferrum.server import aside, guard
+from ferrum.text.foreign import ForeignTemplate
+from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"model": "fake", "prompt": "ab", "max_tokens": 2}'
@@ -196,6 +198,38 @@ TEMPLATES = [
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_templates_that_mean_harm(target: Served, template: str) -> None:
     error_of(target.chat(chat_template=template), 400)
+
+
+def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) -> None:
+    """It would be encoded, only to be refused for its length, or told of."""
+    body = {"messages": USER, "chat_template": "{{ 'x' * 4000000 }}"}
+    assert error_of(target.chat(**body), 400)["param"] == "chat_template"
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        assert error_of(target.post(path, **body), 400)["param"] == "chat_template"
+        assert target.post(path, **body | {"chat_template": "{{ 'x' * 100000 }}"}).json()["count"] == 100_000
+
+
+def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def fill(*_: object) -> str:
+        assert over.wait(60)
+        return "slow"
+
+    monkeypatch.setattr(ForeignTemplate, "fill", fill)
+    most, more = aside.AT_ONCE + aside.WAITING, 4
+    with ThreadPoolExecutor(most + more) as pool:
+        asked = [pool.submit(target.chat, chat_template="x", max_tokens=1) for _ in range(most + more)]
+        try:
+            wait_for(lambda: sum(each.done() for each in asked) == more)
+            error = target.post("/tokenize", messages=USER, chat_template="x")
+            assert error_of(error, 429)["code"] == "queue_full" and int(error.headers["retry-after"]) >= 1
+            assert target.complete(max_tokens=1, user="x" * 5000).status_code == 200
+            assert target.post("/tokenize", content="hi").status_code == 200
+        finally:
+            over.set()
+        assert sorted(each.result().status_code for each in asked) == [200] * most + [429] * more
+    assert target.chat(chat_template="x", max_tokens=1).status_code == 200
 
 
 def test_good_requests_before_garbage_on_a_connection_are_answered(target: Served) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from engine_fakes import LetterTokenizer
 from ferrum.server.requests import DetokenizeRequest, EmbeddingRequest, RenderRequest, TokenizeRequest
+from ferrum.server.tokens import tokenize
 from serve_kit import USER, Served, error_of
 
 ANSWERED: Final = [*USER, {"role": "assistant", "content": "so"}]
@@ -99,3 +104,18 @@ def test_an_empty_text_is_none_even_where_texts_begin_with_a_token(unfailing: Se
     assert error_of(unfailing.complete(prompt=empty), 400)["param"] == "prompt"
     assert error_of(unfailing.post("/v1/embeddings", model="fake", input=empty), 400)["param"] == "input"
     assert error_of(unfailing.post("/v1/embeddings", model="fake", input=["a", ""]), 400)["param"] == "input[1]"
+
+
+@pytest.mark.parametrize("wish", ["with_pieces", "return_token_strs"])
+def test_what_is_told_of_many_tokens_takes_little_room(wish: str) -> None:
+    count = 200_000
+    front: Any = SimpleNamespace(tokenizer=LetterTokenizer())
+    body = TokenizeRequest(content="ab" * (count // 2), **{wish: True})
+    tracemalloc.start()
+    try:
+        made = tokenize(front, 4096, body).json_bytes()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * count + len(made)
+    assert len(json.loads(made)["token_strs" if wish == "return_token_strs" else "tokens"]) == count

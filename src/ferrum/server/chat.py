@@ -14,7 +14,15 @@ from ferrum.engine.outputs import Delta, Logprobs
 from ferrum.server import writers
 from ferrum.server.conversation import conversation, joined, render
 from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import Caller, admit, check_common, check_top_tokens, renamed, sampling_params
+from ferrum.server.prepare import (
+    Caller,
+    admit,
+    check_common,
+    check_told,
+    check_top_tokens,
+    renamed,
+    sampling_params,
+)
 from ferrum.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -63,6 +71,7 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
             add_special_tokens=special,
             prediction="" if body.prediction is None else joined(body.prediction.content, "prediction.content"),
         )
+        check_told(body, [request], context, params.logprobs)
     except RequestError as error:
         names = {"prompt": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
         raise renamed(error, names) from None
@@ -236,7 +245,9 @@ class _Whole:
             choice.text.append(part.delta.content or "")
             choice.ids += part.token_ids or ()
             if part.logprobs is not None:
-                choice.logprobs = [*(choice.logprobs or ()), *part.logprobs.content]
+                if choice.logprobs is None:
+                    choice.logprobs = []
+                choice.logprobs += part.logprobs.content
             if part.finish_reason is not None:
                 choice.finish = part.finish_reason
                 choice.stop_reason = part.stop_reason

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.engine.front import Front
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.prepare import renamed
 from ferrum.server.requests import ContentPart, Message, TemplateBody, TokenizeRequest
+
+LETTERS_PER_TOKEN: Final = 64
+"""A text of more characters for each token of the context is not what a template was meant to make."""
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -94,7 +97,7 @@ def render(front: Front, body: TemplateBody | TokenizeRequest) -> str:
         RequestError: what the template or the messages lack.
     """
     try:
-        return front.render(
+        text = front.render(
             conversation(body.messages or ()),
             chat_template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
@@ -104,3 +107,8 @@ def render(front: Front, body: TemplateBody | TokenizeRequest) -> str:
         )
     except RequestError as error:
         raise renamed(error, {"prompt": "messages"}) from None
+    longest = LETTERS_PER_TOKEN * front.router.info.max_sequence_length
+    if body.chat_template is not None and len(text) > longest:
+        # A few letters of a template may make megabytes, which would then be encoded only to be refused.
+        raise invalid("chat_template", f"it makes a text of {len(text)} characters, more than {longest}")
+    return text

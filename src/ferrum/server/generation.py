@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrum.core.errors import FerrumError
+from ferrum.engine.outputs import Delta
 from ferrum.engine.running import Running
 from ferrum.server.errors import CancelledError, as_api_error
 from ferrum.server.events import KEEP_ALIVE, EventWriter, event
@@ -21,6 +22,9 @@ from ferrum.server.writers import Job
 
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """No proxy may hold events back."""
+
+QUICK_TOKENS: Final = 256
+"""So few tokens are told of on the event loop: to hand them to a thread would take longer."""
 
 
 class Generation(Response):
@@ -64,12 +68,26 @@ class Generation(Response):
 
     async def _whole(self, running: Running, send: Send) -> None:
         chunks: list[Reply] = []
+        told = 0
         async for place, delta in running:
-            chunks += self._job.push(place, delta)
-        body = self._job.fold(chunks).json_bytes()
+            count = _scored(delta)
+            told += count
+            if count > QUICK_TOKENS:
+                chunks += await asyncio.to_thread(self._chunks, place, delta)
+            else:
+                chunks += self._job.push(place, delta)
+        # Millions of numbers may become text: that may not hold up the streams of others.
+        told += self._job.tally.prompt + self._job.tally.completion
+        body = await asyncio.to_thread(self._body, chunks) if told > QUICK_TOKENS else self._body(chunks)
         self.headers["content-length"] = str(len(body))
         await send(self._start())
         await send({"type": "http.response.body", "body": body})
+
+    def _chunks(self, place: int, delta: Delta) -> list[Reply]:
+        return list(self._job.push(place, delta))
+
+    def _body(self, chunks: Sequence[Reply]) -> bytes:
+        return self._job.fold(chunks).json_bytes()
 
     async def _stream(self, running: Running, scope: Scope, send: Send) -> None:
         events = EventWriter(self._job)
@@ -78,7 +96,12 @@ class Generation(Response):
         try:
             async with aclosing(running.beats(self._service.config.keep_alive_seconds)) as beats:
                 async for news in beats:
-                    data = KEEP_ALIVE if news is None else events.news(*news)
+                    if news is None:
+                        data = KEEP_ALIVE
+                    elif _scored(news[1]) > QUICK_TOKENS:
+                        data = await asyncio.to_thread(events.news, *news)
+                    else:
+                        data = events.news(*news)
                     if data and not started:
                         await send(self._start())
                         started = True
@@ -112,6 +135,11 @@ async def watched(receive: Receive, gone: Callable[[], None], running: Running) 
         yield
     finally:
         watching.cancel()
+
+
+def _scored(delta: Delta) -> int:
+    """How many tokens a delta tells of with their log-probabilities."""
+    return len(delta.logprobs or ()) + len(delta.prompt_logprobs or ())
 
 
 def _part(data: bytes) -> Message:

@@ -16,6 +16,9 @@ from ferrum.server.schemas import MAX_ID
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
 
+MAX_TOLD: Final = 1 << 21
+"""Log-probabilities of generated tokens in a whole reply of several choices, which take a gigabyte with their JSON."""
+
 
 def one_or_several(
     field: str, given: str | list[int] | list[str] | list[list[int]], limit: int
@@ -227,6 +230,32 @@ def _check_room(request: Request, context: int, limit: int | None) -> None:
     wanted = 1 if limit is None else limit
     if length + wanted > context:
         raise ContextOverflow(f"{length} tokens and {wanted} more do not fit in a context of {context}", param="prompt")
+
+
+def check_told(body: GenerationBody, requests: Sequence[Request], context: int, top_tokens: int | None) -> None:
+    """Refuse several choices whose log-probabilities might be too many for one reply; a stream never holds them all.
+
+    Args:
+        top_tokens: how many are told of beside each generated token; None: no log-probabilities are.
+
+    Raises:
+        RequestError: about `max_tokens`.
+    """
+    if body.stream or top_tokens is None or sum(request.params.n for request in requests) == 1:
+        return
+    told = (1 + top_tokens) * sum(request.params.n * _longest(request, context) for request in requests)
+    if told > MAX_TOLD:
+        raise invalid(
+            "max_tokens",
+            f"{told} log-probabilities might be in one reply, at most {MAX_TOLD} for several choices or prompts: ask "
+            f"for less, or stream the reply",
+        )
+
+
+def _longest(request: Request, context: int) -> int:
+    """How many tokens a choice may get."""
+    room = context - len(request.prompt)
+    return room if request.params.max_tokens is None else min(room, request.params.max_tokens)
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from email.message import Message as Mail
 from importlib.metadata import version as installed
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -46,6 +46,8 @@ _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]
 
 MAX_NAMED: Final = 32
 """Ignored fields that the header names; more are too many to read."""
+
+Made = TypeVar("Made")
 
 
 class JsonRequest(Request):
@@ -237,8 +239,19 @@ async def generate(
     if len(await request.body()) <= QUICK_BYTES and getattr(body, "chat_template", None) is None:
         job = make(*arguments)
     else:  # rendering and encoding may take a while, which is no reason to hold up the streams of others
-        job = await asyncio.to_thread(make, *arguments)
+        job = await beside(service, body, make, *arguments)
     return respond(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
+
+
+async def beside(service: Service, body: Body, work: Callable[..., Made], *arguments: Any) -> Made:
+    """What is made of a body in a thread: one of a few where a template of its own is filled in, which may take long.
+
+    Raises:
+        QueueFull: many such bodies wait already.
+    """
+    if getattr(body, "chat_template", None) is None:
+        return await asyncio.to_thread(work, *arguments)
+    return await service.aside.run(work, *arguments)
 
 
 def caller_of(service: Service, request: Request) -> Caller:
@@ -264,7 +277,11 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
     async def run(work: Callable[..., replies.Reply], body: Any, *arguments: Any) -> Response:
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
-        made = reply(await asyncio.to_thread(work, service.engine.front, *arguments, body))
+
+        def make() -> Response:  # as JSON, too: a text of megabytes has millions of tokens
+            return reply(work(service.engine.front, *arguments, body))
+
+        made = await beside(service, body, make)
         made.headers.update(headers)
         return made
 

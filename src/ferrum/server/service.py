@@ -23,6 +23,7 @@ from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Observer
 from ferrum.engine.running import Running
+from ferrum.server.aside import Aside
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
@@ -105,6 +106,7 @@ class Service:
         registry: all metrics; those of the engine from when it is built.
         retry_after: whole seconds after which a place should be free.
         limits: the books of the tenants.
+        aside: fills in the chat templates that come with requests.
     """
 
     def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits], traces: TracerProvider | None) -> None:
@@ -122,6 +124,7 @@ class Service:
         self._traces: Traces | None = None
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
+        self.aside = Aside()
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
         """Build the engine, away from the event loop, which answers probes meanwhile; until `stop_loading`."""
@@ -161,6 +164,7 @@ class Service:
 
     async def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
+        self.aside.close()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
         if self._traces is not None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
 from ferrum.engine.front import Front
 from ferrum.server.conversation import render
 from ferrum.server.errors import invalid, unsupported
@@ -9,6 +13,8 @@ from ferrum.server.replies import Rendered, Text, TokenPiece, Tokens
 from ferrum.server.requests import DetokenizeRequest, RenderRequest, TokenizeRequest
 from ferrum.server.schemas import FORM_OF
 from ferrum.text.tokenizer import Tokenizer
+
+Told = TypeVar("Told")
 
 
 def tokenizer_of(front: Front) -> Tokenizer:
@@ -39,9 +45,15 @@ def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         ids = tokenizer.encode(render(front, body), add_special_tokens=bool(body.add_special_tokens))
-    strings = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
-    pieces = [_piece(tokenizer, token) for token in ids] if body.with_pieces else None
+    strings = _each(ids, tokenizer.token_text) if body.return_token_strs else None
+    pieces = _each(ids, partial(_piece, tokenizer)) if body.with_pieces else None
     return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
+
+
+def _each(ids: Sequence[int], tell: Callable[[int], Told]) -> list[Told]:
+    """What is told of each token, made once for all places of it: a text may have millions."""
+    known = {token: tell(token) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:

@@ -19,8 +19,8 @@ MEMORY: Final = 512 << 20
 """Bytes of address space that a rendering may take."""
 SECONDS: Final = 5
 """Processor time that it may take."""
-LONGEST: Final = 1 << 24
-"""Characters of a rendered text."""
+LONGEST: Final = 1 << 22
+"""Characters of a rendered text: those of a million tokens."""
 
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.foreign import child; child()"
 
