@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ferrum.text.detokenizer import Detokenizer
-from ferrum.text.stop_strings import StopStrings, stop_strings
+from ferrum.text.stop_strings import StopStrings
 from text_samples import PieceTokenizer, first_stop
 
 some_bytes = st.one_of(
@@ -96,8 +96,3 @@ def test_the_automaton_finds_what_endswith_finds(text: str, strings: list[str]) 
         state = automaton.advance(state, text[end - 1])
         found = [string for string in strings if text[:end].endswith(string)]
         assert automaton.match(state) == max(found, key=len, default=None)
-
-
-def test_who_has_the_same_stop_strings_has_one_automaton() -> None:
-    first = stop_strings(["ab", "c"])
-    assert stop_strings(("ab", "c")) is first and stop_strings(["ab"]) is not first

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
-from ferrum.engine import build as module
+from ferrum.core.news import tell_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.process import ProcessHost
@@ -60,7 +60,7 @@ def test_a_recipe_can_go_to_another_process() -> None:
 
 
 def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    module._tell.cache_clear()
+    tell_once.cache_clear()
     assert build(str(model)).generation.sampling == {"temperature": 0.25}
     assert build(str(model)).generation.sampling == {"temperature": 0.25}
     told = [record.getMessage() for record in caplog.records]

@@ -6,6 +6,7 @@ import pytest
 
 from ferrum.core.errors import InvalidToken, RequestError
 from ferrum.text.detokenizer import Detokenizer
+from ferrum.text.stop_strings import stop_strings
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from text_samples import LAYOUTS, LINES, PieceTokenizer, byte_fallback, byte_level
@@ -56,3 +57,8 @@ def test_a_token_that_is_no_id_is_refused(layout: str) -> None:
     detokenizer = Detokenizer(FileTokenizer(LAYOUTS[layout](), TokenizerConfig()))
     with pytest.raises(InvalidToken):
         detokenizer.push([-1])
+
+
+def test_who_has_the_same_stop_strings_has_one_automaton() -> None:
+    first = stop_strings(["ab", "c"])
+    assert stop_strings(("ab", "c")) is first and stop_strings(["ab"]) is not first

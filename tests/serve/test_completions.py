@@ -128,7 +128,7 @@ def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatc
 
     for name in ("fold", "push"):
         monkeypatch.setattr(CompletionJob, name, noted(name, getattr(CompletionJob, name)))
-    large = {"prompt": [1] * 300, "max_tokens": 0, "echo": True, "logprobs": 1}
+    large = {"prompt": [1] * 600, "max_tokens": 0, "echo": True, "logprobs": 5}
     assert server.complete().status_code == 200
     [loop] = set(where.values())
     assert server.complete(**large).status_code == 200

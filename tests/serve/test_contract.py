@@ -181,6 +181,11 @@ def test_a_thousand_faults_of_a_field_are_not_listed_one_by_one(body: type[Body]
             assert error.error_count() < 10, name
 
 
+def test_a_refusal_does_not_send_a_large_value_back(server: Served) -> None:
+    error = error_of(server.complete(logit_bias={"5": ["x" * 1000] * 1000}), 400)
+    assert error["param"] == "logit_bias" and len(error["message"]) < 1000
+
+
 WRONG: Final[list[tuple[str, Any, str]]] = [
     ("n", 0, "n"),
     ("n", 129, "n"),

@@ -107,7 +107,7 @@ def test_a_load_of_which_nothing_was_served_is_no_success(
 ) -> None:
     arguments = ["--url", f"{server.url}/v1", "--served-model", "other", "--requests", "2", "--warmup", "0"]
     assert execute(["bench", "serve", *arguments, "--rate", "100", "--output", str(tmp_path / "a.json")]) == 2
-    told = "ferrum: no request was served: 2 x HTTP 404: the model 'other' is not served here; "
+    told = "ferrum: no request was served: 2 x HTTP 404 (the model 'other' is not served here)"
     assert capsys.readouterr().err.splitlines()[-1].startswith(told)
     assert ServeReport.read(tmp_path / "a.json").summary.failures == {"HTTP 404": 2}
 

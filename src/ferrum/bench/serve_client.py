@@ -20,6 +20,9 @@ from ferrum.bench.serve_plan import Planned
 from ferrum.core.serial import JsonRecord
 
 _CHUNK: Final = 1 << 16
+PATIENCE: Final = 5.0
+"""Seconds that what a server says of a refusal may take."""
+
 LONGEST_MESSAGE: Final = 200
 """Characters that are told of what a server says."""
 
@@ -236,15 +239,16 @@ async def exchange(
 async def _rest(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
     """The body of a response, as far as it comes and is not long."""
     body = b""
-    with suppress(OSError, h11.ProtocolError):
-        while len(body) < _CHUNK:
-            got = connection.next_event()
-            if got is h11.NEED_DATA:
-                connection.receive_data(await reader.read(_CHUNK))
-            elif isinstance(got, h11.Data):
-                body += got.data
-            else:
-                break
+    with suppress(OSError, h11.ProtocolError):  # a time-out is an OSError, too
+        async with asyncio.timeout(PATIENCE):
+            while len(body) < _CHUNK:
+                got = connection.next_event()
+                if got is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(_CHUNK))
+                elif isinstance(got, h11.Data):
+                    body += got.data
+                else:
+                    break
     return body
 
 

@@ -64,12 +64,13 @@ def serve(
     with written(report, output):
         print_report(report)
     if sum(report.summary.failures.values()) == report.summary.requests:
-        said = next((f": {each.said}" for each in report.timelines if each.said is not None), "")
-        raise StepError(f"no request was served: {_failures(report)}{said}")
+        raise StepError(f"no request was served: {_failures(report)}")
 
 
 def _failures(report: ServeReport) -> str:
-    return ", ".join(f"{count} x {error}" for error, count in report.summary.failures.items())
+    """Each kind of failure, how often it came, and what the server first said of it."""
+    said = {each.error: f" ({each.said})" for each in reversed(report.timelines) if each.said is not None}
+    return ", ".join(f"{count} x {error}{said.get(error, '')}" for error, count in report.summary.failures.items())
 
 
 def _key(path: Path) -> str:

@@ -105,7 +105,7 @@ class KvExhausted(CapacityError):
 
 
 class QueueFull(CapacityError):
-    """The engine's bounded inbox is full."""
+    """So many wait that no more may."""
 
 
 class Unsupported(FerrumError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -229,7 +230,7 @@ class _Number:
 
     def __call__(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            _refuse(name, f"must be a number, not {value!r}")
+            _refuse(name, f"must be a number, not {reprlib.repr(value)}")  # it may be large
         try:
             number = float(value)
         except OverflowError:

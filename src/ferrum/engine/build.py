@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
+from ferrum.core.news import tell_once
 from ferrum.core.options import as_text, path_of
 from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, Host, ThreadHost
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from ferrum.engine.process import Child
     from ferrum.runtime.local import LocalExecutor
     from ferrum.speculative.draft_model import DraftModel
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +193,7 @@ def _generation(found: GenerationConfig, *, eos: tuple[int, ...]) -> GenerationC
     """
     if found.sampling:
         values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
-        _tell(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
+        tell_once(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
     if found.ignored:
-        _tell(f"without effect in generation_config.json: {', '.join(found.ignored)}")
+        tell_once(f"without effect in generation_config.json: {', '.join(found.ignored)}")
     return found if found.eos_token_ids else replace(found, eos_token_ids=eos)
-
-
-@cache
-def _tell(news: str) -> None:
-    """Say it once a process, where users look without setting up logging."""
-    _LOG.warning(news)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.news import tell_once
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
@@ -15,8 +15,6 @@ from ferrum.quant.native import NativeQuantizer
 from ferrum.runtime.checksum import PageSums, native_page_sums, page_sums
 from ferrum.sampling.native import NativeChooser
 from ferrum.sampling.sampler import REFERENCE, Chooser
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def choose_kernels(
         if kernels == "native" or isa != "auto":
             raise
         note = f"the slow reference kernels serve: {error.reason}"
-        tell(note)
+        tell_once(note)
         return ChosenKernels(ReferenceKernels(), (note,))
 
 
@@ -71,9 +69,3 @@ def quantizer_for(kernels: Kernels) -> MatrixQuantizer:
 def page_sums_for(kernels: Kernels) -> PageSums:
     """Who sums a file's pages beside these kernels: both find the same damage, in different times."""
     return partial(native_page_sums, kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else page_sums
-
-
-@cache
-def tell(note: str) -> None:
-    """Warn a user of what an executor's notes say, the first time in a process."""
-    _logger.warning(note)

@@ -15,6 +15,7 @@ from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.memory import MemoryPlan, size
+from ferrum.core.news import tell_once
 from ferrum.core.options import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
@@ -25,7 +26,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for, tell
+from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.listing import listed_model
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
@@ -307,7 +308,7 @@ def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str
 def _headless_note(config: ModelConfig) -> str:
     """What is said of a model that has the embedding for a head though its configuration does not tie them."""
     note = f"{config.model} was saved without a head: its embeddings are sound, text that it generates means nothing"
-    tell(note)
+    tell_once(note)
     return note
 
 

@@ -26,7 +26,7 @@ class Keeper(Generic[Thing]):
         key = id(owner)
         if key not in self._things:
             self._things[key] = make(*args, **kwargs)
-            finalize(owner, self._things.pop, key).atexit = False
+            finalize(owner, self._things.pop, key, None).atexit = False
         return self._things[key]
 
 
@@ -45,5 +45,8 @@ class Counts:
         """Each token once, in any order, and how often it stands there or among the drafts that follow."""
         self._counts.update(self._history[self._end :])
         self._end = max(self._end, len(self._history))
-        counts = self._counts + Counter(drafts) if drafts else self._counts
+        counts = self._counts
+        if drafts:
+            counts = counts.copy()
+            counts.update(drafts)
         return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.float32, len(counts))

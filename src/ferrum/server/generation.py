@@ -23,8 +23,8 @@ from ferrum.server.writers import Job
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """No proxy may hold events back."""
 
-QUICK_TOKENS: Final = 256
-"""So few tokens are told of on the event loop: to hand them to a thread would take longer."""
+QUICK_SCORES: Final = 512
+"""So few log-probabilities are told on the event loop, in a millisecond."""
 
 
 class Generation(Response):
@@ -72,13 +72,12 @@ class Generation(Response):
         async for place, delta in running:
             count = _scored(delta)
             told += count
-            if count > QUICK_TOKENS:
+            if count > QUICK_SCORES:
                 chunks += await asyncio.to_thread(self._chunks, place, delta)
             else:
                 chunks += self._job.push(place, delta)
         # Millions of numbers may become text: that may not hold up the streams of others.
-        told += self._job.tally.prompt + self._job.tally.completion
-        body = await asyncio.to_thread(self._body, chunks) if told > QUICK_TOKENS else self._body(chunks)
+        body = await asyncio.to_thread(self._body, chunks) if told > QUICK_SCORES else self._body(chunks)
         self.headers["content-length"] = str(len(body))
         await send(self._start())
         await send({"type": "http.response.body", "body": body})
@@ -98,7 +97,7 @@ class Generation(Response):
                 async for news in beats:
                     if news is None:
                         data = KEEP_ALIVE
-                    elif _scored(news[1]) > QUICK_TOKENS:
+                    elif _scored(news[1]) > QUICK_SCORES:
                         data = await asyncio.to_thread(events.news, *news)
                     else:
                         data = events.news(*news)
@@ -138,8 +137,8 @@ async def watched(receive: Receive, gone: Callable[[], None], running: Running) 
 
 
 def _scored(delta: Delta) -> int:
-    """How many tokens a delta tells of with their log-probabilities."""
-    return len(delta.logprobs or ()) + len(delta.prompt_logprobs or ())
+    """How many log-probabilities a delta tells."""
+    return sum(len(each) for each in (*(delta.logprobs or ()), *(delta.prompt_logprobs or ())) if each is not None)
 
 
 def _part(data: bytes) -> Message:

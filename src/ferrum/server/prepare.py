@@ -233,7 +233,9 @@ def _check_room(request: Request, context: int, limit: int | None) -> None:
 
 
 def check_told(body: GenerationBody, requests: Sequence[Request], context: int, top_tokens: int | None) -> None:
-    """Refuse several choices whose log-probabilities might be too many for one reply; a stream never holds them all.
+    """Refuse several choices whose log-probabilities might be too many for one reply.
+
+    A stream holds those that its reader has not taken yet.
 
     Args:
         top_tokens: how many are told of beside each generated token; None: no log-probabilities are.

@@ -44,7 +44,7 @@ class Usage(Reply):
 
 
 # A reply may have millions of these: as plain dictionaries they take a third of a model's room, and half its time.
-@with_config(extra="forbid")
+@with_config(ConfigDict(extra="forbid"))
 class TopLogprob(TypedDict):
     """One of the most likely tokens of a position."""
 
@@ -53,7 +53,7 @@ class TopLogprob(TypedDict):
     bytes: list[int] | None
 
 
-@with_config(extra="forbid")
+@with_config(ConfigDict(extra="forbid"))
 class TokenLogprob(TopLogprob):
     """A token of the reply."""
 
@@ -67,7 +67,7 @@ class ChatLogprobs(Reply):
     refusal: None
 
 
-@with_config(extra="forbid")
+@with_config(ConfigDict(extra="forbid"))
 class PromptToken(TypedDict):
     """A token at a position of the prompt."""
 
@@ -260,7 +260,7 @@ class Cancelled(Reply):
     cancelled: bool
 
 
-@with_config(extra="forbid")
+@with_config(ConfigDict(extra="forbid"))
 class TokenPiece(TypedDict):
     """A token with its text, or with its bytes where they are no text of their own."""
 

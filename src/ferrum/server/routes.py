@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import Callable, Coroutine
 from email.message import Message as Mail
 from importlib.metadata import version as installed
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -46,8 +45,6 @@ _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]
 
 MAX_NAMED: Final = 32
 """Ignored fields that the header names; more are too many to read."""
-
-Made = TypeVar("Made")
 
 
 class JsonRequest(Request):
@@ -211,7 +208,9 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         service.check_model(body.model)
         headers = ignored(body, strict=True)
         name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
-        requests = await asyncio.to_thread(embedding_requests, service.engine.front, body, caller, name, pooling)
+        requests = await service.beside.run(
+            len(await request.body()), embedding_requests, service.engine.front, body, caller, name, pooling
+        )
         return Embeddings(service, body, requests, name, caller, headers)
 
 
@@ -236,22 +235,14 @@ async def generate(
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
     arguments = (service.engine.front, service.context, body, caller, head, head.id)
-    if len(await request.body()) <= QUICK_BYTES and getattr(body, "chat_template", None) is None:
+    size = len(await request.body())
+    if getattr(body, "chat_template", None) is not None:
+        job = await service.beside.fill_in(make, *arguments)
+    elif size > QUICK_BYTES:  # rendering and encoding take a while, which is no reason to hold up the streams of others
+        job = await service.beside.run(size, make, *arguments)
+    else:
         job = make(*arguments)
-    else:  # rendering and encoding may take a while, which is no reason to hold up the streams of others
-        job = await beside(service, body, make, *arguments)
     return respond(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
-
-
-async def beside(service: Service, body: Body, work: Callable[..., Made], *arguments: Any) -> Made:
-    """What is made of a body in a thread: one of a few where a template of its own is filled in, which may take long.
-
-    Raises:
-        QueueFull: many such bodies wait already.
-    """
-    if getattr(body, "chat_template", None) is None:
-        return await asyncio.to_thread(work, *arguments)
-    return await service.aside.run(work, *arguments)
 
 
 def caller_of(service: Service, request: Request) -> Caller:
@@ -274,28 +265,31 @@ def ignored(body: Body, *, strict: bool) -> dict[str, str]:
 
 
 def _add_tokens(router: APIRouter, service: Service) -> None:
-    async def run(work: Callable[..., replies.Reply], body: Any, *arguments: Any) -> Response:
+    async def run(work: Callable[..., replies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
 
         def make() -> Response:  # as JSON, too: a text of megabytes has millions of tokens
             return reply(work(service.engine.front, *arguments, body))
 
-        made = await beside(service, body, make)
+        if getattr(body, "chat_template", None) is not None:
+            made = await service.beside.fill_in(make)
+        else:
+            made = await service.beside.run(len(await request.body()), make)
         made.headers.update(headers)
         return made
 
     @router.post("/tokenize", responses={200: {"model": replies.Tokens}, **BODY_ERRORS})
-    async def to_tokens(body: TokenizeRequest) -> Response:
+    async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
-        return await run(tokenize, body, service.context)
+        return await run(tokenize, body, request, service.context)
 
     @router.post("/detokenize", responses={200: {"model": replies.Text}, **BODY_ERRORS})
-    async def to_text(body: DetokenizeRequest) -> Response:
+    async def to_text(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
-        return await run(detokenize, body)
+        return await run(detokenize, body, request)
 
     @router.post("/v1/chat/completions/render", responses={200: {"model": replies.Rendered}, **BODY_ERRORS})
-    async def to_prompt(body: RenderRequest) -> Response:
+    async def to_prompt(body: RenderRequest, request: Request) -> Response:
         """The text and the tokens that a conversation becomes."""
-        return await run(rendered, body)
+        return await run(rendered, body, request)

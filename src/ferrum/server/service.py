@@ -23,7 +23,7 @@ from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Observer
 from ferrum.engine.running import Running
-from ferrum.server.aside import Aside
+from ferrum.server.aside import Beside
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError
 from ferrum.server.http_metrics import HttpMetrics
@@ -106,7 +106,7 @@ class Service:
         registry: all metrics; those of the engine from when it is built.
         retry_after: whole seconds after which a place should be free.
         limits: the books of the tenants.
-        aside: fills in the chat templates that come with requests.
+        beside: makes of bodies what they become.
     """
 
     def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits], traces: TracerProvider | None) -> None:
@@ -124,7 +124,7 @@ class Service:
         self._traces: Traces | None = None
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
-        self.aside = Aside()
+        self.beside = Beside()
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
         """Build the engine, away from the event loop, which answers probes meanwhile; until `stop_loading`."""
@@ -164,7 +164,7 @@ class Service:
 
     async def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
-        self.aside.close()
+        self.beside.close()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
         if self._traces is not None:
@@ -269,7 +269,8 @@ class Service:
         self.state = State.DRAINING
 
     def abort_all(self) -> None:
-        """End all that runs."""
+        """End all that runs, and begin with nothing that waits."""
+        self.beside.close()
         for running in self._live.values():
             running.abort()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -224,7 +223,7 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
     Raises:
         RequestError: an id that the model does not have, or more tokens than its context.
     """
-    grown = await asyncio.to_thread(text.append, prompt)
+    grown = await service.beside.run(len(prompt), text.append, prompt)
     service.engine.front.admission.check_tokens(grown.token_ids, param="prompt")
     if len(grown) > service.context:
         raise ContextOverflow(f"{len(grown)} tokens are more than the context of {service.context}", param="prompt")
