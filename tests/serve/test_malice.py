@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPConnection
 from random import Random
 from typing import Final
 
 import pytest
+from httpx import Response
 
-from engine_fakes import FakeRecipe
+from engine_fakes import FakeRecipe, LetterTokenizer
+from ferrum.core.errors import EngineDead
 from ferrum.server import aside, guard
 from ferrum.text.foreign import ForeignTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
@@ -209,6 +213,23 @@ def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) 
         assert target.post(path, **body | {"chat_template": "{{ 'x' * 100000 }}"}).json()["count"] == 100_000
 
 
+def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response]) -> None:
+    """Ask for more that takes its time than may wait, and meanwhile for other things."""
+    most, more = aside.AT_ONCE + aside.WAITING, 4
+    with ThreadPoolExecutor(most + more) as pool:
+        asked = [pool.submit(slow) for _ in range(most + more)]
+        try:
+            wait_for(lambda: sum(each.done() for each in asked) == more)
+            error = slow()
+            assert error_of(error, 429)["code"] == "queue_full" and int(error.headers["retry-after"]) >= 1
+            assert target.complete(max_tokens=1, user="x" * 5000).status_code == 200
+            assert target.post("/tokenize", content="hi").status_code == 200
+        finally:
+            over.set()
+        assert sorted(each.result().status_code for each in asked) == [200] * most + [429] * more
+    assert slow().status_code == 200
+
+
 def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
@@ -217,19 +238,32 @@ def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monk
         return "slow"
 
     monkeypatch.setattr(ForeignTemplate, "fill", fill)
-    most, more = aside.AT_ONCE + aside.WAITING, 4
-    with ThreadPoolExecutor(most + more) as pool:
-        asked = [pool.submit(target.chat, chat_template="x", max_tokens=1) for _ in range(most + more)]
-        try:
-            wait_for(lambda: sum(each.done() for each in asked) == more)
-            error = target.post("/tokenize", messages=USER, chat_template="x")
-            assert error_of(error, 429)["code"] == "queue_full" and int(error.headers["retry-after"]) >= 1
-            assert target.complete(max_tokens=1, user="x" * 5000).status_code == 200
-            assert target.post("/tokenize", content="hi").status_code == 200
-        finally:
-            over.set()
-        assert sorted(each.result().status_code for each in asked) == [200] * most + [429] * more
-    assert target.chat(chat_template="x", max_tokens=1).status_code == 200
+    hold_up(target, over, partial(target.chat, chat_template="x", max_tokens=1))
+
+
+def test_texts_that_take_their_time_hold_up_nobody_else(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, encode = threading.Event(), LetterTokenizer.encode
+
+    def slow(tokenizer: LetterTokenizer, text: str, **options: bool) -> list[int]:
+        assert len(text) < 10_000 or over.wait(60)
+        return encode(tokenizer, text[:9], **options)
+
+    monkeypatch.setattr(LetterTokenizer, "encode", slow)
+    monkeypatch.setattr(aside, "LARGE_BYTES", 10_000)
+    hold_up(target, over, partial(target.post, "/tokenize", content="a" * 10_000))
+
+
+def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
+    async def outcomes() -> list[object]:
+        beside, over = aside.Beside(), threading.Event()
+        asked = [asyncio.create_task(beside.fill_in(over.wait, 60)) for _ in range(aside.AT_ONCE + 1)]
+        await asyncio.sleep(0)
+        beside.close()
+        over.set()
+        return await asyncio.gather(*asked, beside.fill_in(over.wait), return_exceptions=True)
+
+    *ran, waited, late = asyncio.run(outcomes())
+    assert ran == [True] * aside.AT_ONCE and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
 
 
 def test_good_requests_before_garbage_on_a_connection_are_answered(target: Served) -> None:
