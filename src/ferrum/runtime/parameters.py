@@ -246,8 +246,8 @@ class Parameters:
 class PlannedParameters(Parameters):
     """What `Parameters` would hand out, by its size: of zeros, which take no memory. No tensor is read.
 
-    Args: as `Parameters`, and
-
+    Args:
+        checkpoint, dtype, quantize, group: as of `Parameters`.
         panels: quantised matrices lie in panels, as the native quantiser makes them; else as the reference does.
     """
 

@@ -68,6 +68,6 @@ class Beginnings:
 
     def _waits(self, sequence: Sequence, found: Found | None) -> bool:
         """Whether what follows is about to be there, or is computed by one that is served first."""
-        if found is None or found.on_its_way:
-            return found is not None
-        return found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence)
+        if found is None:
+            return False
+        return found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence))
