@@ -1,9 +1,9 @@
-// Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and group.
+// Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and block of groups.
 //
-// Within a group sums are exact in int32. Groups are then added in ascending order as sum * (weight scale * row scale), the
-// product of scales with one rounding and the rest with another, fused in every tier, so that all of them and the numpy
-// reference give the same bits (quant/activations.py). The instructions of this fold take turns with those that multiply
-// bytes, on the same pipes: four of them for each eight were a third of the time, three are a quarter.
+// Within a group sums are exact in int32. Groups of a block are then added in ascending order as sum * weight scale, and blocks
+// as their sum * row scale, fused in every tier, so that all of them and the numpy reference give the same bits
+// (quant/activations.py). The instructions of this fold take turns with those that multiply bytes, on the same pipes: one
+// for each group and one for each block, where inputs with a scale for every group would take two for each.
 //
 // A panel's group is laid out as src/grouping.hpp says. Weights are the unsigned operand, inputs the signed one: the sum starts
 // at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
@@ -75,17 +75,18 @@ struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = kGroupRows, kLowRows = kLowGroupRows, kVectors = kGroupVectors;
-    static constexpr int64_t kWords = GROUP / 4, kRowWords = kWords + 2;  // the inputs, the start of the sum, the scale
+    static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
+    static constexpr int64_t kTogether = kBlock / GROUP;                    // groups of a block
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
     static constexpr int64_t kStretchBytes = kGrouping.bytes, kStretchGoes = kRowsOfWords / 2;
 
     static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
-    static int64_t row_words(int64_t depth) { return groups(depth) * kRowWords; }
+    static int64_t row_words(int64_t depth) { return groups(depth) * kGroupWords + ceil_divide(depth, kBlock); }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    // The rows of a tile: to [group][word][row].
+    // The rows of a tile, to [word][row]: those of a block's groups in turn, then its scale.
     static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
         alignas(64) RoundedInputs rounded[kRows];
         for (int64_t k = 0; k < depth; k += kRounded) {
@@ -100,54 +101,87 @@ struct GroupTiles {
                     std::memcpy(padded, x, static_cast<size_t>(count) * sizeof *x);
                     x = padded;
                 }
-                round_groups<GROUP>(x, ZERO ? 1 : P::kOffset, rounded[r]);
+                round_inputs<GROUP>(x, ZERO ? 1 : P::kOffset, rounded[r]);
             }
-            place(rounded, groups(count), height, out);
+            place(rounded, count, height, out);
             out += row_words(count) * height;
         }
     }
 
+    // Where the first word of a group of a row, and the scale of a block, are among the words of `depth` inputs.
+    static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether; }
+    static int64_t scale_at(int64_t block, int64_t depth) {
+        return least((block + 1) * kTogether, groups(depth)) * kGroupWords + block;
+    }
+
     // Turning whole vectors pays from a few rows on, the sooner the more lanes a vector has.
-    static void place(const RoundedInputs* rounded, int64_t count, int64_t height, X* out) {
+    static void place(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
         if (height <= (kLanes == 16 ? 1 : 32 / kLanes)) {
-            for (int64_t r = 0; r < height; ++r)
-                for (int64_t g = 0; g < count; ++g) {
-                    X* to = out + g * kRowWords * height + r;
-                    for (int64_t i = 0; i < kWords; ++i, to += height) *to = rounded[r].codes[g * kWords + i];
-                    to[0] = rounded[r].starts[g];
-                    to[height] = rounded[r].scales[g];
-                }
+            for (int64_t r = 0; r < height; ++r) place_row(rounded[r], depth, height, out + r);
             return;
         }
-        height <= kLanes / 2 ? place_turned<2>(rounded, count, height, out) : place_turned<1>(rounded, count, height, out);
+        height <= kLanes / 2 ? place_turned<2>(rounded, depth, height, out) : place_turned<1>(rounded, depth, height, out);
+    }
+
+    static void place_row(const RoundedInputs& rounded, int64_t depth, int64_t height, X* out) {
+        const X* codes = rounded.codes;
+        for (int64_t g = 0; g < groups(depth); ++g) {
+            X* to = out + group_at(g) * height;
+            for (int64_t i = 0; i < kWords; ++i, to += height) *to = *codes++;
+            *to = rounded.starts[g];
+        }
+        for (int64_t block = 0; block < ceil_divide(depth, kBlock); ++block)
+            out[scale_at(block, depth) * height] = rounded.scales[block];
     }
 
     template <int TIMES>
-    static void place_turned(const RoundedInputs* rounded, int64_t count, int64_t height, X* out) {
+    static void place_turned(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
         constexpr int64_t kStride = sizeof(RoundedInputs) / sizeof(X);
-        const auto at = [=](int64_t group, int64_t word) { return out + (group * kRowWords + word) * height; };
+        const int64_t count = groups(depth);
         turn_words<TIMES>(rounded->codes, kStride, count * kWords, height,
-                          [=](int64_t i) { return at(i / kWords, i % kWords); });
-        turn_words<TIMES>(rounded->starts, kStride, count, height, [=](int64_t i) { return at(i, kWords); });
-        turn_words<TIMES>(rounded->scales, kStride, count, height, [=](int64_t i) { return at(i, kWords + 1); });
+                          [=](int64_t i) { return out + (group_at(i / kWords) + i % kWords) * height; });
+        turn_words<TIMES>(rounded->starts, kStride, count, height,
+                          [=](int64_t i) { return out + (group_at(i) + kWords) * height; });
+        turn_words<TIMES>(rounded->scales, kStride, ceil_divide(depth, kBlock), height,
+                          [=](int64_t i) { return out + scale_at(i, depth) * height; });
     }
 
+    // Sums of a group are in registers, and so are those of a block where the tile is low. A tall one takes fewer instructions for
+    // each product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp). A block that
+    // begins with a product, where the rule says 0 and that product, differs in the sign of a zero, which the total does not keep.
     template <int MR>
     static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
+        constexpr bool kTall = MR > kLowRows, kFirstApart = kTall || kTogether == 1;
+        constexpr int kRowsInRegisters = kTogether == 1 ? kLowRows : kLowRows * 2 / 3;  // of the totals, touched once a block
+        int64_t left = groups(depth);
+        const auto add = [&](auto fold) __attribute__((always_inline)) {
+            fetch.enter(left--);
+            add_group<MR>(panel, vector, x, fetch, fold);
+            panel += kGrouping.bytes;
+            x += kGroupWords * MR;
+        };
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
-        for (int64_t left = groups(depth); left > 0; --left) {
-            fetch.enter(left);
-            add_group<MR>(total, panel, vector, x, fetch);
-            panel += kGrouping.bytes;
-            x += kRowWords * MR;
+        while (left > 0) {
+            vf part[MR][kVectors] = {};
+            const int64_t after = left - least(left, kTogether);
+            if (kFirstApart) add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
+            while (kTogether > 1 && left > after) {
+                if (kTall) stay_in_memory(part);
+                add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
+            }
+            for (int r = 0; r < MR; ++r, ++x) {
+                float scale;
+                std::memcpy(&scale, x, sizeof scale);
+                for (int v = 0; v < kVectors; ++v) total[r][v] = fused(part[r][v], spread(scale), total[r][v]);
+            }
+            if (MR > kRowsInRegisters) stay_in_memory(total);
         }
     }
 
-    // The sums are in registers; the totals, touched once a group, are not, where a tile is tall. That takes fewer instructions
-    // for each product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp).
-    template <int MR>
-    static inline void add_group(vf (&total)[MR][kVectors], const std::byte* group, int vector, const X* x, Fetch& fetch) {
+    // Folds the sum of a group, of each row and vector, with the scale of its weights. Inlined, or the sums were in memory.
+    template <int MR, class Fold>
+    [[gnu::always_inline]] static inline void add_group(const std::byte* group, int vector, const X* x, Fetch& fetch, Fold fold) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kWords * MR;
         vi sum[MR][kVectors];
@@ -164,13 +198,8 @@ struct GroupTiles {
         for (int v = 0; v < kVectors; ++v) {
             if (ZERO) take_zero_points<MR>(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
             const vf scale = widen_halves(scales + v * kLanes * 2);
-            for (int r = 0; r < MR; ++r) {
-                float row_scale;
-                std::memcpy(&row_scale, starts + MR + r, sizeof row_scale);
-                total[r][v] = fused(__builtin_convertvector(sum[r][v], vf), scale * spread(row_scale), total[r][v]);
-            }
+            for (int r = 0; r < MR; ++r) fold(r, v, __builtin_convertvector(sum[r][v], vf), scale);
         }
-        if (MR > kLowRows) stay_in_memory(total);
     }
 
     // One row of words of the panel: a quad of k of int8, two of int4.

@@ -1,4 +1,4 @@
-// Inputs of integer products: rounded to bytes in groups, each with a scale (quant/activations.py).
+// Inputs of integer products: rounded to bytes in blocks, each with a scale (quant/activations.py).
 #pragma once
 
 #include "bytes.hpp"
@@ -6,24 +6,27 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// Inputs of a row that are rounded in one go: the scales of their groups, of 32 at least, are one vector.
-constexpr int64_t kRounded = 32 * kLanes;
+constexpr int64_t kBlock = 128;  // inputs of a row that share a scale: whole groups of the weight, however large those are
 
-// kRounded inputs of a row, in groups: bytes round(x * (127 / max|x|)), and of each group minus `offset` times the sum of its
-// bytes and the scale max|x| / 127 (quant/activations.py).
+// Inputs of a row that are rounded in one go: whole blocks, and what is kept of each group, of 32 at least, is one vector.
+constexpr int64_t kRounded = 32 * kLanes;
+constexpr int64_t kRoundedBlocks = kRounded / kBlock;
+
+// kRounded inputs of a row: bytes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the weight's
+// groups minus `offset` times the sum of its bytes (quant/activations.py).
 struct RoundedInputs {
     uint32_t codes[kRounded / 4], starts[kLanes], scales[kLanes];
 };
 
-// One group alone would wait for its maximum to cross the lanes, and for two divisions.
+// One group alone would wait for its sum to cross the lanes, and one block for its maximum and for two divisions.
 template <int GROUP>
-inline void round_groups(const float* x, uint32_t offset, RoundedInputs& out) {
-    constexpr int kParts = GROUP / kLanes, kGroups = kRounded / GROUP;
+inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
+    constexpr int kGroups = kRounded / GROUP;
     vi folded[kLanes] = {};
-#pragma GCC unroll 16
-    for (int g = 0; g < kGroups; ++g)
-        for (int part = 0; part < kParts; ++part)
-            folded[g] = larger(folded[g], magnitude(load<vf>(x + g * GROUP + part * kLanes)));
+#pragma GCC unroll 4
+    for (int block = 0; block < kRoundedBlocks; ++block)
+        for (int i = 0; i < kBlock; i += kLanes)
+            folded[block] = larger(folded[block], magnitude(load<vf>(x + block * kBlock + i)));
     const WholeScale<vf, vi> scale(fold_each(folded, [](vi a, vi b) { return larger(a, b); }), 127.0f);
     store(out.scales, scale.scale);
     float inverses[kLanes];
@@ -32,17 +35,18 @@ inline void round_groups(const float* x, uint32_t offset, RoundedInputs& out) {
     auto* codes = reinterpret_cast<std::byte*>(out.codes);
 #pragma GCC unroll 16
     for (int g = 0; g < kGroups; ++g) {
+        const float inverse = inverses[g * GROUP / kBlock];
         vu sum{};
         for (int i = g * GROUP; i < (g + 1) * GROUP; i += kLanes) {
-            const vu whole = nearest_bits(load<vf>(x + i) * spread(inverses[g]));
+            const vu whole = nearest_bits(load<vf>(x + i) * spread(inverse));
             sum += whole;
             store(codes + i, low_bytes(whole));
         }
-        folded[g] = (vi)sum;
+        // Codes of a block that is not finite may be anything: their sum is that of zeros.
+        folded[g] = (vi)(inverse != 0.0f ? sum : spread(GROUP / kLanes * kWholeBits));
     }
     const vu sums = (vu)fold_each(folded, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });
-    const vu starts = (spread(GROUP * kWholeBits) - sums) * offset;
-    store(out.starts, scale.inverse == vf{} ? vu{} : starts);  // codes of a group that is not finite may be anything
+    store(out.starts, (spread(GROUP * kWholeBits) - sums) * offset);
 }
 
 }  // namespace ferrum::FERRUM_TIER

@@ -43,7 +43,7 @@ def test_every_tier_that_the_processor_has_is_offered_best_first():
 def test_a_tier_can_be_forced_and_a_missing_one_is_refused():
     require_native()
     for tier in TIERS:
-        assert NativeKernels(tier, 1).numerics_id == f"native-{tier}-3"
+        assert NativeKernels(tier, 1).numerics_id == f"native-{tier}-4"
     assert NativeKernels().tier == TIERS[0]
     with pytest.raises(ConfigError, match="portable") as refusal:
         chosen_tier("avx1024")

@@ -162,5 +162,5 @@ def test_the_planned_buffers_are_counted(tier):
 def test_status_names_the_kernels_and_the_tier(tier):
     with executor_of("qwen2", isa=tier) as executor:
         status = executor.status()
-        assert status.numerics_id == f"native-{tier}-3"
+        assert status.numerics_id == f"native-{tier}-4"
         assert status.backend == "native"

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.reference.math import fused
-from ferrum.quant.activations import quantize_rows
+from ferrum.quant.activations import BLOCK, quantize_rows
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.groups import GROUPS
 
@@ -66,17 +66,21 @@ def test_shape_bytes_and_rows(name, group):
 def test_a_product_is_the_documented_arithmetic_to_the_bit(name, group):
     """The text of `quant/activations.py`, a scalar at a time, with Python's own integers."""
     rng = np.random.default_rng(3)
-    x, f32 = normal(rng, 2, 2 * group + 3), np.float32
+    x, f32 = normal(rng, 2, 2 * BLOCK + group + 3), np.float32
     weight = QUANTIZERS[name](normal(rng, 3, x.shape[1]), group)
     codes, ours = weight.signed_codes(slice(None)), weight.matmul(x)
-    for m, row in enumerate(padded(x, group)):
+    for m, row in enumerate(padded(x, BLOCK)):
         for n in range(3):
             y = f32(0)
-            for g, values in enumerate(row):
-                largest = f32(max(abs(v) for v in values))
+            for b, block in enumerate(row):
+                largest = f32(max(abs(v) for v in block))
                 scale, factor = largest / f32(127), f32(127) / largest
-                total = sum(round(float(f32(v * factor))) * int(c) for v, c in zip(values, codes[n, g], strict=True))
-                y = fused(f32(total), f32(weight.scales[n, g]) * scale, y)
+                part, first = f32(0), b * (BLOCK // group)
+                groups = block.reshape(-1, group), codes[n, first:], weight.scales[n, first:]
+                for values, theirs, of_weights in zip(*groups, strict=False):  # the last block may lack some
+                    total = sum(round(float(f32(v * factor))) * int(c) for v, c in zip(values, theirs, strict=True))
+                    part = fused(f32(total), f32(of_weights), part)
+                y = fused(part, scale, y)
             assert y == ours[m, n]
 
 
@@ -88,7 +92,7 @@ def test_a_product_differs_from_the_dequantised_one_by_the_rounding_of_activatio
         weight = QUANTIZERS[name](normal(rng, outputs, inputs), group)
         x = normal(rng, 6, inputs)
         dense = weight.dequantize().astype(np.float64)
-        half = np.repeat(quantize_rows(x, group).scales, group, axis=1)[:, :inputs] / 2
+        half = np.repeat(quantize_rows(x, group).scales, BLOCK, axis=1)[:, :inputs] / 2
         bound = (half * 1.001 + np.abs(x) * inputs * 2.0**-23) @ np.abs(dense).T
         assert (np.abs(weight.matmul(x) - x.astype(np.float64) @ dense.T) <= bound).all()
 

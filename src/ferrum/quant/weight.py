@@ -14,7 +14,7 @@ from ferrum.quant.activations import grouped_product, quantize_rows
 from ferrum.quant.groups import group_count
 from ferrum.quant.panels import PanelLayout
 
-_BLOCK: Final = 1 << 20
+_TERMS: Final = 1 << 20
 """Terms of a product that are made at a time."""
 
 
@@ -69,7 +69,8 @@ class GroupedWeight(ABC):
         """x [M, K] f32 -> [M, N] f32, by the arithmetic of `activations.py`."""
         rows = quantize_rows(x, self.group)
         out = np.empty((len(x), self.shape[0]), np.float32)
-        step = max(1, _BLOCK // max(1, rows.scales.size, self.inputs))
+        groups = rows.codes.size // self.group
+        step = max(1, _TERMS // max(1, groups, self.inputs))
         for begin in range(0, self.shape[0], step):
             part = slice(begin, begin + step)
             out[:, part] = grouped_product(rows, self.signed_codes(part), self.scales_of(part))

@@ -5,7 +5,7 @@ A packed directory is a model's directory in the Hugging Face layout. Its `model
 vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
 
     "quantization_config": {
-        "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-2",
+        "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-3",
         "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the matrices' format before,
         "checksums": {tensor: number},
         "config_checksum": of all of `config.json` but this number

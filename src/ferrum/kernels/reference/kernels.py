@@ -33,7 +33,7 @@ class ReferenceKernels:
     """
 
     name = "reference"
-    numerics_id = "reference-numpy-2"
+    numerics_id = "reference-numpy-3"
     captures = True
 
     def __init__(self) -> None:
