@@ -12,8 +12,8 @@ std::vector<const KernelTable*> available_tiers();
 // The tier of that name, or with "auto" the best. Throws std::invalid_argument naming those that there are.
 const KernelTable& tier(const std::string& name);
 
-// Whether integer products are fastest in tall tiles here, whose totals are in memory (see tier/groups.hpp). AMD's processors
-// store less in a cycle than they multiply: on Zen 4 int8 products of 32 rows and more take 4 to 8% less time in low ones.
+// Whether integer products are fastest in tall tiles here, whose blocks are summed in memory (see tier/groups.hpp). AMD stores
+// less in a cycle than it multiplies: on Zen 4 int8 products of 32 rows and more take 4 to 8% less time in low ones.
 bool prefers_tall_tiles();
 
 }  // namespace ferrum

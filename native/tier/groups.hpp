@@ -1,9 +1,9 @@
 // Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and block of groups.
 //
 // Within a group sums are exact in int32. Groups of a block are then added in ascending order as sum * weight scale, and blocks
-// as their sum * row scale, fused in every tier, so that all of them and the numpy reference give the same bits
-// (quant/activations.py). The instructions of this fold take turns with those that multiply bytes, on the same pipes: one
-// for each group and one for each block, where inputs with a scale for every group would take two for each.
+// as their sum * input scale, fused in every tier, so that all of them and the numpy reference give the same bits
+// (quant/activations.py). These multiplications take turns with those of bytes, on the same pipes: one for each group and one
+// for each block, where inputs with a scale for every group would take two for each group.
 //
 // A panel's group is laid out as src/grouping.hpp says. Weights are the unsigned operand, inputs the signed one: the sum starts
 // at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
@@ -76,17 +76,18 @@ struct GroupTiles {
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = kGroupRows, kLowRows = kLowGroupRows, kVectors = kGroupVectors;
     static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
-    static constexpr int64_t kTogether = kBlock / GROUP;                    // groups of a block
+    static constexpr int64_t kTogether = kBlockInputs / GROUP;              // groups of a block
+    static_assert(kBlockInputs % GROUP == 0);
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
     static constexpr int64_t kStretchBytes = kGrouping.bytes, kStretchGoes = kRowsOfWords / 2;
 
     static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
-    static int64_t row_words(int64_t depth) { return groups(depth) * kGroupWords + ceil_divide(depth, kBlock); }
+    static int64_t row_words(int64_t depth) { return groups(depth) * kGroupWords + ceil_divide(depth, kBlockInputs); }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    // The rows of a tile, to [word][row]: those of a block's groups in turn, then its scale.
+    // The rows of a tile, to [word][row]: of each block its scale, then the words of its groups in turn.
     static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
         alignas(64) RoundedInputs rounded[kRows];
         for (int64_t k = 0; k < depth; k += kRounded) {
@@ -108,11 +109,9 @@ struct GroupTiles {
         }
     }
 
-    // Where the first word of a group of a row, and the scale of a block, are among the words of `depth` inputs.
-    static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether; }
-    static int64_t scale_at(int64_t block, int64_t depth) {
-        return least((block + 1) * kTogether, groups(depth)) * kGroupWords + block;
-    }
+    // Where the scale of a block, and the first word of a group, are among the words of a row.
+    static int64_t scale_at(int64_t block) { return block * (kTogether * kGroupWords + 1); }
+    static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether + 1; }
 
     // Turning whole vectors pays from a few rows on, the sooner the more lanes a vector has.
     static void place(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
@@ -130,8 +129,8 @@ struct GroupTiles {
             for (int64_t i = 0; i < kWords; ++i, to += height) *to = *codes++;
             *to = rounded.starts[g];
         }
-        for (int64_t block = 0; block < ceil_divide(depth, kBlock); ++block)
-            out[scale_at(block, depth) * height] = rounded.scales[block];
+        for (int64_t block = 0; block < ceil_divide(depth, kBlockInputs); ++block)
+            out[scale_at(block) * height] = rounded.scales[block];
     }
 
     template <int TIMES>
@@ -142,17 +141,18 @@ struct GroupTiles {
                           [=](int64_t i) { return out + (group_at(i / kWords) + i % kWords) * height; });
         turn_words<TIMES>(rounded->starts, kStride, count, height,
                           [=](int64_t i) { return out + (group_at(i) + kWords) * height; });
-        turn_words<TIMES>(rounded->scales, kStride, ceil_divide(depth, kBlock), height,
-                          [=](int64_t i) { return out + scale_at(i, depth) * height; });
+        turn_words<TIMES>(rounded->scales, kStride, ceil_divide(depth, kBlockInputs), height,
+                          [=](int64_t i) { return out + scale_at(i) * height; });
     }
 
-    // Sums of a group are in registers, and so are those of a block where the tile is low. A tall one takes fewer instructions for
-    // each product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp). A block that
-    // begins with a product, where the rule says 0 and that product, differs in the sign of a zero, which the total does not keep.
+    // Sums of a group are in registers; the parts of a block are, too, where the tile is low; and the totals, touched once a block,
+    // where there is room for all three. A tall tile takes fewer instructions for each product, and a store for each sum:
+    // which of the two a processor is short of decides (see tiers.hpp). Its parts begin with a product, which saves storing
+    // zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
     template <int MR>
     static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         constexpr bool kTall = MR > kLowRows, kFirstApart = kTall || kTogether == 1;
-        constexpr int kRowsInRegisters = kTogether == 1 ? kLowRows : kLowRows * 2 / 3;  // of the totals, touched once a block
+        constexpr int kRowsInRegisters = kTogether == 1 ? kLowRows : kLowRows * 2 / 3;  // with parts beside sums, three for two
         int64_t left = groups(depth);
         const auto add = [&](auto fold) __attribute__((always_inline)) {
             fetch.enter(left--);
@@ -163,6 +163,8 @@ struct GroupTiles {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
         while (left > 0) {
+            const X* scales = x;
+            x += MR;
             vf part[MR][kVectors] = {};
             const int64_t after = left - least(left, kTogether);
             if (kFirstApart) add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
@@ -170,9 +172,9 @@ struct GroupTiles {
                 if (kTall) stay_in_memory(part);
                 add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
             }
-            for (int r = 0; r < MR; ++r, ++x) {
+            for (int r = 0; r < MR; ++r) {
                 float scale;
-                std::memcpy(&scale, x, sizeof scale);
+                std::memcpy(&scale, scales + r, sizeof scale);
                 for (int v = 0; v < kVectors; ++v) total[r][v] = fused(part[r][v], spread(scale), total[r][v]);
             }
             if (MR > kRowsInRegisters) stay_in_memory(total);

@@ -6,11 +6,12 @@
 
 namespace ferrum::FERRUM_TIER {
 
-constexpr int64_t kBlock = 128;  // inputs of a row that share a scale: whole groups of the weight, however large those are
+constexpr int64_t kBlockInputs = 128;  // inputs of a row that share a scale: whole groups of the weight, however large those are
 
 // Inputs of a row that are rounded in one go: whole blocks, and what is kept of each group, of 32 at least, is one vector.
 constexpr int64_t kRounded = 32 * kLanes;
-constexpr int64_t kRoundedBlocks = kRounded / kBlock;
+constexpr int64_t kRoundedBlocks = kRounded / kBlockInputs;
+static_assert(kRounded % kBlockInputs == 0 && kBlockInputs % 32 == 0);
 
 // kRounded inputs of a row: bytes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the weight's
 // groups minus `offset` times the sum of its bytes (quant/activations.py).
@@ -25,8 +26,8 @@ inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
     vi folded[kLanes] = {};
 #pragma GCC unroll 4
     for (int block = 0; block < kRoundedBlocks; ++block)
-        for (int i = 0; i < kBlock; i += kLanes)
-            folded[block] = larger(folded[block], magnitude(load<vf>(x + block * kBlock + i)));
+        for (int i = 0; i < kBlockInputs; i += kLanes)
+            folded[block] = larger(folded[block], magnitude(load<vf>(x + block * kBlockInputs + i)));
     const WholeScale<vf, vi> scale(fold_each(folded, [](vi a, vi b) { return larger(a, b); }), 127.0f);
     store(out.scales, scale.scale);
     float inverses[kLanes];
@@ -35,7 +36,7 @@ inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
     auto* codes = reinterpret_cast<std::byte*>(out.codes);
 #pragma GCC unroll 16
     for (int g = 0; g < kGroups; ++g) {
-        const float inverse = inverses[g * GROUP / kBlock];
+        const float inverse = inverses[g * GROUP / kBlockInputs];
         vu sum{};
         for (int i = g * GROUP; i < (g + 1) * GROUP; i += kLanes) {
             const vu whole = nearest_bits(load<vf>(x + i) * spread(inverse));

@@ -34,7 +34,7 @@ using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 constexpr int kProductRows = kLanes == 16 ? 12 : 3;
 constexpr int kProductVectors = kLanes == 16 ? 2 : 4;
 constexpr int kGroupRows = kLanes == 16 ? 12 : kLanes == 8 ? 4 : 2;
-constexpr int kLowGroupRows = kLanes == 16 ? 6 : kGroupRows;  // both the sums of a group and the totals are in registers
+constexpr int kLowGroupRows = kLanes == 16 ? 6 : kGroupRows;  // sums of a group and of a block are in registers
 constexpr int kGroupVectors = 2;
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;

@@ -28,10 +28,11 @@ def weight_of(rng, outputs, inputs, format) -> Weight:
 
 
 def wild(rng, rows, inputs) -> np.ndarray:
-    """Rows of very different magnitudes, some groups of them zero."""
+    """Rows of very different magnitudes, some elements and a block of them zero."""
     x = normal(rng, rows, inputs) * np.exp(8 * rng.standard_normal((rows, 1))).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = 0
     x[:, : inputs // 3 : 2] *= np.float32(1e-20)
+    x[rows // 2 :, 128:256] = 0
     return x
 
 

@@ -149,10 +149,10 @@ def test_special_halves_are_widened_exactly(tier):
 def test_nan_and_infinity_reach_the_output_of_their_row_alone(tier):
     rng = np.random.default_rng(6)
     for dtype in (*DTYPES, *INTEGERS):
-        packed = NativeKernels(tier, 2).weight(weight_of(rng, 40, 64, dtype))
-        x = normal(rng, 14, 64)
+        packed = NativeKernels(tier, 2).weight(weight_of(rng, 40, 300, dtype))
+        x = normal(rng, 14, 300)
         clean = packed.matmul(x)
-        x[3, 7], x[9, 63] = np.nan, np.inf
+        x[3, 7], x[9, 299] = np.nan, np.inf  # in a whole block, and in one that is not
         soiled = packed.matmul(x)
         assert not np.isfinite(soiled[[3, 9]]).any()
         kept = [row for row in range(14) if row not in (3, 9)]
