@@ -191,7 +191,7 @@ class CompletionJob:
         self._tokenizer = front.tokenizer
         self._texts = texts
         self._choices: dict[int, _Choice] = {}
-        self._offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
+        self._prompt_offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
 
     def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
         """One chunk, if there is anything to tell. See `Job`."""
@@ -243,9 +243,9 @@ class CompletionJob:
         written = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         if self._body.echo and not choice.begun and delta.prompt_logprobs is not None:
             prompt = self.requests[place].prompt
-            offsets = self._offsets.get(place)
+            offsets = self._prompt_offsets.get(place)
             if offsets is None:
-                offsets = self._offsets[place] = text_offsets(self._tokenizer, self._texts[place], prompt)
+                offsets = self._prompt_offsets[place] = text_offsets(self._tokenizer, self._texts[place], prompt)
             for offset, token, position in zip(offsets, prompt, delta.prompt_logprobs, strict=True):
                 self._write(written, offset, token, position)
         for each in delta.logprobs or ():
