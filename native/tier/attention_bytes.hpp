@@ -2,7 +2,8 @@
 // kernels/reference/attention_products.py states the arithmetic: integer sums are exact, so their order is free.
 #pragma once
 
-#include "groups.hpp"
+#include "bytes.hpp"
+#include "dots.hpp"
 #include "rows.hpp"
 #include "softmax.hpp"
 
@@ -24,7 +25,7 @@ struct ByteAttention {
         for (int64_t d = 0; d < s.key_dim; ++d) sum += codes[d];
         const int64_t words = s.key_padded / 4;
         for (int64_t i = 0; i < words; ++i) std::memcpy(out + i * height, codes + 4 * i, sizeof *out);
-        out[words * height] = static_cast<uint32_t>(-Int8::kOffset * sum);
+        out[words * height] = static_cast<uint32_t>(-kCodeOffset * sum);
         std::memcpy(out + (words + 1) * height, &scale, sizeof scale);
     }
 
@@ -46,12 +47,12 @@ struct ByteAttention {
                 ahead.go<kVectors>(i);
                 vi key[kVectors];
 #pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) key[v] = load<vi>(w + vectors.at(v));
+                for (int v = 0; v < kVectors; ++v) key[v] = signed_codes(load<vi>(w + vectors.at(v)));
 #pragma GCC unroll 6
                 for (int r = 0; r < MR; ++r) {
                     const vi query = spread(static_cast<int32_t>(queries[i * MR + r]));
 #pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; ++v) sum[r][v] = Int8::dot(sum[r][v], key[v], query);
+                    for (int v = 0; v < kVectors; ++v) sum[r][v] = dot_codes(sum[r][v], key[v], query);
                 }
             }
             for (int r = 0; r < MR; ++r) {
@@ -118,8 +119,8 @@ struct ByteAttention {
                 const vi low = spread(static_cast<int32_t>(weights[r][kQuads + quad]));
 #pragma GCC unroll 4
                 for (int v = 0; v < NV; ++v) {
-                    upper[r][v] = Int4::dot(upper[r][v], high, value[v]);
-                    lower[r][v] = Int4::dot(lower[r][v], low, value[v]);
+                    upper[r][v] = dot(upper[r][v], high, value[v]);
+                    lower[r][v] = dot(lower[r][v], low, value[v]);
                 }
             }
         }

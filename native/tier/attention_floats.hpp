@@ -15,9 +15,9 @@ struct FloatAttention {
     using Query = typename P::X;
     using Weight = typename P::X;
     static constexpr int kWeights = static_cast<int>(kStep) / P::kDepth;
-    static constexpr int kRows = kProductRows;  // of a tile, whose register tile is as wide as a product's, or wider if low
+    static constexpr int kRows = kProductRows;  // of a tile
     template <int MR>
-    static constexpr int kVectors = MR > 6 ? kProductVectors : 4;
+    static constexpr int kVectors = product_vectors(MR);
 
     static int64_t query_words(const GroupStore& s) { return s.key_padded / P::kDepth; }
 
@@ -79,9 +79,9 @@ struct FloatAttention {
         accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, next.values(values, stride, P::kDepth));
         if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
             for (int v = 0; v < NV; ++v) {
-                const auto weight = P::first_only(P::weight(values + whole * stride + SideBySide<P>::at(v)));
+                const auto weight = P::first_only(values + whole * stride + SideBySide<P>::at(v));
                 for (int r = 0; r < MR; ++r)
-                    total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole]));
+                    total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole], 0));
             }
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);

@@ -9,63 +9,47 @@
 // at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
 #pragma once
 
+#include "dots.hpp"
 #include "grouping.hpp"
 #include "inputs.hpp"
 #include "tiles.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
+// How a format's bytes are multiplied: part(word, i), part i of a word of weights, by the word of 4 inputs of the same, into sums
+// of 32 bits, or of two times 16 for kPairRows rows of words.
 struct Int4 {
     static constexpr bool kNibbles = true;
+    static constexpr int kParts = 2;
     static constexpr int32_t kOffset = 8;
 
-    // total + the products of 4 unsigned by 4 signed bytes in each word.
-    static vi dot(vi total, vi weights, vi inputs) {
-#if defined(__AVX512VNNI__)
-        return (vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, (__m512i)inputs);
-#elif defined(__AVXVNNI__)
-        return (vi)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)weights, (__m256i)inputs);
-#elif defined(__AVX2__)
-        const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
-        return total + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    static vi part(vi word, int part) { return (word >> (4 * part)) & 0x0f0f0f0f; }
+#if defined(FERRUM_PAIRS)
+    static constexpr int kRows = 6, kPairRows = 4;  // 16 bits hold 8 x 2 products of up to 15 x 127
+    static vi add(vi pairs, vi weights, vi inputs) { return add_pairs(pairs, pair_products(weights, inputs)); }
 #else
-        for (int byte = 0; byte < 4; ++byte) {
-            const vi w = (weights >> (8 * byte)) & 0xff;
-            const vi x = (vi)((vu)inputs << (24 - 8 * byte)) >> 24;
-            total += w * x;
-        }
-        return total;
+    static constexpr int kRows = kGroupRows, kPairRows = 0;
+    static vi add(vi sum, vi weights, vi inputs) { return dot(sum, weights, inputs); }
 #endif
-    }
 };
 
 struct Int8 {
     static constexpr bool kNibbles = false;
+    static constexpr int kParts = 1, kRows = kGroupRows, kPairRows = 0;
+    static constexpr int32_t kOffset = kCodeOffset;
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-    // Pairs of 8-bit unsigned weights would pass 16 bits; signed ones do not: |w| by x with the sign of w.
-    static constexpr int32_t kOffset = 0;
-
-    static vi dot(vi total, vi weights, vi inputs) {
-        const __m256i w = _mm256_xor_si256((__m256i)weights, _mm256_set1_epi8(-128));
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)inputs, w));
-        return total + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-#else
-    static constexpr int32_t kOffset = 128;
-
-    static vi dot(vi total, vi weights, vi inputs) { return Int4::dot(total, weights, inputs); }
-#endif
+    static vi part(vi word, int) { return signed_codes(word); }
+    static vi add(vi sum, vi weights, vi inputs) { return dot_codes(sum, weights, inputs); }
 };
 
-// P::dot(total, weights, spread(*input)), as multiply_add_each.
+// P::add(total, weights, spread(*input)), as multiply_add_each.
 template <class P>
-inline vi dot_each(vi total, vi weights, const uint32_t* input) {
+inline vi add_each(vi total, vi weights, const uint32_t* input) {
 #if defined(FERRUM_SPREADS)
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
     return total;
 #else
-    return P::dot(total, weights, spread(static_cast<int32_t>(*input)));
+    return P::add(total, weights, spread(static_cast<int32_t>(*input)));
 #endif
 }
 
@@ -74,7 +58,8 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    static constexpr int kRows = kGroupRows, kLowRows = kLowGroupRows, kVectors = kGroupVectors;
+    static constexpr int kRows = P::kRows, kLowRows = kRows < kLowGroupRows ? kRows : kLowGroupRows, kVectors = kGroupVectors;
+    static constexpr int vectors(int) { return kVectors; }
     static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
     static constexpr int64_t kTogether = kBlockInputs / GROUP;              // groups of a block
     static_assert(kBlockInputs % GROUP == 0);
@@ -151,8 +136,8 @@ struct GroupTiles {
     // zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
     template <int MR>
     static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
-        constexpr bool kTall = MR > kLowRows, kFirstApart = kTall || kTogether == 1;
-        constexpr int kRowsInRegisters = kTogether == 1 ? kLowRows : kLowRows * 2 / 3;  // with parts beside sums, three for two
+        constexpr bool kPartsApart = MR > kPartRows, kFirstApart = MR > kLowRows || kTogether == 1;
+        constexpr int kRowsInRegisters = kTogether == 1 ? kPartRows : kPartRows * 2 / 3;  // with parts beside sums, three for two
         int64_t left = groups(depth);
         const auto add = [&](auto fold) __attribute__((always_inline)) {
             fetch.enter(left--);
@@ -165,11 +150,19 @@ struct GroupTiles {
         while (left > 0) {
             const X* scales = x;
             x += MR;
-            vf part[MR][kVectors] = {};
+            vf part[MR][kVectors];
             const int64_t after = left - least(left, kTogether);
-            if (kFirstApart) add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
+            if (kFirstApart) {
+                add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
+            } else {
+                for (int r = 0; r < MR; ++r)
+                    for (int v = 0; v < kVectors; ++v) {
+                        part[r][v] = vf{};
+                        if (kPartsApart) stay_in_memory(part[r][v]);
+                    }
+            }
             while (kTogether > 1 && left > after) {
-                if (kTall) stay_in_memory(part);
+                if (kPartsApart) stay_in_memory(part);
                 add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
             }
             for (int r = 0; r < MR; ++r) {
@@ -189,12 +182,16 @@ struct GroupTiles {
         vi sum[MR][kVectors];
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
-#pragma GCC unroll 8
-        for (int row = 0; row < kRowsOfWords; ++row) {
-            if (row % 2 == 0) fetch.go();
-            vi weights[kVectors];
-            for (int v = 0; v < kVectors; ++v) weights[v] = load<vi>(words + row * kRowBytes + v * kLanes * 4);
-            add_words<MR>(sum, weights, x, row);
+        if constexpr (P::kPairRows == 0) {
+            add_rows<MR>(sum, words, 0, kRowsOfWords, x, fetch);
+        } else {
+#pragma GCC unroll 4
+            for (int row = 0; row < kRowsOfWords; row += P::kPairRows) {
+                vi pairs[MR][kVectors] = {};
+                add_rows<MR>(pairs, words, row, row + P::kPairRows, x, fetch);
+                for (int r = 0; r < MR; ++r)
+                    for (int v = 0; v < kVectors; ++v) sum[r][v] += sum_pairs(pairs[r][v]);
+            }
         }
         const std::byte* scales = group + kGrouping.code_bytes + vector * kLanes * 2;
         for (int v = 0; v < kVectors; ++v) {
@@ -204,22 +201,26 @@ struct GroupTiles {
         }
     }
 
-    // One row of words of the panel: a quad of k of int8, two of int4.
+    // Rows of words of the panel: quads of k of int8, two to a word of int4.
     template <int MR>
-    static inline void add_words(vi (&sum)[MR][kVectors], const vi (&weights)[kVectors], const X* x, int row) {
-        constexpr int kQuads = P::kNibbles ? 2 : 1;
+    [[gnu::always_inline]] static inline void add_rows(vi (&sum)[MR][kVectors], const std::byte* words, int begin, int end,
+                                                       const X* x, Fetch& fetch) {
+#pragma GCC unroll 8
+        for (int row = begin; row < end; ++row) {
+            if (row % 2 == 0) fetch.go();
 #pragma GCC unroll 2
-        for (int half = 0; half < kQuads; ++half) {
-            vi bytes[kVectors];
-            for (int v = 0; v < kVectors; ++v)
-                bytes[v] = P::kNibbles ? (weights[v] >> (4 * half)) & 0x0f0f0f0f : weights[v];
-#pragma GCC unroll 12
-            for (int r = 0; r < MR; ++r) {
-                const X* input = &x[(row * kQuads + half) * MR + r];
-                const vi all = spread(static_cast<int32_t>(*input));
+            for (int part = 0; part < P::kParts; ++part) {
+                vi weights[kVectors];
                 for (int v = 0; v < kVectors; ++v)
-                    sum[r][v] = spread_each(r, kVectors) ? dot_each<P>(sum[r][v], bytes[v], input)
-                                                         : P::dot(sum[r][v], bytes[v], all);
+                    weights[v] = P::part(load<vi>(words + row * kRowBytes + v * kLanes * 4), part);
+#pragma GCC unroll 12
+                for (int r = 0; r < MR; ++r) {
+                    const X* input = &x[(row * P::kParts + part) * MR + r];
+                    const vi all = spread(static_cast<int32_t>(*input));
+                    for (int v = 0; v < kVectors; ++v)
+                        sum[r][v] = spread_each(r, kVectors) ? add_each<P>(sum[r][v], weights[v], input)
+                                                                  : P::add(sum[r][v], weights[v], all);
+                }
             }
         }
     }

@@ -64,7 +64,7 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, const std::byte* panel, c
 
 template <class T, int MR>
 void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, const Tile& tile) {
-    constexpr int kVectors = T::kVectors;
+    constexpr int kVectors = T::vectors(MR);
     const auto* x = reinterpret_cast<const typename T::X*>(a.x) + tile.row * T::row_words(a.depth);
     const int64_t offset = panel * T::panel_bytes(a.depth);
     const std::byte *weight = a.weight + offset, *up = a.up != nullptr ? a.up + offset : nullptr;

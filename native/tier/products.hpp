@@ -2,7 +2,8 @@
 // weight, the keys of a page, its values. step() takes an input spread over all lanes, step_each() spreads it itself.
 //
 // An output is one f32 accumulator that takes its terms in ascending k. Nothing else touches it, so its bits depend on
-// neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k.
+// neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k. A step of more terms than
+// an instruction adds has as many parts: all accumulators take one before the next, whose factors need no registers till then.
 #pragma once
 
 #include "math.hpp"
@@ -11,18 +12,18 @@ namespace ferrum::FERRUM_TIER {
 
 // f32: a word is one k.
 struct F32 {
-    static constexpr int kDepth = 1;
+    static constexpr int kDepth = 1, kParts = 1;
     static constexpr int64_t kPanelStep = kPanel * 4;  // bytes of a panel's step
     static constexpr int64_t kItem = 4;
     using X = float;
     using W = vf;
 
-    static W weight(const std::byte* at) { return load<vf>(at); }
-    static vf spread_x(const X* x) { return spread(*x); }
+    static W weight(const std::byte* at, int) { return load<vf>(at); }
+    static W first_only(const std::byte* at) { return load<vf>(at); }
+    static vf spread_x(const X* x, int) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
-    static vf step_each(vf total, W w, const X* x) { return multiply_add_each(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
-    static W first_only(W w) { return w; }
 };
 
 // bf16: a word is the pair (k, k + 1).
@@ -30,62 +31,60 @@ struct Bf16 {
     static constexpr int kDepth = 2;
     static constexpr int64_t kPanelStep = kPanel * 4;
     static constexpr int64_t kItem = 2;
-    using W = vi;
-
-    static W weight(const std::byte* at) { return load<vi>(at); }
-    static W first_only(W w) { return w & 0xffff; }
 
 #if defined(__AVX512BF16__)
+    static constexpr int kParts = 1;
     using X = uint32_t;
-    static vi spread_x(const X* x) { return spread(static_cast<int32_t>(*x)); }
+    using W = vi;
+
+    static W weight(const std::byte* at, int) { return load<vi>(at); }
+    static W first_only(const std::byte* at) { return load<vi>(at) & 0xffff; }
+    static vi spread_x(const X* x, int) { return spread(static_cast<int32_t>(*x)); }
     static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
-    static vf step_each(vf total, W w, const X* x) {
+    static vf step_each(vf total, W w, const X* x, int) {
 #if defined(FERRUM_SPREADS)
         asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(total) : "v"(w), "m"(*x));
         return total;
 #else
-        return step(total, w, spread_x(x));
+        return step(total, w, spread_x(x, 0));
 #endif
     }
     // The instruction makes 0 of numbers below 2^-126, which the product would take as 0.
     static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }
 #else
     // Without bf16 arithmetic a pair is two f32 terms, each exact before it is added.
+    static constexpr int kParts = 2;
     struct X {
-        float first, second;
+        float part[kParts];
     };
-    struct Spread {
-        vf first, second;
-    };
-    static Spread spread_x(const X* x) { return {spread(x->first), spread(x->second)}; }
-    static vf step(vf total, W w, Spread x) {
-        total = multiply_add(first(w), x.first, total);
-        return multiply_add(second(w), x.second, total);
+    using W = vf;
+
+    static W weight(const std::byte* at, int part) {
+        const vi pair = load<vi>(at);
+        return (vf)(part == 0 ? pair << 16 : pair & static_cast<int32_t>(0xffff0000));
     }
-    static vf step_each(vf total, W w, const X* x) {
-        total = multiply_add_each(first(w), &x->first, total);
-        return multiply_add_each(second(w), &x->second, total);
-    }
-    static vf first(W w) { return (vf)(w << 16); }
-    static vf second(W w) { return (vf)(w & static_cast<int32_t>(0xffff0000)); }
+    static W first_only(const std::byte* at) { return weight(at, 0); }
+    static vf spread_x(const X* x, int part) { return spread(x->part[part]); }
+    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int part) { return multiply_add_each(w, &x->part[part], total); }
     static void pack(vf x, X* out) { store(out, upper_bf16(x) & 0xffff0000u); }
 #endif
 };
 
 // f16: a panel's step is 32 outputs of one k in halves; products are of f32, inputs as they are (they may pass 65504).
 struct F16 {
-    static constexpr int kDepth = 1;
+    static constexpr int kDepth = 1, kParts = 1;
     static constexpr int64_t kPanelStep = kPanel * 2;
     static constexpr int64_t kItem = 2;
     using X = float;
     using W = vf;
 
-    static W weight(const std::byte* at) { return widen_halves(at); }
-    static vf spread_x(const X* x) { return spread(*x); }
+    static W weight(const std::byte* at, int) { return widen_halves(at); }
+    static W first_only(const std::byte* at) { return widen_halves(at); }
+    static vf spread_x(const X* x, int) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
-    static vf step_each(vf total, W w, const X* x) { return multiply_add_each(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
-    static W first_only(W w) { return w; }
 };
 
 // Where the vectors of a step lie: side by side.
@@ -97,16 +96,19 @@ struct SideBySide {
 // Adds one step to MR x NV accumulators: the weight's vectors where `vectors` says from w on, row r's word at x[r * XR].
 template <class P, int MR, int NV, int XR, class Vectors = SideBySide<P>>
 inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::X* x, Vectors vectors = {}) {
-    typename P::W weight[NV];
+#pragma GCC unroll 2
+    for (int part = 0; part < P::kParts; ++part) {
+        typename P::W weight[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) weight[v] = P::weight(w + vectors.at(v));
+        for (int v = 0; v < NV; ++v) weight[v] = P::weight(w + vectors.at(v), part);
 #pragma GCC unroll 12
-    for (int r = 0; r < MR; ++r) {
-        const auto all = P::spread_x(x + r * XR);
+        for (int r = 0; r < MR; ++r) {
+            const auto all = P::spread_x(x + r * XR, part);
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v)
-            total[r][v] = spread_each(r, NV) ? P::step_each(total[r][v], weight[v], x + r * XR)
-                                             : P::step(total[r][v], weight[v], all);
+            for (int v = 0; v < NV; ++v)
+                total[r][v] = spread_each(r, NV) ? P::step_each(total[r][v], weight[v], x + r * XR, part)
+                                                 : P::step(total[r][v], weight[v], all);
+        }
     }
 }
 

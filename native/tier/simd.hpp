@@ -31,10 +31,11 @@ using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 
 // Register tiles: rows by vectors of a product of floats, and of one of integers. They fill the register file without spilling
 // what the inner loop touches.
-constexpr int kProductRows = kLanes == 16 ? 12 : 3;
-constexpr int kProductVectors = kLanes == 16 ? 2 : 4;
+constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 3;
+constexpr int product_vectors(int rows) { return rows <= (kLanes == 16 ? 6 : 3) ? 4 : 2; }
 constexpr int kGroupRows = kLanes == 16 ? 12 : kLanes == 8 ? 4 : 2;
-constexpr int kLowGroupRows = kLanes == 16 ? 6 : kGroupRows;  // sums of a group and of a block are in registers
+constexpr int kLowGroupRows = 6;
+constexpr int kPartRows = kLanes == 16 ? 6 : 2;  // up to here a group's sums and a block's are in registers together
 constexpr int kGroupVectors = 2;
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;

@@ -48,7 +48,8 @@ inline TileRows tile_rows(int64_t tile, int64_t tiles, int64_t rows) {
 template <class P>
 struct FloatTiles {
     using X = typename P::X;
-    static constexpr int kRows = kProductRows, kLowRows = kRows, kVectors = kProductVectors;
+    static constexpr int kRows = kProductRows, kLowRows = kRows;
+    static constexpr int vectors(int rows) { return product_vectors(rows) < kPanelVectors ? product_vectors(rows) : kPanelVectors; }
 
     static constexpr int64_t kStretch = 8;  // steps
     static constexpr int64_t kStretchBytes = kStretch * P::kPanelStep, kStretchGoes = kStretch;
@@ -73,8 +74,9 @@ struct FloatTiles {
 
     // total = the tile's rows times the panel's vectors `vector` and on.
     template <int MR>
-    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
+    static void multiply(vf (&total)[MR][vectors(MR)], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
+        constexpr int kVectors = vectors(MR);
         vf sum[MR][kVectors] = {};  // an array of its own stays in registers; the caller's would be written at every step
         for (int64_t left = steps(depth); left > 0; left -= kStretch) {
             fetch.enter(ceil_divide(left, kStretch));

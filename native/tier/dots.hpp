@@ -1,0 +1,70 @@
+// Sums of products of bytes, exact in int32, as each tier has instructions for them.
+#pragma once
+
+#include "simd.hpp"
+
+// AVX2 alone multiplies bytes to sums of two, of 16 bits, and adds those by further instructions.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define FERRUM_PAIRS
+#endif
+
+namespace ferrum::FERRUM_TIER {
+
+#if defined(FERRUM_PAIRS)
+
+// a + b, at this point. Compilers would collect the terms of a sum of integers, whose order they may choose, and add them when they
+// have run out of registers for them.
+inline vi add_here(vi a, vi b) {
+    a += b;
+    asm("" : "+x"(a));
+    return a;
+}
+
+inline vi add_pairs(vi a, vi b) {
+    a = (vi)_mm256_add_epi16((__m256i)a, (__m256i)b);
+    asm("" : "+x"(a));
+    return a;
+}
+inline vi sum_pairs(vi pairs) { return (vi)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
+
+// Of 4 unsigned by 4 signed bytes in each word, two sums that fit 16 bits: of the first two, and of the others.
+inline vi pair_products(vi a, vi b) { return (vi)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+
+#endif
+
+// total + the products of 4 unsigned by 4 signed bytes in each word; two of them together fit 16 bits.
+inline vi dot(vi total, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)a, (__m256i)b);
+#elif defined(FERRUM_PAIRS)
+    return add_here(total, sum_pairs(pair_products(a, b)));
+#else
+    for (int byte = 0; byte < 4; ++byte) {
+        const vi x = (a >> (8 * byte)) & 0xff;
+        const vi y = (vi)((vu)b << (24 - 8 * byte)) >> 24;
+        total += x * y;
+    }
+    return total;
+#endif
+}
+
+// Codes stored as code + 128 are multiplied by signed bytes as they are, if the sum begins with -kCodeOffset times these, or as
+// signed_codes() makes them.
+#if defined(FERRUM_PAIRS)
+// Two products of unsigned bytes pass 16 bits, those of signed ones do not: |code| by the other with the code's sign.
+constexpr int32_t kCodeOffset = 0;
+
+inline vi signed_codes(vi stored) { return stored ^ static_cast<int32_t>(0x80808080); }
+inline vi dot_codes(vi total, vi codes, vi b) {
+    return dot(total, (vi)_mm256_abs_epi8((__m256i)codes), (vi)_mm256_sign_epi8((__m256i)b, (__m256i)codes));
+}
+#else
+constexpr int32_t kCodeOffset = 128;
+
+inline vi signed_codes(vi stored) { return stored; }
+inline vi dot_codes(vi total, vi codes, vi b) { return dot(total, codes, b); }
+#endif
+
+}  // namespace ferrum::FERRUM_TIER
