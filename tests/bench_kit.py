@@ -64,7 +64,7 @@ def costs_of(shape: str, format: str, head: str | None = None, kv_format: str = 
 
 def rates(read: float = 50.0, peak: float = 1000.0) -> Rates:
     """Rates in units of 1e9 per second; int8 twice as fast as bfloat16, which is twice as fast as float32."""
-    return Rates(read * 1e9, peak / 2 * 1e9, peak * 1e9, 2 * peak * 1e9)
+    return Rates(read * 1e9, peak / 2 * 1e9, peak * 1e9, 2 * peak * 1e9, 2 * peak * 1e9)
 
 
 def judged(figure: float, limit: float = 100.0, *, counted: bool = True) -> Judged:

@@ -1,6 +1,7 @@
 // What this machine can do at most, and where the time of a program goes: the two halves of a benchmark's receipt.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ public:
 
     // Bytes per second, each thread streaming its half of the memory, which lies on huge pages as weights do.
     double read();
-    // Operations per second of the tier's best instruction for products of "float32", "bfloat16" or "int8", out of
+    // Operations per second of the tier's best instructions for products of "float32", "bfloat16", "int8" or "int4", out of
     // registers; a multiplication and its addition count as two. Where a tier has no dot product of the format, the
     // rate is that of float32. Throws std::invalid_argument for any other name.
     double peak(const std::string& format);
@@ -32,7 +33,7 @@ private:
 
     Team team_;
     Buffer memory_;
-    Peak f32_, bf16_, int8_;
+    std::map<std::string, Peak> peaks_;  // by format
 };
 
 // Runs the operations in order, as run_all does, and returns the seconds of each, its barrier included.

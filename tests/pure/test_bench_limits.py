@@ -17,8 +17,8 @@ from ferrum.bench.workloads import (
 )
 from ferrum.core.errors import ConfigError
 
-SLOW = Rates(read=52e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12)
-FAST = Rates(read=82e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12)
+SLOW = Rates(read=52e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12, int4=2.18e12)
+FAST = Rates(read=82e9, float32=0.5e12, bfloat16=1.02e12, int8=2.18e12, int4=2.18e12)
 
 # Tokens per second and the share of the limit, by format, as measured of other hands' prototypes on another machine:
 # their quotient is the limit by the definition in `bench/limits.py`.

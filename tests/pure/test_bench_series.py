@@ -188,7 +188,7 @@ def test_without_the_library_numpy_probes_and_says_that_it_is_weaker(monkeypatch
     assert "lower" in prober.description
     measured = prober()
     assert measured.read > 0
-    assert measured.float32 == measured.bfloat16 == measured.int8 > 0
+    assert measured.float32 == measured.bfloat16 == measured.int8 == measured.int4 > 0
 
 
 def test_the_systems_own_account_is_read_where_there_is_one():

@@ -22,16 +22,21 @@ from ferrum.kernels.recorder import Extent, Op, Program
 
 @dataclass(frozen=True, slots=True)
 class Rates(JsonRecord):
-    """What a machine can do: bytes read per second, and operations per second (a multiply-add is two) by format."""
+    """What a machine can do: bytes read per second, and operations per second (a multiply-add is two) by format.
+
+    Those of int4 differ from int8's where no instruction adds products of bytes to sums of 32 bits (AVX2). Reports
+    older than this difference say 0.
+    """
 
     read: float
     float32: float
     bfloat16: float
     int8: float
+    int4: float = 0.0
 
 
-_PEAK_OF: Final[Mapping[str, str]] = {"bfloat16": "bfloat16", "int8": "int8", "int4": "int8"}
-"""Formats whose products run on dot instructions; the others multiply in float32."""
+_PEAKS: Final = frozenset({"bfloat16", "int8", "int4"})
+"""Formats with products of their own; the others multiply in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +145,4 @@ def _on_logits(op: Op) -> bool:
 
 def _product(weight: Weight, rows: int) -> Part:
     outputs, inputs = weight.shape
-    return Part(weight.nbytes, 2.0 * rows * outputs * inputs, _PEAK_OF.get(weight.format, "float32"))
+    return Part(weight.nbytes, 2.0 * rows * outputs * inputs, weight.format if weight.format in _PEAKS else "float32")

@@ -52,7 +52,7 @@ class NativeProber:
 
     def __call__(self) -> Rates:
         """See `Prober`."""
-        peaks = {name: self._probe.peak(name) for name in ("float32", "bfloat16", "int8")}
+        peaks = {name: self._probe.peak(name) for name in ("float32", "bfloat16", "int8", "int4")}
         return Rates(read=self._probe.read(), **peaks)
 
 
@@ -68,7 +68,7 @@ class NumpyProber:
     def __call__(self) -> Rates:
         """See `Prober`. There are no dot products of narrow formats: all peaks are that of float32."""
         peak = 2 * 1024**3 / _fastest(lambda: self._matrix @ self._matrix)
-        return Rates(self._array.nbytes / _fastest(self._array.sum), peak, peak, peak)
+        return Rates(self._array.nbytes / _fastest(self._array.sum), peak, peak, peak, peak)
 
 
 def _fastest(run: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ left the processors alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ferrum.bench.limits import Rates
@@ -71,13 +71,14 @@ class Judge:
             float32=max(probe.float32 for probe in probes),
             bfloat16=max(probe.bfloat16 for probe in probes),
             int8=max(probe.int8 for probe in probes),
+            int4=max(probe.int4 for probe in probes),
         )
         return cls(state_levels([best.read, *(probe.read for probe in quiet)]), best)
 
     def undisturbed(self, probe: Rates) -> Rates:
         """What the machine could do in the probe's state: the next bandwidth level above, the best peaks of the run."""
         read = min(level for level in self.levels if level >= probe.read)
-        return Rates(read, self.best.float32, self.best.bfloat16, self.best.int8)
+        return replace(self.best, read=read)
 
     def counts(self, probe: Rates, limit: Limit) -> bool:
         """Whether a probe is good enough for a workload: the limit it gives is within 5% of its state's.

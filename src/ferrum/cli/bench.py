@@ -161,7 +161,7 @@ def print_report(report: Report) -> None:
             (
                 "peaks",
                 f"{best.float32 / 1e9:.0f} float32, {best.bfloat16 / 1e9:.0f} bfloat16, "
-                f"{best.int8 / 1e9:.0f} int8 Gop/s",
+                f"{best.int8 / 1e9:.0f} int8, {best.int4 / 1e9:.0f} int4 Gop/s",
             ),
         ]
     )
