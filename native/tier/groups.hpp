@@ -58,8 +58,8 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    static constexpr int kRows = P::kRows, kLowRows = kRows < kLowGroupRows ? kRows : kLowGroupRows, kVectors = kGroupVectors;
-    static constexpr int vectors(int) { return kVectors; }
+    static constexpr int kRows = P::kRows, kLowRows = kRows < kLowGroupRows ? kRows : kLowGroupRows;
+    static constexpr int vectors(int rows) { return group_vectors(rows); }
     static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
     static constexpr int64_t kTogether = kBlockInputs / GROUP;              // groups of a block
     static_assert(kBlockInputs % GROUP == 0);
@@ -134,29 +134,29 @@ struct GroupTiles {
     // where there is room for all three. A tall tile takes fewer instructions for each product, and a store for each sum:
     // which of the two a processor is short of decides (see tiers.hpp). Its parts begin with a product, which saves storing
     // zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
-    template <int MR>
-    static void multiply(vf (&total)[MR][kVectors], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
-        constexpr bool kPartsApart = MR > kPartRows, kFirstApart = MR > kLowRows || kTogether == 1;
-        constexpr int kRowsInRegisters = kTogether == 1 ? kPartRows : kPartRows * 2 / 3;  // with parts beside sums, three for two
+    template <int MR, int NV>
+    static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
+        constexpr bool kPartsApart = MR * NV > kPartSums, kFirstApart = MR > kLowRows || kTogether == 1;
+        constexpr int kTotals = kTogether == 1 ? kPartSums : kPartSums * 2 / 3;  // in registers: three for two, with parts
         int64_t left = groups(depth);
         const auto add = [&](auto fold) __attribute__((always_inline)) {
             fetch.enter(left--);
-            add_group<MR>(panel, vector, x, fetch, fold);
+            add_group<MR, NV>(panel, vector, x, fetch, fold);
             panel += kGrouping.bytes;
             x += kGroupWords * MR;
         };
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) total[r][v] = vf{};
+            for (int v = 0; v < NV; ++v) total[r][v] = vf{};
         while (left > 0) {
             const X* scales = x;
             x += MR;
-            vf part[MR][kVectors];
+            vf part[MR][NV];
             const int64_t after = left - least(left, kTogether);
             if (kFirstApart) {
                 add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
             } else {
                 for (int r = 0; r < MR; ++r)
-                    for (int v = 0; v < kVectors; ++v) {
+                    for (int v = 0; v < NV; ++v) {
                         part[r][v] = vf{};
                         if (kPartsApart) stay_in_memory(part[r][v]);
                     }
@@ -168,57 +168,57 @@ struct GroupTiles {
             for (int r = 0; r < MR; ++r) {
                 float scale;
                 std::memcpy(&scale, scales + r, sizeof scale);
-                for (int v = 0; v < kVectors; ++v) total[r][v] = fused(part[r][v], spread(scale), total[r][v]);
+                for (int v = 0; v < NV; ++v) total[r][v] = fused(part[r][v], spread(scale), total[r][v]);
             }
-            if (MR > kRowsInRegisters) stay_in_memory(total);
+            if (MR * NV > kTotals) stay_in_memory(total);
         }
     }
 
     // Folds the sum of a group, of each row and vector, with the scale of its weights. Inlined, or the sums were in memory.
-    template <int MR, class Fold>
+    template <int MR, int NV, class Fold>
     [[gnu::always_inline]] static inline void add_group(const std::byte* group, int vector, const X* x, Fetch& fetch, Fold fold) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kWords * MR;
-        vi sum[MR][kVectors];
+        vi sum[MR][NV];
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
+            for (int v = 0; v < NV; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
         if constexpr (P::kPairRows == 0) {
-            add_rows<MR>(sum, words, 0, kRowsOfWords, x, fetch);
+            add_rows(sum, words, 0, kRowsOfWords, x, fetch);
         } else {
 #pragma GCC unroll 4
             for (int row = 0; row < kRowsOfWords; row += P::kPairRows) {
-                vi pairs[MR][kVectors] = {};
-                add_rows<MR>(pairs, words, row, row + P::kPairRows, x, fetch);
+                vi pairs[MR][NV] = {};
+                add_rows(pairs, words, row, row + P::kPairRows, x, fetch);
                 for (int r = 0; r < MR; ++r)
-                    for (int v = 0; v < kVectors; ++v) sum[r][v] += sum_pairs(pairs[r][v]);
+                    for (int v = 0; v < NV; ++v) sum[r][v] += sum_pairs(pairs[r][v]);
             }
         }
         const std::byte* scales = group + kGrouping.code_bytes + vector * kLanes * 2;
-        for (int v = 0; v < kVectors; ++v) {
-            if (ZERO) take_zero_points<MR>(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
+        for (int v = 0; v < NV; ++v) {
+            if (ZERO) take_zero_points(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
             const vf scale = widen_halves(scales + v * kLanes * 2);
             for (int r = 0; r < MR; ++r) fold(r, v, __builtin_convertvector(sum[r][v], vf), scale);
         }
     }
 
     // Rows of words of the panel: quads of k of int8, two to a word of int4.
-    template <int MR>
-    [[gnu::always_inline]] static inline void add_rows(vi (&sum)[MR][kVectors], const std::byte* words, int begin, int end,
+    template <int MR, int NV>
+    [[gnu::always_inline]] static inline void add_rows(vi (&sum)[MR][NV], const std::byte* words, int begin, int end,
                                                        const X* x, Fetch& fetch) {
 #pragma GCC unroll 8
         for (int row = begin; row < end; ++row) {
             if (row % 2 == 0) fetch.go();
 #pragma GCC unroll 2
             for (int part = 0; part < P::kParts; ++part) {
-                vi weights[kVectors];
-                for (int v = 0; v < kVectors; ++v)
+                vi weights[NV];
+                for (int v = 0; v < NV; ++v)
                     weights[v] = P::part(load<vi>(words + row * kRowBytes + v * kLanes * 4), part);
 #pragma GCC unroll 12
                 for (int r = 0; r < MR; ++r) {
                     const X* input = &x[(row * P::kParts + part) * MR + r];
                     const vi all = spread(static_cast<int32_t>(*input));
-                    for (int v = 0; v < kVectors; ++v)
-                        sum[r][v] = spread_each(r, kVectors) ? add_each<P>(sum[r][v], weights[v], input)
+                    for (int v = 0; v < NV; ++v)
+                        sum[r][v] = spread_each(r, NV) ? add_each<P>(sum[r][v], weights[v], input)
                                                                   : P::add(sum[r][v], weights[v], all);
                 }
             }
@@ -226,8 +226,8 @@ struct GroupTiles {
     }
 
     // Both factors fit 16 bits, of a word whose upper half is 0 on one side: an instruction made for pairs multiplies them.
-    template <int MR>
-    static inline void take_zero_points(vi (&sum)[MR][kVectors], int v, const std::byte* zero_points, const X* starts) {
+    template <int MR, int NV>
+    static inline void take_zero_points(vi (&sum)[MR][NV], int v, const std::byte* zero_points, const X* starts) {
         const vi zero = __builtin_convertvector(load<vh>(zero_points), vi);
         for (int r = 0; r < MR; ++r) {
             const vi minus = spread(static_cast<int32_t>(starts[r]));

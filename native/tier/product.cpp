@@ -50,35 +50,35 @@ struct Tile {
     int64_t row, place, tiles;
 };
 
-// What it fetches while it multiplies `panel`, after which it, or the next tile, multiplies `onward`; `next` follows when the
-// whole block has gone over the panel.
-template <class T>
-Fetch fetch_of(const ProductArgs& a, const Tile& tile, const std::byte* panel, const std::byte* onward, const std::byte* next) {
+// What it fetches on one of its ways over `panel`, after which it, or the next tile, multiplies `onward`; `next` follows when
+// the whole block has gone over the panel. A stream would come to an end with the first of several ways.
+template <class T, int WAYS>
+Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte* panel, const std::byte* onward,
+               const std::byte* next) {
     constexpr int64_t kLines = T::kStretchBytes / 64, kTurn = ceil_divide(kAhead, T::kStretchBytes);
     constexpr int64_t kPace = ceil_divide(kLines * Fetch::kLine, T::kStretchGoes);  // as fast as it is used
-    if (a.tiled.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
+    if (WAYS == 1 && a.tiled.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
     if (next == nullptr) return {};
-    const int64_t lines = T::panel_bytes(a.depth) / 64;
-    return {next + tile.place * lines / tile.tiles * 64, ceil_divide(kPace, tile.tiles), -1, nullptr};
+    const int64_t lines = T::panel_bytes(a.depth) / 64, place = tile.place * WAYS + way, places = tile.tiles * WAYS;
+    return {next + place * lines / places * 64, ceil_divide(kPace, places), -1, nullptr};
 }
 
 template <class T, int MR>
 void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, const Tile& tile) {
-    constexpr int kVectors = T::vectors(MR);
+    constexpr int kVectors = T::vectors(MR), kWays = kPanelVectors / kVectors;
     const auto* x = reinterpret_cast<const typename T::X*>(a.x) + tile.row * T::row_words(a.depth);
     const int64_t offset = panel * T::panel_bytes(a.depth);
     const std::byte *weight = a.weight + offset, *up = a.up != nullptr ? a.up + offset : nullptr;
     // Results go to short pieces, a row apart, which the hardware does not foresee: their stores would wait for the memory.
     for (int r = 0; r < MR; ++r) prefetch_floats(a.y + (tile.row + r) * a.outputs + panel * kPanel, kPanel);
-    for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
-        const bool first = vector == 0;  // the others find the panel, and what it fetched, in the cache
+    for (int way = 0; way < kWays; ++way) {
+        const int vector = way * kVectors;
         vf total[MR][kVectors];
-        T::template multiply<MR>(total, weight, vector, x, a.depth,
-                                 first ? fetch_of<T>(a, tile, weight, up != nullptr ? up : next.weight, next.weight) : Fetch{});
+        T::multiply(total, weight, vector, x, a.depth,
+                    fetch_of<T, kWays>(a, tile, way, weight, up != nullptr ? up : next.weight, next.weight));
         if (up != nullptr) {
             vf other[MR][kVectors];
-            T::template multiply<MR>(other, up, vector, x, a.depth,
-                                     first ? fetch_of<T>(a, tile, up, next.weight, next.up) : Fetch{});
+            T::multiply(other, up, vector, x, a.depth, fetch_of<T, kWays>(a, tile, way, up, next.weight, next.up));
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) total[r][v] = silu(total[r][v]) * other[r][v];
         }

@@ -73,22 +73,21 @@ struct FloatTiles {
     }
 
     // total = the tile's rows times the panel's vectors `vector` and on.
-    template <int MR>
-    static void multiply(vf (&total)[MR][vectors(MR)], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
+    template <int MR, int NV>
+    static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
-        constexpr int kVectors = vectors(MR);
-        vf sum[MR][kVectors] = {};  // an array of its own stays in registers; the caller's would be written at every step
+        vf sum[MR][NV] = {};  // an array of its own stays in registers; the caller's would be written at every step
         for (int64_t left = steps(depth); left > 0; left -= kStretch) {
             fetch.enter(ceil_divide(left, kStretch));
             for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep) {
                 fetch.go();
-                add_step<P, MR, kVectors, 1>(sum, w, x);
+                add_step<P, MR, NV, 1>(sum, w, x);
             }
         }
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) total[r][v] = sum[r][v];
+            for (int v = 0; v < NV; ++v) total[r][v] = sum[r][v];
     }
 };
 
