@@ -130,10 +130,11 @@ struct GroupTiles {
                           [=](int64_t i) { return out + scale_at(i) * height; });
     }
 
-    // Sums of a group are in registers; the parts of a block are, too, where the tile is low; and the totals, touched once a block,
-    // where there is room for all three. A tall tile takes fewer instructions for each product, and a store for each sum:
-    // which of the two a processor is short of decides (see tiers.hpp). Its parts begin with a product, which saves storing
-    // zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
+    // Sums of a group are in registers; the parts of a block are, too, where there is room for both, as in low tiles of AVX-512;
+    // and the totals, touched once a block, where there is room for all three. A tall tile takes fewer instructions for each
+    // product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp). Its parts begin with a
+    // product, which saves storing zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does
+    // not keep it.
     template <int MR, int NV>
     static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         constexpr bool kPartsApart = MR * NV > kPartSums, kFirstApart = MR > kLowRows || kTogether == 1;
@@ -157,7 +158,7 @@ struct GroupTiles {
             } else {
                 for (int r = 0; r < MR; ++r)
                     for (int v = 0; v < NV; ++v) {
-                        part[r][v] = vf{};
+                        part[r][v] = vf{};  // one after the other: all at once they would be cleared by a slow string instruction
                         if (kPartsApart) stay_in_memory(part[r][v]);
                     }
             }

@@ -35,7 +35,7 @@ struct FloatStore {
     }
 };
 
-// Bytes with a scale for all elements of a head; keys are offset by 128, as weights are: see groups.hpp.
+// Bytes with a scale for all elements of a head; keys are offset by 128, as weights are: see dots.hpp.
 struct ByteStore {
     using Element = int8_t;
     static constexpr int kDepth = 4;

@@ -11,10 +11,10 @@ constexpr int64_t kFewRows = 4;  // up to here a product is no more than reading
 
 // What a tile fetches while it computes: weights that come next, a few lines many times in each stretch of its panel.
 //
-// With few rows the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. With more rows the tiles of
-// a panel take longer than its bytes do: each fetches an even part of the next panel, so that neither memory nor arithmetic
-// ever waits for the other to have its turn. Lines asked for many at once would have to wait for each other, and hold up what
-// the tile itself reads.
+// With few rows, which go over a panel once, the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. Else
+// the tiles of a panel, and their ways over it, take longer than its bytes do: each fetches an even part of the next panel, so that
+// neither memory nor arithmetic ever waits for the other to have its turn. Lines asked for many at once would have to wait for each
+// other, and hold up what the tile itself reads.
 struct Fetch {
     static constexpr int64_t kLine = 256;
 

@@ -53,7 +53,7 @@ def test_the_probe_measures_every_tier_and_refuses_other_names():
     require_native()
     for tier in TIERS:
         probe = load().Probe(tier, 1, 1 << 20)
-        measured = [probe.read(), *(probe.peak(each) for each in ("float32", "bfloat16", "int8"))]
+        measured = [probe.read(), *(probe.peak(each) for each in ("float32", "bfloat16", "int8", "int4"))]
         assert all(math.isfinite(each) and each > 0 for each in measured)
     with pytest.raises(ValueError, match="float64"):
         probe.peak("float64")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench_kit import costs_of, rates
@@ -134,3 +136,11 @@ def test_more_of_anything_never_makes_a_limit_longer():
     base = costs.seconds(cell.passes(512), rates())
     for faster in (rates(read=60), rates(peak=1200)):
         assert costs.seconds(cell.passes(512), faster) <= base
+
+
+def test_a_product_is_limited_by_the_peak_of_its_own_format():
+    costs, slow = costs_of("tiny", "int4"), replace(rates(), int4=1.0)
+    passes = list(workload("prefill512").passes(512))
+    assert costs.seconds(passes, slow) > 1e6 * costs.seconds(passes, rates())
+    others = costs_of("tiny", "int8")
+    assert others.seconds(passes, slow) == others.seconds(passes, rates())
