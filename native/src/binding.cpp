@@ -259,10 +259,6 @@ NB_MODULE(_native, module) {
             const std::lock_guard<std::mutex> lock(r.running);
             r.team.use(threads);
         })
-        .def_prop_rw("tall_tiles", [](const Runtime& r) { return r.tall_tiles; }, [](Runtime& r, bool tall) {
-            const std::lock_guard<std::mutex> lock(r.running);
-            r.tall_tiles = tall;
-        })
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
         .def_prop_ro("scratch_bytes", &Runtime::scratch_bytes)
         .def("pack", &pack)

@@ -34,12 +34,10 @@ struct MatrixArgs {
 // What was wrong with the numbers of a matrix that was rounded to integers, the worst last.
 enum class Rounding { fine, too_large, not_finite };
 
-// Rows for products with weights of a format, cut into tiles: tall ones or low ones (see groups.hpp). Their height makes no
-// difference to any bit.
+// Rows for products with weights of a format, cut into tiles, whose height makes no difference to any bit.
 struct TiledRows {
     Format format;
     int64_t rows;
-    bool tall;
 };
 
 // A product y = x w^T + bias of rows already packed by the same tier; with `up`, y = silu(x w^T) * (x up^T).

@@ -58,7 +58,7 @@ void Linear::run(Runtime& runtime, int thread) {
         for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
         if (done) continue;
         if (i > 0) runtime.team.barrier();  // the rows packed for the last turn are free again
-        const TiledRows tiled{format, rows, runtime.tall_tiles};
+        const TiledRows tiled{format, rows};
         pack(runtime, tiled, thread);
         runtime.team.barrier();
         multiply(runtime, tiled, thread);

@@ -36,7 +36,6 @@ public:
     std::byte* own(int thread) const { return own_.data() + thread * thread_bytes_; }
 
     const KernelTable& kernels;
-    bool tall_tiles = prefers_tall_tiles();
     Team team;
     Shares shares;
     Pool pool;

@@ -76,8 +76,6 @@ std::vector<const KernelTable*> available_tiers() {
     return tiers;
 }
 
-bool prefers_tall_tiles() { return !is_amd(); }
-
 const KernelTable& tier(const std::string& name) {
     std::string known = "auto";
     for (const KernelTable* table : available_tiers()) {

@@ -58,7 +58,7 @@ template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
-    static constexpr int kRows = P::kRows, kLowRows = kRows < kLowGroupRows ? kRows : kLowGroupRows;
+    static constexpr int kRows = P::kRows;
     static constexpr int vectors(int rows) { return group_vectors(rows); }
     static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
     static constexpr int64_t kTogether = kBlockInputs / GROUP;              // groups of a block
@@ -130,14 +130,14 @@ struct GroupTiles {
                           [=](int64_t i) { return out + scale_at(i) * height; });
     }
 
-    // Sums of a group are in registers; the parts of a block are, too, where there is room for both, as in low tiles of AVX-512;
-    // and the totals, touched once a block, where there is room for all three. A tall tile takes fewer instructions for each
-    // product, and a store for each sum: which of the two a processor is short of decides (see tiers.hpp). Its parts begin with a
-    // product, which saves storing zeros; the rule says 0 and that product, which differs in the sign of a zero, and the total does
-    // not keep it.
+    // Sums of a group are in registers; the parts of a block are, too, where there is room for both; and the totals, touched once a
+    // block, where there is room for all three. With AVX-512 that decides the height of a tile: twelve rows take fewer instructions
+    // for each product, but their parts would be stored after each group, and processors store less in a cycle than they multiply
+    // (192 rows of int8 take a fifth more time on Zen 4, a third on Emerald Rapids). A block of one group is its product: the rule
+    // says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
     template <int MR, int NV>
     static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
-        constexpr bool kPartsApart = MR * NV > kPartSums, kFirstApart = MR > kLowRows || kTogether == 1;
+        constexpr bool kPartsApart = MR * NV > kPartSums, kFirstApart = kTogether == 1;
         constexpr int kTotals = kTogether == 1 ? kPartSums : kPartSums * 2 / 3;  // in registers: three for two, with parts
         int64_t left = groups(depth);
         const auto add = [&](auto fold) __attribute__((always_inline)) {

@@ -30,20 +30,12 @@ auto with_tiles(Format format, Work work) {
 }
 
 template <class T>
-int64_t tile_rows_at_most(bool tall) {
-    return tall ? T::kRows : T::kLowRows;
-}
-
-template <class T>
 int64_t tile_count(const TiledRows& tiled) {
-    return ceil_divide(tiled.rows, tile_rows_at_most<T>(tiled.tall));
+    return ceil_divide(tiled.rows, T::kRows);
 }
 
-// Tiles of a block of rows.
 template <class T>
-int64_t block_tiles(const TiledRows& tiled) {
-    return kBlockRows / tile_rows_at_most<T>(tiled.tall);
-}
+constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
 
 // A tile of a product: the rows from `row` on, as one of the tiles of their block.
 struct Tile {
@@ -101,8 +93,8 @@ TileFunction tile_function(int64_t height, std::integer_sequence<int, Index...>)
 
 template <class T>
 void product_of(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next) {
-    const int64_t tiles = tile_count<T>(a.tiled), together = block_tiles<T>(a.tiled);
-    const int64_t begin = block * together, end = least(begin + together, tiles);
+    const int64_t tiles = tile_count<T>(a.tiled), begin = block * kBlockTiles<T>;
+    const int64_t end = least(begin + kBlockTiles<T>, tiles);
     for (int64_t tile = begin; tile < end; ++tile) {
         const auto [row, height] = tile_rows(tile, tiles, a.tiled.rows);
         const auto run = tile_function<T>(height, std::make_integer_sequence<int, T::kRows>{});
@@ -137,7 +129,7 @@ void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_be
 int64_t row_blocks(const TiledRows& tiled) {
     return with_tiles(tiled.format, [&](auto tiles) {
         using T = decltype(tiles);
-        return ceil_divide(tile_count<T>(tiled), block_tiles<T>(tiled));
+        return ceil_divide(tile_count<T>(tiled), kBlockTiles<T>);
     });
 }
 

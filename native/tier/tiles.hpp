@@ -48,7 +48,7 @@ inline TileRows tile_rows(int64_t tile, int64_t tiles, int64_t rows) {
 template <class P>
 struct FloatTiles {
     using X = typename P::X;
-    static constexpr int kRows = kProductRows, kLowRows = kRows;
+    static constexpr int kRows = kProductRows;
     static constexpr int vectors(int rows) { return product_vectors(rows) < kPanelVectors ? product_vectors(rows) : kPanelVectors; }
 
     static constexpr int64_t kStretch = 8;  // steps

@@ -93,11 +93,9 @@ def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
     one, two = (NativeKernels(tier, threads) for threads in (1, 2))
     whole = one.weight(weight).matmul(x)
     packed = two.weight(weight)
-    for tall in (True, False):  # this processor uses one of the two
-        packed.runtime.tall_tiles = tall
-        for rows in (*range(1, 40), 191, 193, 385):
-            begin = int(rng.integers(0, 600 - rows))
-            np.testing.assert_array_equal(packed.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
+    for rows in (*range(1, 40), 191, 193, 385):
+        begin = int(rng.integers(0, 600 - rows))
+        np.testing.assert_array_equal(packed.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
 
 
 @pytest.mark.parametrize("dtype", [DTYPES[-1], INTEGERS[0]])
