@@ -97,9 +97,19 @@ inline vf multiply_add(vf a, vf b, vf c) {
 inline vf fused(vf a, vf b, vf c) {
 #if defined(__AVX2__)
     return multiply_add(a, b, c);
-#else
+#elif defined(__ARM_FEATURE_FMA)
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
+#else
+    // In double the product is exact. A sum that is not is made odd, away from what lies half way between two floats: rounding it
+    // once more then gives what rounding once would have (Boldo and Melquiond 2008).
+    using vd = double __attribute__((vector_size(8 * kLanes)));
+    using vl = uint64_t __attribute__((vector_size(8 * kLanes)));
+    const vd product = __builtin_convertvector(a, vd) * __builtin_convertvector(b, vd), addend = __builtin_convertvector(c, vd);
+    const vd sum = product + addend, added = sum - product, error = (product - (sum - added)) + (addend - added);
+    const vl inexact = (vl)((error < 0) | (error > 0)), even = ((vl)sum & 1) - 1;
+    const vl onward = 1 - 2 * (((vl)error ^ (vl)sum) >> 63);  // to the side on which the exact sum lies
+    return __builtin_convertvector((vd)((vl)sum + (inexact & even & onward)), vf);
 #endif
 }
 
