@@ -1,57 +1,20 @@
 // Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and block of groups.
 //
-// Within a group sums are exact in int32. Groups of a block are then added in ascending order as sum * weight scale, and blocks
+// Within a group sums are exact (codes.hpp). Groups of a block are then added in ascending order as sum * weight scale, and blocks
 // as their sum * input scale, fused in every tier, so that all of them and the numpy reference give the same bits
 // (quant/activations.py). These multiplications take turns with those of bytes, on the same pipes: one for each group and one
 // for each block, where inputs with a scale for every group would take two for each group.
 //
 // A panel's group is laid out as src/grouping.hpp says. Weights are the unsigned operand, inputs the signed one: the sum starts
-// at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it, all in int32.
+// at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it.
 #pragma once
 
-#include "dots.hpp"
+#include "codes.hpp"
 #include "grouping.hpp"
 #include "inputs.hpp"
 #include "tiles.hpp"
 
 namespace ferrum::FERRUM_TIER {
-
-// How a format's bytes are multiplied: part(word, i), part i of a word of weights, by the word of 4 inputs of the same, into sums
-// of 32 bits, or of two times 16 for kPairRows rows of words.
-struct Int4 {
-    static constexpr bool kNibbles = true;
-    static constexpr int kParts = 2;
-    static constexpr int32_t kOffset = 8;
-
-    static vi part(vi word, int part) { return (word >> (4 * part)) & 0x0f0f0f0f; }
-#if defined(FERRUM_PAIRS)
-    static constexpr int kRows = 6, kPairRows = 4;  // 16 bits hold 8 x 2 products of up to 15 x 127
-    static vi add(vi pairs, vi weights, vi inputs) { return add_pairs(pairs, pair_products(weights, inputs)); }
-#else
-    static constexpr int kRows = kGroupRows, kPairRows = 0;
-    static vi add(vi sum, vi weights, vi inputs) { return dot(sum, weights, inputs); }
-#endif
-};
-
-struct Int8 {
-    static constexpr bool kNibbles = false;
-    static constexpr int kParts = 1, kRows = kGroupRows, kPairRows = 0;
-    static constexpr int32_t kOffset = kCodeOffset;
-
-    static vi part(vi word, int) { return signed_codes(word); }
-    static vi add(vi sum, vi weights, vi inputs) { return dot_codes(sum, weights, inputs); }
-};
-
-// P::add(total, weights, spread(*input)), as multiply_add_each.
-template <class P>
-inline vi add_each(vi total, vi weights, const uint32_t* input) {
-#if defined(FERRUM_SPREADS)
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(total) : "v"(weights), "m"(*input));
-    return total;
-#else
-    return P::add(total, weights, spread(static_cast<int32_t>(*input)));
-#endif
-}
 
 // Of P, Int8 or Int4, in groups of GROUP inputs, with or without zero points.
 template <class P, int GROUP, bool ZERO>
@@ -60,8 +23,8 @@ struct GroupTiles {
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = P::kRows;
     static constexpr int vectors(int rows) { return group_vectors(rows); }
-    static constexpr int64_t kWords = GROUP / 4, kGroupWords = kWords + 1;  // of a row: the inputs, the start of the sum
-    static constexpr int64_t kTogether = kBlockInputs / GROUP;              // groups of a block
+    static constexpr int64_t kWords = GROUP / kWordInputs, kGroupWords = kWords + 1;  // of a row: inputs, the start of the sum
+    static constexpr int64_t kTogether = kBlockInputs / GROUP;                        // groups of a block
     static_assert(kBlockInputs % GROUP == 0);
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
@@ -108,10 +71,10 @@ struct GroupTiles {
     }
 
     static void place_row(const RoundedInputs& rounded, int64_t depth, int64_t height, X* out) {
-        const X* codes = rounded.codes;
+        const X* words = rounded.words;
         for (int64_t g = 0; g < groups(depth); ++g) {
             X* to = out + group_at(g) * height;
-            for (int64_t i = 0; i < kWords; ++i, to += height) *to = *codes++;
+            for (int64_t i = 0; i < kWords; ++i, to += height) *to = *words++;
             *to = rounded.starts[g];
         }
         for (int64_t block = 0; block < ceil_divide(depth, kBlockInputs); ++block)
@@ -122,7 +85,7 @@ struct GroupTiles {
     static void place_turned(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
         constexpr int64_t kStride = sizeof(RoundedInputs) / sizeof(X);
         const int64_t count = groups(depth);
-        turn_words<TIMES>(rounded->codes, kStride, count * kWords, height,
+        turn_words<TIMES>(rounded->words, kStride, count * kWords, height,
                           [=](int64_t i) { return out + (group_at(i / kWords) + i % kWords) * height; });
         turn_words<TIMES>(rounded->starts, kStride, count, height,
                           [=](int64_t i) { return out + (group_at(i) + kWords) * height; });
@@ -180,15 +143,15 @@ struct GroupTiles {
     [[gnu::always_inline]] static inline void add_group(const std::byte* group, int vector, const X* x, Fetch& fetch, Fold fold) {
         const std::byte* words = group + vector * kLanes * 4;
         const X* starts = x + kWords * MR;
-        vi sum[MR][NV];
+        Sums sum[MR][NV];
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < NV; ++v) sum[r][v] = ZERO ? vi{} : spread(static_cast<int32_t>(starts[r]));
+            for (int v = 0; v < NV; ++v) sum[r][v] = ZERO ? Sums{} : spread_word(starts[r]);
         if constexpr (P::kPairRows == 0) {
             add_rows(sum, words, 0, kRowsOfWords, x, fetch);
         } else {
 #pragma GCC unroll 4
             for (int row = 0; row < kRowsOfWords; row += P::kPairRows) {
-                vi pairs[MR][NV] = {};
+                Sums pairs[MR][NV] = {};
                 add_rows(pairs, words, row, row + P::kPairRows, x, fetch);
                 for (int r = 0; r < MR; ++r)
                     for (int v = 0; v < NV; ++v) sum[r][v] += sum_pairs(pairs[r][v]);
@@ -196,49 +159,36 @@ struct GroupTiles {
         }
         const std::byte* scales = group + kGrouping.code_bytes + vector * kLanes * 2;
         for (int v = 0; v < NV; ++v) {
-            if (ZERO) take_zero_points(sum, v, scales + kPanel * 2 + v * kLanes * 2, starts);
+            if (ZERO) {
+                const vi zeros = __builtin_convertvector(load<vh>(scales + kPanel * 2 + v * kLanes * 2), vi);
+                for (int r = 0; r < MR; ++r) sum[r][v] = add_zero_points(sum[r][v], zeros, starts[r]);
+            }
             const vf scale = widen_halves(scales + v * kLanes * 2);
-            for (int r = 0; r < MR; ++r) fold(r, v, __builtin_convertvector(sum[r][v], vf), scale);
+            for (int r = 0; r < MR; ++r) fold(r, v, floats_of(sum[r][v]), scale);
         }
     }
 
-    // Rows of words of the panel: quads of k of int8, two to a word of int4.
+    // Rows of words of the panel, each of four inputs of int8 or eight of int4.
     template <int MR, int NV>
-    [[gnu::always_inline]] static inline void add_rows(vi (&sum)[MR][NV], const std::byte* words, int begin, int end,
+    [[gnu::always_inline]] static inline void add_rows(Sums (&sum)[MR][NV], const std::byte* words, int begin, int end,
                                                        const X* x, Fetch& fetch) {
 #pragma GCC unroll 8
         for (int row = begin; row < end; ++row) {
             if (row % 2 == 0) fetch.go();
-#pragma GCC unroll 2
+#pragma GCC unroll 8
             for (int part = 0; part < P::kParts; ++part) {
-                vi weights[NV];
+                Sums weights[NV];
                 for (int v = 0; v < NV; ++v)
                     weights[v] = P::part(load<vi>(words + row * kRowBytes + v * kLanes * 4), part);
 #pragma GCC unroll 12
                 for (int r = 0; r < MR; ++r) {
                     const X* input = &x[(row * P::kParts + part) * MR + r];
-                    const vi all = spread(static_cast<int32_t>(*input));
+                    const Sums all = spread_word(*input);
                     for (int v = 0; v < NV; ++v)
                         sum[r][v] = spread_each(r, NV) ? add_each<P>(sum[r][v], weights[v], input)
-                                                                  : P::add(sum[r][v], weights[v], all);
+                                                       : P::add(sum[r][v], weights[v], all);
                 }
             }
-        }
-    }
-
-    // Both factors fit 16 bits, of a word whose upper half is 0 on one side: an instruction made for pairs multiplies them.
-    template <int MR, int NV>
-    static inline void take_zero_points(vi (&sum)[MR][NV], int v, const std::byte* zero_points, const X* starts) {
-        const vi zero = __builtin_convertvector(load<vh>(zero_points), vi);
-        for (int r = 0; r < MR; ++r) {
-            const vi minus = spread(static_cast<int32_t>(starts[r]));
-#if defined(__AVX512VNNI__)
-            sum[r][v] = (vi)_mm512_dpwssd_epi32((__m512i)sum[r][v], (__m512i)zero, (__m512i)minus);
-#elif defined(__AVX2__)
-            sum[r][v] += (vi)_mm256_madd_epi16((__m256i)zero, (__m256i)minus);
-#else
-            sum[r][v] += zero * minus;
-#endif
         }
     }
 };

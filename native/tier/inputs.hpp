@@ -1,7 +1,7 @@
 // Inputs of integer products: rounded to bytes in blocks, each with a scale (quant/activations.py).
 #pragma once
 
-#include "bytes.hpp"
+#include "codes.hpp"
 #include "transpose.hpp"
 
 namespace ferrum::FERRUM_TIER {
@@ -16,7 +16,7 @@ static_assert(kRounded % kBlockInputs == 0 && kBlockInputs % 32 == 0);
 // kRounded inputs of a row: bytes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the weight's
 // groups minus `offset` times the sum of its bytes (quant/activations.py).
 struct RoundedInputs {
-    uint32_t codes[kRounded / 4], starts[kLanes], scales[kLanes];
+    uint32_t words[kRounded / kWordInputs], starts[kLanes], scales[kLanes];
 };
 
 // One group alone would wait for its sum to cross the lanes, and one block for its maximum and for two divisions.
@@ -33,7 +33,6 @@ inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
     float inverses[kLanes];
     store(inverses, scale.inverse);
     stay_in_memory(inverses);
-    auto* codes = reinterpret_cast<std::byte*>(out.codes);
 #pragma GCC unroll 16
     for (int g = 0; g < kGroups; ++g) {
         const float inverse = inverses[g * GROUP / kBlockInputs];
@@ -41,13 +40,13 @@ inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
         for (int i = g * GROUP; i < (g + 1) * GROUP; i += kLanes) {
             const vu whole = nearest_bits(load<vf>(x + i) * spread(inverse));
             sum += whole;
-            store(codes + i, low_bytes(whole));
+            store_inputs(out.words, i, whole);
         }
         // Codes of a block that is not finite may be anything: their sum is that of zeros.
         folded[g] = (vi)(inverse != 0.0f ? sum : spread(GROUP / kLanes * kWholeBits));
     }
     const vu sums = (vu)fold_each(folded, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });
-    store(out.starts, (spread(GROUP * kWholeBits) - sums) * offset);
+    store(out.starts, start_words((spread(GROUP * kWholeBits) - sums) * offset));
 }
 
 }  // namespace ferrum::FERRUM_TIER

@@ -33,8 +33,8 @@ using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 // what the inner loop touches.
 constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 3;
 constexpr int product_vectors(int rows) { return rows <= (kLanes == 16 ? 6 : 3) ? 4 : 2; }
-constexpr int kGroupRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
-constexpr int group_vectors(int rows) { return kLanes == 8 && rows <= 2 ? 4 : 2; }
+constexpr int kGroupRows = kLanes == 16 ? 6 : 4;
+constexpr int group_vectors(int rows) { return kLanes <= 8 && rows <= 2 ? 4 : 2; }
 constexpr int kPartSums = kLanes == 16 ? 12 : 4;  // up to here a group's sums and a block's are in registers together
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;
