@@ -22,7 +22,7 @@ struct Fetch {
     int64_t pace;             // lines at each time, in 256ths
     int64_t turn;             // so many stretches before the panel's end the stream goes on ...
     const std::byte* onward;  // ... here, or ends where this is null
-    int64_t due = 0;
+    int64_t due = kLine - 1;  // a line at once: what is less than one in all would never be fetched
 
     // At the beginning of a stretch, `left` being those that are left.
     void enter(int64_t left) {
