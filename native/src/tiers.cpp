@@ -30,14 +30,12 @@ extern const KernelTable kTable;
 
 namespace {
 
-bool is_amd() {
 #if defined(FERRUM_X86)
+bool is_amd() {
     __builtin_cpu_init();
     return __builtin_cpu_is("amd");
-#else
-    return false;
-#endif
 }
+#endif
 
 #if defined(FERRUM_AVX2_VNNI)
 // Some compilers that know the instruction know no name for it in their builtin.
