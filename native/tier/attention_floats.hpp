@@ -77,12 +77,13 @@ struct FloatAttention {
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
         accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, next.values(values, stride, P::kDepth));
-        if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
-            for (int v = 0; v < NV; ++v) {
-                const auto weight = P::first_only(values + whole * stride + SideBySide<P>::at(v));
-                for (int r = 0; r < MR; ++r)
-                    total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole], 0));
-            }
+        if constexpr (P::kDepth > 1)
+            if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
+                for (int v = 0; v < NV; ++v) {
+                    const auto weight = P::first_only(values + whole * stride + SideBySide<P>::at(v));
+                    for (int r = 0; r < MR; ++r)
+                        total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole], 0));
+                }
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);
     }

@@ -19,7 +19,6 @@ struct F32 {
     using W = vf;
 
     static W weight(const std::byte* at, int) { return load<vf>(at); }
-    static W first_only(const std::byte* at) { return load<vf>(at); }
     static vf spread_x(const X* x, int) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
     static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
@@ -80,7 +79,6 @@ struct F16 {
     using W = vf;
 
     static W weight(const std::byte* at, int) { return widen_halves(at); }
-    static W first_only(const std::byte* at) { return widen_halves(at); }
     static vf spread_x(const X* x, int) { return spread(*x); }
     static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
     static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
