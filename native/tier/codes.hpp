@@ -12,12 +12,6 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// A format is a struct of
-//   kRows          rows of a tile
-//   kParts         a word of weights holds codes for so many words of a row of inputs; part(word, i) makes those of word i
-//   kOffset        codes are stored as code + kOffset: sums start at minus that times the sum of the inputs
-//   add            a sum and the products of such codes and a word of inputs
-//   kPairRows      0, or of so many rows of words sums are of two times 16 bits, as add makes them, and join the group's then
 #if defined(FERRUM_FLOAT_SUMS)
 
 using Sums = vf;
@@ -29,33 +23,11 @@ inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i, (vf)wh
 inline vu start_words(vu starts) { return (vu)__builtin_convertvector((vi)starts, vf); }
 inline vf spread_word(uint32_t word) { return (vf)spread(word); }
 inline vf floats_of(vf sums) { return sums; }
+inline vf add_products(vf sum, vf weights, vf inputs) { return weights * inputs + sum; }
 // Zero points times the word of what their row's sums start at.
 inline vf add_zero_points(vf sum, vi zeros, uint32_t start) {
-    return __builtin_convertvector(zeros, vf) * spread_word(start) + sum;
+    return add_products(sum, __builtin_convertvector(zeros, vf), spread_word(start));
 }
-
-struct Codes {
-    static constexpr int kRows = kGroupRows, kPairRows = 0;
-    static vf add(vf sum, vf weights, vf inputs) { return weights * inputs + sum; }
-};
-
-struct Int4 : Codes {
-    static constexpr bool kNibbles = true;
-    static constexpr int kParts = 8;
-    static constexpr int32_t kOffset = 8;
-
-    static vf part(vi word, int part) {
-        return __builtin_convertvector((word >> (part % 4 * 8 + part / 4 * 4)) & 0x0f, vf);
-    }
-};
-
-struct Int8 : Codes {
-    static constexpr bool kNibbles = false;
-    static constexpr int kParts = 4;
-    static constexpr int32_t kOffset = 128;
-
-    static vf part(vi word, int part) { return __builtin_convertvector((word >> (part * 8)) & 0xff, vf); }
-};
 
 #else
 
@@ -64,7 +36,7 @@ constexpr int kWordInputs = 4;
 
 inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i / kWordInputs, low_bytes(whole)); }
 inline vu start_words(vu starts) { return starts; }
-inline vi spread_word(uint32_t word) { return spread(static_cast<int32_t>(word)); }
+inline vi spread_word(uint32_t word) { return (vi)spread(word); }
 inline vf floats_of(vi sums) { return __builtin_convertvector(sums, vf); }
 // Both factors fit 16 bits, of a word whose upper half is 0 on one side: an instruction made for pairs multiplies them.
 inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
@@ -75,11 +47,26 @@ inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
 #endif
 }
 
+#endif
+
+// A format:
+//   kRows          rows of a tile
+//   kParts         words of a row of inputs that a word of weights has codes for; part(word, i) makes those for word i
+//   kOffset        codes are stored as code + kOffset: sums start at minus that times the sum of the inputs
+//   add            a sum and the products of such codes and a word of inputs
+//   kPairRows      0, or add makes sums of two times 16 bits, which join the group's after so many rows of words
 struct Int4 {
     static constexpr bool kNibbles = true;
-    static constexpr int kParts = 2;
     static constexpr int32_t kOffset = 8;
 
+#if defined(FERRUM_FLOAT_SUMS)
+    static constexpr int kParts = 8, kRows = kGroupRows, kPairRows = 0;
+    static vf part(vi word, int part) {
+        return __builtin_convertvector((word >> (part % 4 * 8 + part / 4 * 4)) & 0x0f, vf);
+    }
+    static vf add(vf sum, vf weights, vf inputs) { return add_products(sum, weights, inputs); }
+#else
+    static constexpr int kParts = 2;
     static vi part(vi word, int part) { return (word >> (4 * part)) & 0x0f0f0f0f; }
 #if defined(FERRUM_PAIRS)
     static constexpr int kRows = 6, kPairRows = 4;  // 16 bits hold 8 x 2 products of up to 15 x 127
@@ -88,18 +75,24 @@ struct Int4 {
     static constexpr int kRows = kGroupRows, kPairRows = 0;
     static vi add(vi sum, vi weights, vi inputs) { return dot(sum, weights, inputs); }
 #endif
+#endif
 };
 
 struct Int8 {
     static constexpr bool kNibbles = false;
-    static constexpr int kParts = 1, kRows = kGroupRows, kPairRows = 0;
     static constexpr int32_t kOffset = kCodeOffset;
+    static constexpr int kRows = kGroupRows, kPairRows = 0;
 
+#if defined(FERRUM_FLOAT_SUMS)
+    static constexpr int kParts = 4;
+    static vf part(vi word, int part) { return __builtin_convertvector((word >> (part * 8)) & 0xff, vf); }
+    static vf add(vf sum, vf weights, vf inputs) { return add_products(sum, weights, inputs); }
+#else
+    static constexpr int kParts = 1;
     static vi part(vi word, int) { return signed_codes(word); }
     static vi add(vi sum, vi weights, vi inputs) { return dot_codes(sum, weights, inputs); }
-};
-
 #endif
+};
 
 // P::add(sum, weights, spread_word(*input)), as multiply_add_each.
 template <class P>
