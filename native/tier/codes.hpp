@@ -1,4 +1,5 @@
-// How codes of weights are multiplied by codes of inputs, per format, and summed over a group, exactly: in int32, or in floats.
+// How codes of weights are multiplied by codes of inputs, per format, and summed over a group, exactly: in int32, or in floats; and
+// what the words of a packed row therefore are.
 #pragma once
 
 #include "bytes.hpp"
@@ -52,7 +53,7 @@ inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
 // A format:
 //   kRows          rows of a tile
 //   kParts         words of a row of inputs that a word of weights has codes for; part(word, i) makes those for word i
-//   kOffset        codes are stored as code + kOffset: sums start at minus that times the sum of the inputs
+//   kOffset        part() makes code + kOffset, but with zero points: sums start at minus that times the sum of the inputs
 //   add            a sum and the products of such codes and a word of inputs
 //   kPairRows      0, or add makes sums of two times 16 bits, which join the group's after so many rows of words
 struct Int4 {

@@ -61,13 +61,12 @@ struct GroupTiles {
     static int64_t scale_at(int64_t block) { return block * (kTogether * kGroupWords + 1); }
     static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether + 1; }
 
-    // Turning whole vectors pays from a few rows on, the sooner the more lanes a vector has.
+    // Turning whole vectors pays for more than a few rows, the sooner the more lanes a vector has.
     static void place(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
-        if (height <= (kLanes == 16 ? 1 : 32 / kLanes)) {
-            for (int64_t r = 0; r < height; ++r) place_row(rounded[r], depth, height, out + r);
-            return;
-        }
-        height <= kLanes / 2 ? place_turned<2>(rounded, depth, height, out) : place_turned<1>(rounded, depth, height, out);
+        constexpr int64_t kFew = kLanes == 16 ? 1 : 32 / kLanes;
+        if constexpr (kRows > kFew)
+            if (height > kFew) return place_turned<(kRows <= kLanes / 2 ? 2 : 1)>(rounded, depth, height, out);
+        for (int64_t r = 0; r < height; ++r) place_row(rounded[r], depth, height, out + r);
     }
 
     static void place_row(const RoundedInputs& rounded, int64_t depth, int64_t height, X* out) {
@@ -96,11 +95,13 @@ struct GroupTiles {
     // Sums of a group are in registers; the parts of a block are, too, where there is room for both; and the totals, touched once a
     // block, where there is room for all three. With AVX-512 that decides the height of a tile: twelve rows take fewer instructions
     // for each product, but their parts would be stored after each group, and processors store less in a cycle than they multiply
-    // (192 rows of int8 take a fifth more time on Zen 4, a third on Emerald Rapids). A block of one group is its product: the rule
-    // says 0 and that product, which differs in the sign of a zero, and the total does not keep it.
+    // (in tiles of six, 192 rows of int8 in groups of 32 take a fifth less time on Zen 4, a third less on Emerald Rapids).
+    //
+    // A block of one group is its product: the rule says 0 and that product, which differs in the sign of a zero, and the total does
+    // not keep it.
     template <int MR, int NV>
     static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
-        constexpr bool kPartsApart = MR * NV > kPartSums, kFirstApart = kTogether == 1;
+        constexpr bool kPartsApart = MR * NV > kPartSums;
         constexpr int kTotals = kTogether == 1 ? kPartSums : kPartSums * 2 / 3;  // in registers: three for two, with parts
         int64_t left = groups(depth);
         const auto add = [&](auto fold) __attribute__((always_inline)) {
@@ -115,8 +116,7 @@ struct GroupTiles {
             const X* scales = x;
             x += MR;
             vf part[MR][NV];
-            const int64_t after = left - least(left, kTogether);
-            if (kFirstApart) {
+            if constexpr (kTogether == 1) {
                 add([&](int r, int v, vf sum, vf scale) { part[r][v] = sum * scale; });
             } else {
                 for (int r = 0; r < MR; ++r)
@@ -124,10 +124,10 @@ struct GroupTiles {
                         part[r][v] = vf{};  // one after the other: all at once they would be cleared by a slow string instruction
                         if (kPartsApart) stay_in_memory(part[r][v]);
                     }
-            }
-            while (kTogether > 1 && left > after) {
-                if (kPartsApart) stay_in_memory(part);
-                add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
+                for (const int64_t after = left - least(left, kTogether); left > after;) {
+                    if (kPartsApart) stay_in_memory(part);
+                    add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
+                }
             }
             for (int r = 0; r < MR; ++r) {
                 float scale;
@@ -180,7 +180,7 @@ struct GroupTiles {
                 Sums weights[NV];
                 for (int v = 0; v < NV; ++v)
                     weights[v] = P::part(load<vi>(words + row * kRowBytes + v * kLanes * 4), part);
-#pragma GCC unroll 12
+#pragma GCC unroll 6
                 for (int r = 0; r < MR; ++r) {
                     const X* input = &x[(row * P::kParts + part) * MR + r];
                     const Sums all = spread_word(*input);

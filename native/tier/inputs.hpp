@@ -13,8 +13,8 @@ constexpr int64_t kRounded = 32 * kLanes;
 constexpr int64_t kRoundedBlocks = kRounded / kBlockInputs;
 static_assert(kRounded % kBlockInputs == 0 && kBlockInputs % 32 == 0);
 
-// kRounded inputs of a row: bytes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the weight's
-// groups minus `offset` times the sum of its bytes (quant/activations.py).
+// kRounded inputs of a row: the words of codes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the
+// weight's groups the word of minus `offset` times the sum of its codes (quant/activations.py).
 struct RoundedInputs {
     uint32_t words[kRounded / kWordInputs], starts[kLanes], scales[kLanes];
 };

@@ -97,7 +97,7 @@ inline vf multiply_add(vf a, vf b, vf c) {
 inline vf fused(vf a, vf b, vf c) {
 #if defined(__AVX2__)
     return multiply_add(a, b, c);
-#elif defined(__ARM_FEATURE_FMA)
+#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)  // an instruction
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
 #else

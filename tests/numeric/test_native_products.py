@@ -45,31 +45,34 @@ def test_integer_products_have_the_bits_of_the_reference_in_every_tier(team, for
         assert twin.native.weight(weight).nbytes == weight.panels.nbytes
 
 
-def terms(total: int) -> tuple[np.ndarray, np.ndarray]:
-    """64 codes of weights and of inputs, with a 127 each, whose products add up to `total`."""
+def terms(total: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of a group of weights and of its inputs, with a 127 each, whose products add up to `total`."""
     whole, rest = divmod(total, 127 * 127)
     weights, inputs = [127] * whole + [127, 1], [127] * whole + list(divmod(rest, 127))
-    pad = [0] * (64 - len(weights))
+    pad = [0] * (group - len(weights))
     return np.array(weights + pad, np.int8), np.array(inputs + pad, np.float32)
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "expected"),
+    ("group", "parts", "expected"),
     [
-        # The exact sum lies beside the middle of two floats by less than a double can tell.
-        ((1 << 15, 2.0**15), (704_093, 1525 * 2.0**-24), 2.0**30 + 128),  # beyond 2^30 + 64, by 2^-24
-        ((762_601, 11 * 2.0**7), (1_015_839, 1057 * 2.0**-24), 2.0**30 + 3 * 128),  # that much before 2^30 + 7 x 64
+        # Of each group its sum, the scale of its weights and that of its inputs. What they add up to lies beside the
+        # middle of two floats by less than a double can tell: 2^-24 beyond 2^30 + 64, and before 2^30 + 7 x 64.
+        (64, [(1 << 15, 2.0**15, 1), (704_093, 1525 * 2.0**-24, 1)], 2.0**30 + 128),
+        (64, [(762_601, 11 * 2.0**7, 1), (1_015_839, 1057 * 2.0**-24, 1)], 2.0**30 + 3 * 128),
+        # By 2^-22 - 2^-25, which as a double is odd already.
+        (128, [(762_601, 11 * 2.0**7, 1), (795_659, 1, 2699 * 2.0**-25)], 2.0**30 + 3 * 128),
     ],
 )
 @pytest.mark.parametrize("team", TEAMS)
-def test_a_fused_product_is_rounded_once_where_twice_would_be_another_float(team, first, second, expected):
+def test_a_fused_product_is_rounded_once_where_twice_would_be_another_float(team, group, parts, expected):
     twin = Twin(*team)
-    (codes, inputs), (more_codes, more_inputs) = terms(first[0]), terms(second[0])
-    row = np.concatenate([codes, more_codes])
-    scales = np.array([[first[1], second[1]]] * 2, np.float16)
-    weight = Int8Weight(scales=scales, inputs=128, group=64, codes=np.stack([row, -row]))
-    x = np.concatenate([inputs, more_inputs])[None]
-    for (y,) in twin.both("linear", x, (weight,), (None,)):
+    made = [terms(total, group) for total, _, _ in parts]
+    row = np.concatenate([codes for codes, _ in made])
+    scales = np.array([[scale for _, scale, _ in parts]] * 2, np.float16)
+    weight = Int8Weight(scales=scales, inputs=len(row), group=group, codes=np.stack([row, -row]))
+    x = np.concatenate([inputs * np.float32(scale) for (_, inputs), (_, _, scale) in zip(made, parts, strict=True)])
+    for (y,) in twin.both("linear", x[None], (weight,), (None,)):
         np.testing.assert_array_equal(y, [[expected, -expected]])
 
 
