@@ -124,7 +124,8 @@ struct GroupTiles {
                         part[r][v] = vf{};  // one after the other: all at once they would be cleared by a slow string instruction
                         if (kPartsApart) stay_in_memory(part[r][v]);
                     }
-                for (const int64_t after = left - least(left, kTogether); left > after;) {
+                const int64_t after = left - least(left, kTogether);
+                while (left > after) {
                     if (kPartsApart) stay_in_memory(part);
                     add([&](int r, int v, vf sum, vf scale) { part[r][v] = fused(sum, scale, part[r][v]); });
                 }
