@@ -10,6 +10,10 @@ constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-leve
 
 constexpr int64_t kAhead = 3072;  // bytes that their stream is ahead: at 2 to 3 KB it is fastest
 
+// Up to so many goes over a panel, by tiles and ways, wait for memory, and two streams have more lines under way than the hardware
+// keeps for one; more goes than that compute for longer than the memory takes, and two streams only hold them up.
+constexpr int64_t kFewPlaces = 2;
+
 // Calls work with the tiles of a format.
 template <class Work>
 auto with_tiles(Format format, Work work) {
@@ -52,7 +56,8 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte*
     if (WAYS == 1 && a.tiled.rows <= kFewRows) return {panel + kTurn * T::kStretchBytes, kPace, kTurn, onward};
     if (next == nullptr) return {};
     const int64_t lines = T::panel_bytes(a.depth) / 64, place = tile.place * WAYS + way, places = tile.tiles * WAYS;
-    return {next + place * lines / places * 64, ceil_divide(kPace, places), -1, nullptr};
+    const int64_t first = place * lines / places, end = (place + 1) * lines / places;
+    return Fetch::part(next + first * 64, end - first, ceil_divide(kPace, places), places <= kFewPlaces);
 }
 
 template <class T, int MR>

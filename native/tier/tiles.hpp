@@ -22,7 +22,15 @@ struct Fetch {
     int64_t pace;             // lines at each time, in 256ths
     int64_t turn;             // so many stretches before the panel's end the stream goes on ...
     const std::byte* onward;  // ... here, or ends where this is null
+    int64_t hop = 64;         // bytes to the next line; two streams take turns, so that every other hop
+    int64_t two_hops = 128;   // goes back, and this is how far two of them lead
     int64_t due = kLine - 1;  // a line at once: what is less than one in all would never be fetched
+
+    // `lines` of them from `from` on, in two streams or in one.
+    static Fetch part(const std::byte* from, int64_t lines, int64_t pace, bool two) {
+        if (two) return {from, pace, -1, nullptr, ceil_divide(lines, 2) * 64, 64};
+        return {from, pace, -1, nullptr};
+    }
 
     // At the beginning of a stretch, `left` being those that are left.
     void enter(int64_t left) {
@@ -31,7 +39,7 @@ struct Fetch {
 
     // kStretchGoes times in each stretch of the tile's.
     void go() {
-        for (due += pace; due >= kLine; due -= kLine, line += 64) prefetch(line);
+        for (due += pace; due >= kLine; due -= kLine, line += hop, hop = two_hops - hop) prefetch(line);
     }
 };
 
