@@ -95,13 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run the command line; its exit code. Never raises, but under `python -X dev`."""
+    """Run the command line; its exit code. Never raises, but under `python -X dev` or when it is terminated."""
     try:
         code = app(list(arguments), prog_name="ferrum", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has enough. What is still buffered must not fail again at exit.
+    except SystemExit as end:
+        if end.code != 1:
+            raise
+        # So typer ends where whoever read the output has enough. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
