@@ -99,6 +99,16 @@ def test_requests_come_back_evenly_within_the_minute() -> None:
     assert refused(limits) == 10, "more than a minute's worth is never saved"
 
 
+def test_the_time_to_wait_is_that_of_all_rates() -> None:
+    clock = Clock()
+    limits = Limits({"a": KeyLimits(requests_per_minute=60, tokens_per_minute=60)}, lambda: 1, clock)
+    for _ in range(60):
+        limits.begin("a")
+    limits.enter("a", [admission().admit([1] * 100, greedy(), tenant="a")])
+    clock.now += refused(limits)
+    limits.begin("a")
+
+
 def test_other_keys_have_rates_of_their_own() -> None:
     limits = Limits({"a": KeyLimits(requests_per_minute=1), "b": KeyLimits(requests_per_minute=1)}, lambda: 1, Clock())
     limits.begin("a")
@@ -172,6 +182,14 @@ def test_a_line_of_the_file_goes_before_the_options(tmp_path: Path) -> None:
     path.write_text("ada:one max_live=9\neve:two\n")
     keys = read_keys(str(path), KeyLimits(max_live=4, tokens_per_minute=50))
     assert keys.limits == {"ada": KeyLimits(9, None, 50), "eve": KeyLimits(4, None, 50)}
+
+
+def test_a_key_without_a_name_is_nobody_elses(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("\ufeffone\ntwo\nkey-2:three\nkey:2:four\n", encoding="utf-8")
+    keys = read_keys(str(path), KeyLimits())
+    names = {keys.tenant(key) for key in ("one", "two", "three", "four")}
+    assert len(names) == 4 and None not in names
 
 
 def test_limits_of_keys_need_keys() -> None:

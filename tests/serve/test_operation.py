@@ -210,7 +210,8 @@ def test_keys_open_the_door_for_their_owners(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# none\n", "a:\n", "a:k\nb:k\n", "a:k x=1", "a:k max_live=0", "a:k max_live=1\na:l max_live=2"]
+    "text",
+    ["", "# none\n", "a:\n", "a:k\nb:k\n", "a:\xfc", "a:k x=1", "a:k max_live=0", "a:k max_live=1\na:l max_live=2"],
 )
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"

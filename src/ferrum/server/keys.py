@@ -12,6 +12,9 @@ from typing import Final
 from ferrum.core.errors import ConfigError
 from ferrum.server.limits import KeyLimits
 
+_UNNAMED: Final = "key "
+"""Begins the name of a key without one, and no name that is given: those hold no space."""
+
 _LIMIT: Final = re.compile("([a-z_]+)=([1-9][0-9]{0,17})")
 
 
@@ -51,10 +54,10 @@ def read_keys(path: str, limits: KeyLimits) -> ApiKeys:
         limits: of the keys that have none of their own.
 
     Raises:
-        ConfigError: no such file, no key in it, a key twice, or a limit that is none.
+        ConfigError: no such file, no key in it, a key twice or not of ASCII, or a limit that is none.
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
     keys: dict[str, str] = {}
@@ -64,9 +67,10 @@ def read_keys(path: str, limits: KeyLimits) -> ApiKeys:
             continue
         entry, *words = line.split()
         name, _, key = entry.rpartition(":")
-        if not key or key in keys:
-            raise ConfigError(f"{path}, line {number}: {'a key twice' if key else 'no key'}", param="api_key_file")
-        keys[key] = name = name or f"key-{number}"
+        if not key or key in keys or not key.isascii():  # others arrive in whatever encoding a client takes
+            fault = "no key" if not key else "a key twice" if key in keys else "a key has ASCII letters only"
+            raise ConfigError(f"{path}, line {number}: {fault}", param="api_key_file")
+        keys[key] = name = name or f"{_UNNAMED}{number}"
         own = _own_limits(words, limits, f"{path}, line {number}")
         if by_name.setdefault(name, own) != own:
             raise ConfigError(f"{path}, line {number}: {name} has other limits above", param="api_key_file")

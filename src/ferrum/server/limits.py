@@ -94,10 +94,11 @@ class Limits:
         """Count a request of the tenant. Raises ApiError, 429, when one of its rates is used up."""
         with self._lock:
             buckets = {} if (key := self._keys.get(tenant)) is None else key.buckets
-            for name, bucket in buckets.items():
-                seconds = bucket.seconds_until(1.0)
-                if seconds:
-                    raise _refused(f"the key's {bucket.per_minute} {name} a minute are used up", math.ceil(seconds))
+            waits = {name: seconds for name, bucket in buckets.items() if (seconds := bucket.seconds_until(1.0))}
+            if waits:
+                name = max(waits, key=lambda name: waits[name])
+                told = f"the key's {buckets[name].per_minute} {name} a minute are used up"
+                raise _refused(told, math.ceil(waits[name]))
             if "requests" in buckets:
                 buckets["requests"].take(1)
 
