@@ -24,7 +24,7 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import PoolLimits, pool_groups
+from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
 HEAD_DIMS = (33, 40, 72, 120, 128)
@@ -87,6 +87,26 @@ def test_a_pool_fills_the_memory_that_it_may_take(name: str, head_dim: int, page
     kernels.allocate(groups)
     page = sum(kernels.page_bytes(group.name) for group in groups)
     assert size - page < held_by(kernels) <= size
+
+
+@pytest.mark.parametrize("window", [None, 5, 70])
+@pytest.mark.parametrize("length", [7, 64, 100, 1000])
+def test_a_pool_holds_a_full_batch_where_memory_allows(length: int, window: int | None) -> None:
+    """Sequences share no page: a batch of short ones takes more than its tokens."""
+    spec = decoder_spec(SHAPES["tiny"])
+    layers = [replace(each, attention=replace(each.attention, window=window)) for each in spec.layers]
+    spec = replace(spec, layers=tuple(layers))
+    limits = PoolLimits(
+        page_size=64,
+        max_batch_size=32,
+        max_sequence_length=length,
+        max_rows=64,
+        max_draft=8,
+        kv_capacity=None,
+        memory_pool_size=1 << 40,
+    )
+    (group,) = pool_groups(spec, "bfloat16", limits, ReferenceKernels().planned_page_bytes)
+    assert group.num_pages // pool_part(group, 1, window, limits).pages(length) == 32
 
 
 @pytest.mark.parametrize("name", KERNELS)

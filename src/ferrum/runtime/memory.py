@@ -62,6 +62,10 @@ class PoolLimits:
         """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
         return min(self.max_sequence_length, window + self.max_draft + self.max_rows + 2 * self.page_size)
 
+    def batch(self, length: int) -> int:
+        """Tokens that a full batch of sequences of `length` tokens takes: each of them takes whole pages."""
+        return self.max_batch_size * -(-length // self.page_size) * self.page_size
+
 
 def pool_groups(
     spec: DecoderSpec, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]
@@ -79,12 +83,12 @@ def pool_groups(
     """
     groups = [_group(f"layers{index}", limits, layers, format) for index, layers in enumerate(_group_layers(spec))]
     # More than the batch can use holds prompts to come back to, for whoever asks for it.
-    capacity = limits.kv_capacity or limits.max_batch_size * limits.max_sequence_length
+    capacity = limits.kv_capacity or limits.batch(limits.max_sequence_length)
     if limits.kv_capacity is None or limits.memory_pool_size is not None:
         capacity = min(capacity, _fitting(sum(map(page_bytes, groups)), limits))
     sized = []
     for group, window in zip(groups, group_windows(spec), strict=True):
-        tokens = capacity if window is None else min(capacity, limits.max_batch_size * limits.resident(window))
+        tokens = capacity if window is None else min(capacity, limits.batch(limits.resident(window)))
         sized.append(replace(group, num_pages=-(-tokens // limits.page_size)))
     return tuple(sized)
 
