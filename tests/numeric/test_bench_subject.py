@@ -174,6 +174,11 @@ def test_the_command_measures_a_shape_and_writes_a_report_that_is_one(tmp_path: 
     assert "no change can be judged" in capsys.readouterr().err, "one sample says nothing"
 
 
+def test_a_batch_beyond_the_usual_step_is_measured():
+    wide = ["--max-batch-size", "600", "--workload", "prefill128"]
+    assert execute(["bench", "--shape", "tiny", "--series", "1", *wide]) == 0
+
+
 def test_a_workload_that_fills_the_context_fits_the_pool():
     full = ["--max-sequence-length", "128", "--workload", "prefill128"]
     assert execute(["bench", "--shape", "tiny", "--series", "1", *full]) == 0

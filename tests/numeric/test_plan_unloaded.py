@@ -162,6 +162,10 @@ def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:
         build_executor(huge)
 
 
+def test_a_batch_beyond_the_usual_step_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["plan", BUILT_IN, "--kv-capacity", "1024", "--max-batch-size", "600"]) == 0, capsys.readouterr().err
+
+
 def test_what_an_engine_holds_beside_its_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     totals = []
     for options in ([], ["--swap-gib", "3"]):

@@ -133,6 +133,7 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
     from ferrum.bench.shapes import shape_config
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import pool_tokens
+    from ferrum.core.config import with_wide_steps
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
     from ferrum.runtime.memory import PAGE_SIZE
@@ -142,7 +143,7 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
         "max_batch_size": max(each.sequences for each in workloads),
         "kv_capacity": pool_tokens(workloads, PAGE_SIZE),
     }
-    config: EngineConfig = engine_config(name, {**room, **options})
+    config: EngineConfig = engine_config(name, with_wide_steps({**room, **options}))
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
     return ExecutorSubject(build_executor(config.model, checkpoint=checkpoint), config, name)
 

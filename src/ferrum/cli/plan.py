@@ -27,11 +27,12 @@ def plan(
     **options: Any,
 ) -> None:
     """Show the bytes that a model takes, and how many sequences of what length fit. Its weights are not read."""
+    from ferrum.core.config import with_wide_steps
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import plan_model
     from ferrum.runtime.memory import available_memory
 
-    config = engine_config(model, chosen(PLAN_FIELDS, options))
+    config = engine_config(model, with_wide_steps(chosen(PLAN_FIELDS, options)))
     made = plan_model(config.model)
     beside = _beside(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.options import about, check_options
@@ -34,6 +34,9 @@ MAX_DRAFT: Final = 16
 
 USUAL_DRAFT: Final = 8
 """Longest draft where none is asked for."""
+
+USUAL_STEP: Final = 512
+"""Tokens of one step where nobody says how many."""
 
 MAX_THREADS: Final = 1024
 """Largest team: far more threads than processors finish no step."""
@@ -145,7 +148,7 @@ class EngineConfig(JsonRecord):
     model: ModelConfig = field(metadata=about("The model to serve."))
     policy: str = field(default="fcfs", metadata=about("Who is served first.", POLICIES))
     max_tokens_per_step: int = field(
-        default=512, metadata=about("Most tokens of one step, over all sequences.", least=1)
+        default=USUAL_STEP, metadata=about("Most tokens of one step, over all sequences.", least=1)
     )
     decode_seconds: float = field(
         default=0.5,
@@ -214,3 +217,8 @@ class EngineConfig(JsonRecord):
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
                 param="max_tokens_per_step",
             )
+
+
+def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat options for commands that have no `max_tokens_per_step`: a batch that is asked for fits into its steps."""
+    return {"max_tokens_per_step": max(USUAL_STEP, options.get("max_batch_size", 0)), **options}
