@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.engine import batch
 from ferrum.engine.front import Parts
 from ferrum.engine.offline import LLM
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.outputs import Delta, RequestOutput
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
 from stream_kit import whole_of
@@ -163,6 +164,18 @@ def test_a_stream_is_the_batch_in_pieces() -> None:
         [output] = model.generate("abc", greedy(20, ignore_eos=True), use_tqdm=False)
         assert (whole.text, list(whole.token_ids)) == (output.outputs[0].text, output.outputs[0].token_ids)
         assert whole.usage == output.metrics.usage
+
+
+def test_a_stream_whose_model_nobody_else_knows_is_read_to_its_end() -> None:
+    def streamed(model: LLM) -> Iterator[Delta]:
+        return model.stream("abc", greedy(20, ignore_eos=True))
+
+    with llm() as kept:
+        kept_to_the_end = whole_of(list(streamed(kept)))
+    whole = whole_of(list(streamed(llm())))
+    assert (whole.token_ids, whole.finish_reason) == (kept_to_the_end.token_ids, "length")
+    with pytest.raises(RequestError):
+        llm().stream("")  # at once, not at the first step of an iteration
 
 
 def test_closing_a_stream_ends_its_request() -> None:

@@ -124,7 +124,11 @@ class LLM(FrontDoor):
         request = self._front.admission.admit(
             prompt, params, priority=priority, deadline=deadline, add_special_tokens=add_special_tokens
         )
-        return stream(self._front.router, self._front.tokenizer, request)
+        return self._deltas(request)
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
+        """The iterator knows this object, so that the engine is not closed for want of users while it is read."""
+        yield from stream(self._front.router, self._front.tokenizer, request)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool | BarFactory = True
