@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +186,42 @@ def test_an_id_serves_one_live_request_and_is_free_at_its_end(engine: AsyncEngin
         await idle(engine)
 
     run(test)
+
+
+def test_a_new_event_loop_is_served_whatever_the_engine_has_yet_to_hear_of_the_last_one(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    engine = AsyncEngine.from_parts(parts(replace(SLOW, hold=str(hold))))
+
+    async def leave() -> None:
+        await anext(engine.generate([1], ENDLESS))
+        hold.touch()
+
+    async def come() -> None:
+        read = asyncio.create_task(collect(engine.generate([2], greedy(3))))
+        await asyncio.sleep(0)
+        assert engine.num_live == 2
+        hold.unlink()
+        assert (await read)[0].token_ids == followed([2], greedy(3))
+
+    run(leave)
+    run(come)
+    engine.close()
+
+
+def test_two_event_loops_are_not_served_at_a_time() -> None:
+    engine = AsyncEngine.from_parts(parts(SLOW))
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # the reader's end is foreseen
+    running = engine.generate([1], ENDLESS)
+    loop.run_until_complete(anext(running))
+    with pytest.raises(RequestError, match="event loop"):
+        asyncio.run(collect(engine.generate([2], greedy(3))))
+    reader = loop.create_task(collect(running))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()  # with a reader whom nobody has cancelled, and whom nothing can wake
+    assert asyncio.run(collect(engine.generate([2], greedy(30))))[0].token_ids == followed([2], greedy(30))
+    assert not reader.done()
+    engine.close()
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])

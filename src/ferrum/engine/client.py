@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt
@@ -104,12 +105,13 @@ class AsyncEngine(FrontDoor):
 
         Raises:
             EngineDead, QueueFull: nothing was queued.
-            RequestError: one of their ids is live.
+            RequestError: one of their ids is live, or requests of another event loop are, which still runs.
         """
         loop = asyncio.get_running_loop()
-        if loop is not self._loop and self.num_live:
-            raise RuntimeError("requests of another event loop are live")
         if loop is not self._loop:
+            # Of a loop that is closed nobody reads any more, whatever the engine is yet to hear of that.
+            if self._loop is not None and not self._loop.is_closed() and self.num_live:
+                raise RequestError("requests of another event loop are live")
             self._loop, self._waking = loop, Waking(loop)
         return Running(self._front.router, self._front.tokenizer, requests)
 

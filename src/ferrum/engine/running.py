@@ -138,5 +138,6 @@ class Running:
         await self._waiting
 
     def _rouse(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        waiting = self._waiting
+        if waiting is not None and not (waiting.done() or waiting.get_loop().is_closed()):
+            waiting.set_result(None)
