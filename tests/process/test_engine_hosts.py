@@ -224,6 +224,22 @@ def test_two_event_loops_are_not_served_at_a_time() -> None:
     engine.close()
 
 
+def test_the_names_that_are_made_for_namesakes_are_nobodys() -> None:
+    async def test() -> None:
+        async with AsyncEngine.from_parts(parts(SLOW)) as engine:
+            live = []
+            for tenant, name in (("bob", "x"), ("ann", "x~2"), ("ann", "x"), ("bob", "x~2")):
+                live.append(engine.generate([1], ENDLESS, request_id=name, tenant=tenant))
+                assert (await anext(live[-1])).request_id == name
+            for tenant, name in (("bob", "x"), ("ann", "x~2")):
+                with pytest.raises(RequestError, match=f"'{name}' is live"):
+                    await anext(engine.generate([1], ENDLESS, request_id=name, tenant=tenant))
+            for deltas in live:
+                await deltas.aclose()
+
+    run(test)
+
+
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 def test_closing_the_engine_ends_what_is_live_and_refuses_what_comes(process: bool) -> None:
     async def test() -> None:

@@ -134,11 +134,12 @@ class Router:
 
     def _unique(self, request: Request) -> Request:
         """The request under an id that the engine does not know: an ended namesake may still be on its way out, and
-        tenants know nothing of each other's.
+        tenants know nothing of each other's, nor anybody of the names that are made here.
         """
         name, count = request.request_id, 1
         while (namesake := self._streams.get(name)) is not None:
-            if not namesake.over and namesake.request.tenant == request.tenant:
+            asked, live = (request.tenant, request.request_id), (namesake.request.tenant, namesake.request_id)
+            if asked == live and not namesake.over:
                 raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
             count += 1
             name = f"{request.request_id}~{count}"
