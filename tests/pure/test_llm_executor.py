@@ -40,6 +40,22 @@ def test_a_hand_written_model_reports_what_can_be_known():
 
 
 @contract("3.LlmExecutor")
+@contract("2.status")
+def test_a_report_counts_while_a_step_begins_sequences(monkeypatch):
+    lm = FakeLM(Options())
+    executor = LlmExecutor(lm, INFO, max_batch_size=6)
+    executor.prefill(PrefillInput(PROMPT))
+
+    def begin_another(cache_id: str) -> int:
+        """As the thread of the steps may at any moment."""
+        executor.pages.advance(f"{cache_id}-more")
+        return 7
+
+    monkeypatch.setattr(lm, "length", begin_another)
+    assert executor.status().memory_usage.used_bytes > executor.memory_plan.weights
+
+
+@contract("3.LlmExecutor")
 def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
     class Broken(FakeLM):
         broken = False

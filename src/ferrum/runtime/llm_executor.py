@@ -110,7 +110,7 @@ class LlmSequences:
         return cache_id in self._generations
 
     def ids(self) -> tuple[str, ...]:
-        """All sequences."""
+        """All sequences, as they are now: a step may change them while a report counts."""
         return tuple(self._generations)
 
     def advance(self, cache_id: str) -> None:
@@ -137,7 +137,7 @@ class LlmSequences:
     def free(self, group: str) -> int:
         """Tokens that still fit, counted without what forks share."""
         assert group == _CACHE, "the only part of the plan"
-        return max(0, self.capacity_tokens - sum(map(self._model.length, self._generations)))
+        return max(0, self.capacity_tokens - sum(map(self._model.length, self.ids())))
 
     def truncate(self, cache_id: str, length: int) -> None:
         """Forget the tokens from `length` on. Raises UnknownSequence, RequestError, Unsupported."""
