@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from ferrum.bench.serve_overhead import Arm, take_turns
 from ferrum.bench.serve_plan import Planned, plan
 from ferrum.bench.serve_plot import HEIGHT, MARGIN, chart, charts
 from ferrum.bench.serve_report import VERSION, ServeOrigin, ServeReport, Spread, Summary
+from ferrum.bench.serve_run import served_model
 from ferrum.core.errors import ConfigError, RequestError
 
 
@@ -190,6 +192,7 @@ def test_a_closed_loop_has_as_many_requests_as_clients():
         ('{"choices": [{"delta": "x"}]}', "another stream than OpenAI's"),
         ('{"usage": 7}', "another stream than OpenAI's"),
         ("{", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
     ],
 )
 def test_what_a_server_says_amiss_is_the_failure_of_one_request(
@@ -202,6 +205,34 @@ def test_what_a_server_says_amiss_is_the_failure_of_one_request(
     client = serve_client.Client(Target(url="http://there/v1", model="m"), None, iter(range(99)).__next__)
     got = asyncio.run(client(Planned(0.0, 5, 6), 0.0))
     assert (got.error, len(got.pieces), got.prompt_tokens, got.tokens) == (error, 1, 5, 1)
+
+
+@pytest.mark.parametrize(("told", "kept"), [('"new"', "new"), ("7", None), ("{}", None), ("null", None), ('""', None)])
+def test_a_fingerprint_is_a_text(monkeypatch: pytest.MonkeyPatch, told: str, kept: str | None):
+    """A report with anything else could not be read again."""
+
+    async def answer(*_: object) -> AsyncIterator[bytes]:
+        yield f'data: {{"system_fingerprint": {told}}}\n\ndata: [DONE]\n\n'.encode()
+
+    monkeypatch.setattr(serve_client, "exchange", answer)
+    client = serve_client.Client(Target(url="http://there/v1", model="m"), None, iter(range(99)).__next__)
+    asyncio.run(client(Planned(0.0, 5, 6), 0.0))
+    assert client.fingerprint == kept
+
+
+def test_a_server_that_does_not_answer_is_no_server(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serve_client, "ANSWER_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConfigError, match="TimeoutError"):
+        served_model(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", None)
+
+
+def test_models_that_nobody_can_read_are_refused(monkeypatch: pytest.MonkeyPatch):
+    async def answer(*_: object) -> AsyncIterator[bytes]:
+        yield b"[" * 100_000
+
+    monkeypatch.setattr(serve_client, "exchange", answer)
+    with pytest.raises(ConfigError, match="RecursionError"):
+        served_model("http://there/v1", None)
 
 
 # Figures

@@ -23,6 +23,9 @@ _CHUNK: Final = 1 << 16
 PATIENCE: Final = 5.0
 """Seconds that what a server says of a refusal may take."""
 
+ANSWER_SECONDS: Final = 30.0
+"""Seconds that the answer to a question of a few bytes may take."""
+
 LONGEST_MESSAGE: Final = 200
 """Characters that are told of what a server says."""
 
@@ -145,7 +148,7 @@ class Client:
             error = "timeout"
         except RequestFailed as failure:
             error, said = failure.error, failure.said
-        except (OSError, h11.ProtocolError, ValueError) as failure:
+        except (OSError, h11.ProtocolError, ValueError, RecursionError) as failure:
             error = type(failure).__name__
         return Timeline(
             planned=due,
@@ -175,7 +178,8 @@ class Client:
                     pieces.append(self._clock())
                 counts = _given(event.get("usage"), dict).items()
                 usage.update({name: count for name, count in counts if type(count) is int and count >= 0})
-                self.fingerprint = event.get("system_fingerprint") or self.fingerprint
+                if isinstance(named := event.get("system_fingerprint"), str):
+                    self.fingerprint = named or self.fingerprint
         raise RequestFailed("cut off")
 
 
@@ -197,11 +201,13 @@ async def get_json(url: str, path: str, key: str | None = None) -> Any:
 
     Raises:
         RequestFailed: another status than 200.
-        OSError, ValueError: there is no server, or it does not speak JSON.
+        OSError: there is no server, or none that answers in time.
+        ValueError, RecursionError: it does not speak JSON.
     """
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    async with aclosing(exchange(urlsplit(url.rstrip("/")), "GET", path, headers)) as parts:
-        return json.loads(b"".join([part async for part in parts]))
+    async with asyncio.timeout(ANSWER_SECONDS):
+        async with aclosing(exchange(urlsplit(url.rstrip("/")), "GET", path, headers)) as parts:
+            return json.loads(b"".join([part async for part in parts]))
 
 
 async def exchange(

@@ -26,7 +26,7 @@ def served_model(url: str, key: str | None) -> str:
     """
     try:
         name: str = asyncio.run(get_json(url, "/models", key))["data"][0]["id"]
-    except (OSError, ValueError, LookupError, TypeError, RequestFailed, h11.ProtocolError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, RequestFailed, h11.ProtocolError) as error:
         raise ConfigError(f"{url}/models: {type(error).__name__}: {error}", param="url") from None
     return name
 
