@@ -11,10 +11,13 @@ import pytest
 
 from engine_fakes import LetterTokenizer, admission, expected, greedy
 from ferrum.engine.outputs import Delta, Logprob
-from ferrum.server.completions import CompletionJob
+from ferrum.server.completions import CompletionJob, text_offsets
 from ferrum.server.requests import CompletionRequest
 from ferrum.server.writers import Head
+from ferrum.text.tokenizer import FileTokenizer
+from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, error_of, events
+from text_samples import BOS, PieceTokenizer, byte_fallback
 
 
 def test_the_choices_of_several_prompts_stand_in_order(server: Served) -> None:
@@ -67,6 +70,30 @@ class CoarseTokenizer(LetterTokenizer):
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"abc"[token_id % 3 :][:1]
+
+
+def test_the_white_space_that_begins_an_echoed_prompt_is_where_it_is() -> None:
+    """Before a first word SentencePiece writes a space that nobody sees; here it is a token of its own."""
+    tokenizer = FileTokenizer(byte_fallback(), TokenizerConfig())
+    prompt = "\ndef x"
+    ids = tokenizer.encode(prompt)
+    assert [tokenizer.token_text(each) for each in ids[:3]] == [BOS, " ", "\n"]
+    assert text_offsets(tokenizer, prompt, ids)[:4] == [0, 0, 0, 1]
+
+
+def test_what_follows_an_incomplete_character_is_behind_it() -> None:
+    pieces = [b"\xe6", b"\x97", b"x", b"\xe6", b"\x97\xa5y", b"z"]
+    tokenizer = PieceTokenizer(pieces)
+    text, offsets = "\ufffdx\u65e5yz", [0, 0, 1, 2, 2, 4]
+    assert text_offsets(tokenizer, text, range(6)) == offsets
+    body = CompletionRequest(model="model", prompt="p", logprobs=0)
+    request = admission().admit([1], greedy(), request_id="r")
+    front: Any = SimpleNamespace(tokenizer=tokenizer)
+    job = CompletionJob(Head("r", 1, "model", "n"), body, [request], 1, front, [""])
+    scored = tuple({each: Logprob(-1.0, 1, "")} for each in range(6))
+    (chunk,) = job.push(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
+    logprobs = chunk.choices[0].logprobs
+    assert logprobs is not None and logprobs.text_offset == offsets
 
 
 def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:

@@ -250,9 +250,9 @@ class CompletionJob:
                 self._write(written, offset, token, position)
         for each in delta.logprobs or ():
             token = next(iter(each))
-            self._write(written, choice.length, token, each)
-            if choice.offsets is not None:
-                choice.length += len(choice.offsets.push([token]).text)
+            piece = "" if choice.offsets is None else choice.offsets.push([token]).text
+            self._write(written, choice.length + _overdue(self._tokenizer, token, piece), token, each)
+            choice.length += len(piece)
         return written if written.tokens else None
 
     def _write(self, to: CompletionLogprobs, offset: int, token: int, position: Logprobs | None) -> None:
@@ -322,12 +322,19 @@ def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) 
         if not text.startswith(found, start):
             swallowed = text[place : place + MAX_SWALLOWED]
             start, found = place + len(swallowed) - len(swallowed.lstrip()), piece.lstrip()
-        if not text.startswith(found, start) or not (found or first):
+        if not text.startswith(found, start) or not found:
             # It is not there, or in other words, which are most likely as long.
-            start, found = place, "" if special else piece
-        offsets.append(start)
+            start, found = place, "" if special or (first and not piece.strip()) else piece
+        offsets.append(start + _overdue(tokenizer, token, found))
         place, first = min(start + len(found), len(text)), special
     return offsets
+
+
+def _overdue(tokenizer: Tokenizer | None, token: int, piece: str) -> int:
+    """How many characters of what a token brought were its predecessors': those whose end never came."""
+    if tokenizer is None or not piece.startswith("\ufffd"):
+        return 0
+    return max(0, len(piece) - len(Detokenizer(tokenizer, skip_special_tokens=False).push([token]).text))
 
 
 def _joined(parts: Sequence[CompletionChoice], index: int) -> CompletionChoice:
