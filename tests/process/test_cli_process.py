@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tomllib
@@ -62,12 +63,24 @@ start()
 """
 
 
-def test_a_command_that_is_terminated_takes_what_it_started_with_it() -> None:
+@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_command_that_is_told_to_end_takes_what_it_started_with_it(told: signal.Signals, code: int) -> None:
     with subprocess.Popen([sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
         assert command.stdout is not None and command.stderr is not None
         assert command.stdout.readline() == b"running\n"
+        command.send_signal(told)
+        assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", code)
+
+
+def test_a_command_that_is_to_outlive_its_terminal_does() -> None:
+    with subprocess.Popen(["nohup", sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=-1) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"running\n"
+        command.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.wait(0.2)
         command.terminate()
-        assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", 143)
+        assert command.wait() == 143
 
 
 SAY = """

@@ -1,4 +1,4 @@
-"""Where the `ferrum` command begins: Ctrl-C and SIGTERM end it as usual already while its modules are imported."""
+"""Where the `ferrum` command begins: Ctrl-C and signals end it as usual already while its modules are imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
-TERMINATED: Final = 143
+SIGNALLED: Final = 128
+"""Beside the number of the signal: 129 where the terminal is closed, 143 where somebody terminates the command."""
 
 STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
 """The standard streams, and what is done about characters that their encoding does not have."""
@@ -20,6 +21,8 @@ def main() -> None:
     """Import the command line, run it, and exit with its code."""
     try:
         signal.signal(signal.SIGTERM, _end)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, _end)
         prepare_streams()
         from ferrum.cli.main import main as run
 
@@ -30,7 +33,9 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a handler's signature
     """End as an error does, which takes along what a command has started. Servers have a way of their own."""
-    sys.exit(TERMINATED)
+    if number != signal.SIGTERM:  # of a closed terminal both the shell and the system tell
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(SIGNALLED + number)
 
 
 def prepare_streams() -> None:
