@@ -21,8 +21,12 @@ from ferrum.core.factory import (
 )
 from ferrum.core.registry import Registry
 from ferrum.core.status import ExecutorState
+from ferrum.runtime.memory import PAGE_SIZE
 
 contract = pytest.mark.contract
+
+PER_TOKEN = 2 * 3 * 16 * 4 * 2
+"""Bytes of a stored token: keys and values, KV heads, head_dim, float32, layers."""
 
 BASE = ExecutorConfig(model_info=INFO, dtype=DataType.FLOAT32, max_batch_size=6, max_sequence_length=64)
 
@@ -166,6 +170,15 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (replace(BASE, executor_type=ExecutorType.SEQUENTIAL), "max_batch_size"),
         (replace(BASE, executor_type=ExecutorType.SPECULATIVE, max_sequence_length=1), "max_sequence_length"),
         (replace(BASE, dtype=DataType.INT8), "dtype"),
+        (replace(BASE, device="cpu"), "device"),
+        (replace(BASE, executor_type="Sequential", max_batch_size=4), "executor_type"),
+        (replace(BASE, max_batch_size=None), "max_batch_size"),
+        (replace(BASE, max_batch_size=True), "max_batch_size"),
+        (replace(BASE, max_sequence_length=2.5), "max_sequence_length"),
+        (replace(BASE, model_info=replace(INFO, num_layers=None)), "num_layers"),
+        (replace(BASE, memory_config=None), "memory_config"),
+        (replace(BASE, executor_options=None), "executor_options"),
+        (attention(attention_type="GroupedQuery"), "attention_type"),
         (attention(attention_type=AttentionType.MULTI_HEAD), "attention_type"),
         (attention(enable_flash_attention=False), "enable_flash_attention"),
         (attention(enable_paged_attention=False), "enable_paged_attention"),
@@ -174,6 +187,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (memory(enable_memory_pooling=False), "enable_memory_pooling"),
         (memory(enable_kv_cache_sharing=False), "enable_kv_cache_sharing"),
         (memory(memory_pool_size=5), "memory_pool_size"),
+        (memory(memory_pool_size=PAGE_SIZE * PER_TOKEN - 1), "memory_pool_size"),
         (memory(memory_pool_size=10**6, max_memory_usage=10**5), "max_memory_usage"),
         (optimization(enable_kernel_fusion=False), "enable_kernel_fusion"),
         (optimization(enable_mixed_precision=True), "enable_mixed_precision"),
@@ -186,6 +200,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (optimization(custom_flags={"fast": "yes"}), "custom_flags"),
         (replace(BASE, executor_options={"colour": "red"}), "executor_options"),
         (replace(BASE, executor_options={"quantize": "int3"}), "executor_options"),
+        (replace(BASE, executor_options={"kernels": "cuda"}), "executor_options"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_field_before_anything_is_loaded(factory, loader, config, field):
@@ -227,6 +242,11 @@ def test_what_only_the_loaded_model_tells_is_checked_then(factory, loader):
         factory.create_executor(attention(attention_type=AttentionType.SLIDING_WINDOW))
     assert caught.value.param == "attention_type"
     assert loader.made[-1].status().state is ExecutorState.SHUTDOWN
+    for changes in ({"vocab_size": 5}, {"hidden_size": 3}, {"num_layers": 1}, {"num_kv_heads": 2}, {"head_dim": 8}):
+        with pytest.raises(ConfigError, match=f"the model's {next(iter(changes))} is") as caught:
+            factory.create_executor(replace(BASE, model_info=replace(INFO, **changes)))
+        assert caught.value.param == "model_info" and loader.made[-1].closed == 1
+    factory.create_executor(memory(memory_pool_size=PAGE_SIZE * PER_TOKEN))
     total = loader.made[-1].memory_plan.total
     assert factory.create_executor(memory(max_memory_usage=total)).memory_plan.total == total
     with pytest.raises(CapacityError):

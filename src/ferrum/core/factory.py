@@ -13,13 +13,19 @@ from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.options import listed
-from ferrum.core.serial import JsonRecord
+from ferrum.core.serial import JsonRecord, misfits
 
 _OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "quantize": QUANTIZATIONS,
     "kv_dtype": KV_DTYPES,
     "kernels": KERNELS,
 }
+
+_PAGE_SIZE: Final = 64
+"""Tokens of a page where nobody asks for another size; the loader says it again."""
+
+_SHAPE: Final = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+"""What a config's problems are found by, so that the loaded model must have it."""
 
 
 class ExecutorType(StrEnum):
@@ -136,7 +142,7 @@ class ModelExecutorFactory:
         """Create an executor.
 
         Raises:
-            ConfigError, Unsupported: as `validate_config`, or the loaded model has another kind of attention.
+            ConfigError, Unsupported: as `validate_config`, or the loaded model has another shape or kind of attention.
             CapacityError: it would hold more than `max_memory_usage`.
         """
         self.validate_config(config)
@@ -166,9 +172,12 @@ class ModelExecutorFactory:
                 all of them.
             Unsupported: a feature that this build does not have; it names the field.
         """
-        for name, reason in self._missing(config):
-            raise Unsupported(name, reason)
-        problems = [*_limits(config), *_attention(config), *_memory(config), *_optimization(config), *_options(config)]
+        problems = list(misfits(config))  # the others compare and multiply
+        if not problems:
+            for name, reason in self._missing(config):
+                raise Unsupported(name, reason)
+            checks = (_limits, _attention, _memory, _optimization, _options)
+            problems = [problem for check in checks for problem in check(config)]
         if problems:
             (first, reason), *others = problems
             raise ConfigError("; ".join([reason, *(f"{name}: {why}" for name, why in others)]), param=first)
@@ -223,7 +232,7 @@ def _memory(config: ExecutorConfig) -> Problems:
         yield "enable_memory_pooling", "keys and values live in a pool"
     if not memory.enable_kv_cache_sharing:
         yield "enable_kv_cache_sharing", "forks share their pages"
-    page = config.attention_config.block_size or 1
+    page = config.attention_config.block_size or _PAGE_SIZE
     if memory.memory_pool_size is not None and memory.memory_pool_size < page * _token_bytes(config):
         yield "memory_pool_size", f"{memory.memory_pool_size} bytes do not hold {page} tokens"
     if memory.max_memory_usage is not None and memory.max_memory_usage < (memory.memory_pool_size or 1):
@@ -253,6 +262,8 @@ def _options(config: ExecutorConfig) -> Problems:
             yield "executor_options", f"there is no option {name!r}, only {', '.join(_OPTIONS)}"
         elif value not in _OPTIONS[name]:
             yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {value!r}"
+        elif name == "kernels" and value == Device.CUDA and config.device is not Device.CUDA:
+            yield "executor_options", f"kernels for cuda do not compute on {config.device}"
 
 
 def _kv_dtype(config: ExecutorConfig) -> DataType:
@@ -289,6 +300,10 @@ def _arguments(config: ExecutorConfig) -> dict[str, Any]:
 
 def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:
     """Refuse a loaded model that is not what the config described."""
+    for name in _SHAPE:
+        told, found = getattr(config.model_info, name), getattr(executor.info, name)
+        if told != found:
+            raise ConfigError(f"the model's {name} is {found}, not {told}", param="model_info")
     wanted = config.attention_config.attention_type
     has = executor.capabilities().attention_mechanisms
     if wanted is not None and wanted not in has:
