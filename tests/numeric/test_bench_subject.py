@@ -15,6 +15,7 @@ from bench_kit import rates
 from ferrum.bench.limits import weights
 from ferrum.bench.report import Report
 from ferrum.bench.run import receipt, setting_of
+from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import SHAPES
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload
@@ -208,6 +209,18 @@ def test_a_workload_without_room_is_refused_before_anything_is_measured(options,
     assert execute(["bench", "--shape", "tiny", "--series", "1", *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"ferrum: {named}: more ") and told in error and "series" not in error
+
+
+def test_where_all_layers_slide_a_context_need_not_fit_the_pool(tmp_path: Path, capsys):
+    """Its pool is bounded by the window, whatever the capacity that is asked for."""
+    windows = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}
+    write_shape("slides", {**SHAPES["tiny"], **windows, "max_position_embeddings": 1100}, tmp_path)
+    command = ["bench", str(tmp_path), "--series", "1", "--workload"]
+    assert execute([*command, "decode@1024"]) == 0
+    assert execute([*command, "decode@1024", "--max-batch-size", "1"]) == 0
+    assert execute([*command, "decode@1024", "--kv-capacity", "576"]) == 2
+    assert "KV pool of 576: decode@1024 (704)" in capsys.readouterr().err
+    assert execute([*command, "prefill128", "--max-sequence-length", "128"]) == 0
 
 
 def test_what_has_no_room_is_left_out_and_requests_may_wait_for_each_other(tmp_path: Path, capsys):

@@ -14,7 +14,7 @@ from ferrum.bench.limits import Costs, label, layer_kv_bytes
 from ferrum.bench.loop import time_engine_steps
 from ferrum.bench.workloads import Kind, Pass, Room, SpanShape, Workload
 from ferrum.cache.pages import PageCopy
-from ferrum.core.config import EngineConfig
+from ferrum.core.config import MAX_DRAFT, EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
@@ -86,11 +86,16 @@ class ExecutorSubject:
     @property
     def room(self) -> Room:
         """What workloads have to fit in."""
+        groups = self._pages.groups
+        windows = [group.window for group in groups if group.window is not None]
+        # What is kept to be taken back, a pass, and the page where that begins.
+        beside = MAX_DRAFT + self.max_rows + groups[0].page_size
         return Room(
             context=self.executor.traits.max_sequence_length,
             sequences=self._config.model.max_batch_size,
             pool=self.executor.kv_capacity(),
-            page_size=self._pages.groups[0].page_size,
+            page_size=groups[0].page_size,
+            resident=max(windows) + beside if len(windows) == len(groups) else None,
         )
 
     @property

@@ -149,17 +149,19 @@ class Room:
         sequences: of one step.
         pool: tokens of the KV pool, a page of the benchmark's own among them.
         page_size: tokens of a page.
+        resident: most tokens of a sequence that the pool holds at once, where all layers slide; None: all of them.
     """
 
     context: int
     sequences: int
     pool: int
     page_size: int
+    resident: int | None = None
 
     def lack(self, workload: Workload) -> tuple[str, str, int] | None:
         """The option that a workload does not fit, what it has too much of, and how much; None where it fits."""
         together = 1 if workload.kind is Kind.SERVE else workload.sequences  # requests wait for each other
-        tokens = pool_tokens([replace(workload, sequences=together)], self.page_size)
+        tokens = pool_tokens([replace(workload, sequences=together)], self.page_size, self.resident)
         for option, needed, there, told in (
             ("workload", workload.length, self.context, "tokens than the context of"),
             ("max_batch_size", together, self.sequences, "sequences than the steps of"),
@@ -199,6 +201,7 @@ def _named(pattern: str, workloads: Iterable[Workload]) -> bool:
     return any(fnmatchcase(each.name, pattern) for each in workloads)
 
 
-def pool_tokens(workloads: Iterable[Workload], page_size: int) -> int:
-    """Tokens that a pool must hold for any one of the workloads, and a page beside them."""
-    return page_size + max(each.sequences * -(-each.length // page_size) * page_size for each in workloads)
+def pool_tokens(workloads: Iterable[Workload], page_size: int, resident: int | None = None) -> int:
+    """Tokens that a pool must hold for any one of the workloads, and a page beside them; `resident` as in `Room`."""
+    held = ((each.sequences, min(each.length, resident or each.length)) for each in workloads)
+    return page_size + max(sequences * -(-length // page_size) * page_size for sequences, length in held)

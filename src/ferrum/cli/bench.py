@@ -140,7 +140,8 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
     from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
     room = {
-        "max_batch_size": max(each.sequences for each in workloads),
+        # One more: pools of windows are no larger than the batch, and the benchmark has a page of its own.
+        "max_batch_size": 1 + max(each.sequences for each in workloads),
         "kv_capacity": pool_tokens(workloads, PAGE_SIZE),
     }
     config: EngineConfig = engine_config(name, with_wide_steps({**room, **options}))
