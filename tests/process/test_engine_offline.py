@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
@@ -127,10 +128,24 @@ def test_what_only_stands_where_parameters_belong_is_refused() -> None:
             with pytest.raises(RequestError) as caught:
                 call()
             assert caught.value.param == "sampling_params"
-        for penalty in ("a", float("nan"), None):
+        for penalty in ("a", float("nan"), None, 600, 1e6, -1e6, 10**400, float("inf")):
             with pytest.raises(RequestError) as caught:
                 model.beam_search("a", length_penalty=penalty)  # type: ignore[arg-type]
             assert caught.value.param == "length_penalty"
+        for stopping in (1, 0, None, np.True_, "always"):
+            with pytest.raises(RequestError) as caught:
+                model.beam_search("a", early_stopping=stopping)  # type: ignore[arg-type]
+            assert caught.value.param == "early_stopping"
+        for width in (0, True, 2.0, None):
+            with pytest.raises(RequestError) as caught:
+                model.beam_search("a", width)  # type: ignore[arg-type]
+            assert caught.value.param == "beam_width"
+
+
+def test_numbers_of_any_integer_type_say_how_beams_are_searched() -> None:
+    with llm() as model:
+        assert model.beam_search("a", np.int64(2), np.int32(3)) == model.beam_search("a", 2, 3)  # type: ignore[arg-type]
+        assert model.beam_search("a", 2, 3, length_penalty=np.int8(2)) == model.beam_search("a", 2, 3, length_penalty=2)
 
 
 def test_a_callable_makes_the_progress_bar() -> None:

@@ -12,13 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from operator import attrgetter
-from typing import Final
 
 from ferrum.core.errors import RequestError
+from ferrum.core.integers import whole
 from ferrum.engine.outputs import Logprobs
 from ferrum.text.tokenizer import Tokenizer
-
-EARLY_STOPPING: Final = (False, True, "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +58,15 @@ class BeamRules:
     ends: Collection[int] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("beam_width", 1), ("max_tokens", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RequestError(f"must be an integer from {least} on, not {value!r}", param=name)
-        penalty: object = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, Real) or not math.isfinite(penalty):
-            raise RequestError(f"must be a finite number, not {penalty!r}", param="length_penalty")
-        if self.early_stopping not in EARLY_STOPPING:
-            raise RequestError(f"must be true, false or 'never', not {self.early_stopping!r}", param="early_stopping")
+        for name in ("beam_width", "max_tokens"):
+            value = whole(name, getattr(self, name))
+            if value < 1:
+                raise RequestError(f"must be at least 1, not {value}", param=name)
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "length_penalty", _penalty(self.length_penalty, self.max_tokens))
+        stopping: object = self.early_stopping
+        if not isinstance(stopping, bool) and stopping != "never":
+            raise RequestError(f"must be true, false or 'never', not {stopping!r}", param="early_stopping")
 
     @property
     def looked_at(self) -> int:
@@ -78,6 +76,20 @@ class BeamRules:
     def score(self, logprob: float, length: int) -> float:
         """What a beam of that many tokens is ranked by."""
         return logprob / float(length**self.length_penalty)
+
+
+def _penalty(value: object, max_tokens: int) -> float:
+    """A length penalty whose power of every length is a number that can be divided by. Raises RequestError."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise RequestError(f"must be a number, not {value!r}", param="length_penalty")
+    try:
+        penalty = float(value)
+        usable = 0 < float(max_tokens) ** penalty < math.inf
+    except OverflowError:
+        usable = False
+    if not usable or not math.isfinite(penalty):
+        raise RequestError(f"{max_tokens} tokens to the power of {value!r} are beyond numbers", param="length_penalty")
+    return penalty
 
 
 class BeamSearch:

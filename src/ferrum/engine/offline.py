@@ -182,8 +182,10 @@ class LLM(FrontDoor):
         one_more = SamplingParams(temperature=0.0, max_tokens=1, logprobs=top, ignore_eos=True)
         roots = [self._front.admission.admit(prompt, one_more).prompt for prompt in _prompts(prompts)]
         longest = max(map(len, roots), default=0)
-        if longest + max_tokens > self.info.max_sequence_length:
-            reason = f"{max_tokens} after {longest} tokens do not fit in a context of {self.info.max_sequence_length}"
+        if longest + rules.max_tokens > self.info.max_sequence_length:
+            reason = (
+                f"{rules.max_tokens} after {longest} tokens do not fit in a context of {self.info.max_sequence_length}"
+            )
             raise ContextOverflow(reason, param="max_tokens")
         searches = [BeamSearch(rules) for _ in roots]
         while any(search.running for search in searches):
