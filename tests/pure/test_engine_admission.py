@@ -50,6 +50,16 @@ def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     assert set(request.bad_words) == {tuple(tokens.encode("no")), tuple(tokens.encode(" no"))}
 
 
+def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: LetterTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise RequestError("holds a lone surrogate at character 0", param="prompt")
+
+    monkeypatch.setattr(LetterTokenizer, "encode", refuse)
+    with pytest.raises(RequestError, match="lone surrogate") as caught:
+        admission().admit([1], greedy(bad_words=["\ud800"]))
+    assert caught.value.param == "bad_words"
+
+
 @pytest.mark.contract("5.a prompt that is too long is told")
 @pytest.mark.parametrize(
     ("prompt", "error", "words"),
@@ -130,6 +140,7 @@ def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, obje
         {"deadline": 0},
         {"deadline": float("nan")},
         {"deadline": "soon"},
+        {"deadline": 10**400},
     ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ferrum.core.checks import check_ids
@@ -179,7 +180,10 @@ class Admission:
         tokenizer = self._tokenizer
         if tokenizer is None or not params.bad_words:
             return ()
-        return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
+        try:
+            return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
+        except RequestError as error:
+            raise error.about("bad_words") from None  # the tokenizer names the prompt
 
 
 def check_params(params: object) -> None:
@@ -241,6 +245,9 @@ def _named(param: str, value: object) -> str:
 
 
 def _seconds(param: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise RequestError(f"must be a positive number of seconds, not {value!r}", param=param)
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an int may be larger than all floats
+            seconds = float(value)
+            if 0 < seconds < math.inf:
+                return seconds
+    raise RequestError(f"must be a positive number of seconds, not {value!r}", param=param)
