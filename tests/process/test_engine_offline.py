@@ -102,6 +102,25 @@ def test_everything_is_checked_before_anything_runs() -> None:
         assert caught.value.param == "use_tqdm"
 
 
+class Tensor(list[int]):
+    """As those of torch: even its numbers look as if they could be iterated over."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(np.array, super().__iter__())
+
+    def tolist(self) -> list[int]:
+        return [self[index] for index in range(len(self))]
+
+
+def test_an_array_is_a_list() -> None:
+    with llm() as model:
+        for array in (np.array([1, 2]), np.array([[1, 2]]), Tensor([1, 2])):
+            [output] = model.generate(array, greedy(1), use_tqdm=False)  # type: ignore[arg-type]
+            assert output.prompt_token_ids == [1, 2]
+        with pytest.raises(RequestError):
+            model.generate(np.array(5), greedy(1), use_tqdm=False)  # type: ignore[arg-type]
+
+
 def test_what_only_looks_like_prompts_is_refused() -> None:
     with llm() as model:
         for prompts in (7, None, b"abc", {"prompt": "abc"}, {"abc", "def"}):
@@ -261,6 +280,8 @@ def test_a_conversation_goes_through_the_template() -> None:
         [output] = model.chat(messages, greedy(3), use_tqdm=False)
         assert output.prompt == "[user]hi[bot]"
         assert output.prompt_token_ids == LetterTokenizer().encode("[user]hi[bot]")
+        [iterated] = model.chat(iter(messages), greedy(3), use_tqdm=False)  # type: ignore[arg-type]
+        assert essence([iterated]) == essence([output])
         both = model.chat([messages, messages], greedy(3), use_tqdm=False)
         assert essence(both) == essence([output, output])
         [own] = model.chat(messages, greedy(3), use_tqdm=False, chat_template=OWN_TEMPLATE)
@@ -277,6 +298,10 @@ def test_a_conversation_that_cannot_be_rendered_is_refused() -> None:
     with chatty() as model:
         with pytest.raises(RequestError):
             model.chat([], use_tqdm=False)
+        for wrong_messages in (5, None, "hi", messages[0], [5], iter([5])):
+            with pytest.raises(RequestError) as caught:
+                model.chat(wrong_messages, use_tqdm=False)  # type: ignore[arg-type]
+            assert caught.value.param == "messages"
         with pytest.raises(RequestError):
             model.chat(messages, use_tqdm=False, add_generation_prompt=True, continue_final_message=True)
         wrong: dict[str, Any] = {"chat_template": 3, "tools": 3, "chat_template_kwargs": 3}

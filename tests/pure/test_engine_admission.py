@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, admission, greedy
@@ -13,7 +14,8 @@ from ferrum.core.params import SamplingParams
 
 def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:
     assert admission().admit("abc", greedy()).prompt == tuple(LetterTokenizer().encode("abc"))
-    assert admission().admit([5, 4, 3], greedy()).prompt == (5, 4, 3)
+    for ids in ([5, 4, 3], np.array([5, 4, 3])):
+        assert admission().admit(ids, greedy()).prompt == (5, 4, 3)  # type: ignore[arg-type]
 
 
 def test_a_request_survives_a_process_border() -> None:
@@ -77,6 +79,8 @@ def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch)
         ({"prompt": "abc"}, RequestError, "dict"),
         ({1: 2}.keys(), RequestError, "dict_keys"),
         ({1, 2}, RequestError, "set"),
+        (np.array(5), RequestError, "ndarray"),
+        (np.array([1.0]), InvalidToken, "1.0 at position 0"),
         ([1] * CONTEXT, ContextOverflow, str(CONTEXT)),
     ],
 )

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ferrum.core.errors import InvalidToken, RequestError
@@ -138,6 +139,7 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("stop_token_ids", "12"),
         ("bad_words", [""]),
         ("bad_words", ["  "]),
+        ("stop_token_ids", np.array(5)),
         ("include_stop_str_in_output", 1),
         ("ignore_eos", None),
         ("max_tokens", -1),
@@ -176,6 +178,7 @@ def test_min_tokens_above_max_tokens_is_a_contradiction() -> None:
 def test_values_are_normalised() -> None:
     params = SamplingParams(stop="x", temperature=1, stop_token_ids=[3, 3, 1], logit_bias={"7": 1}, bad_words=None)  # type: ignore[arg-type,dict-item]
     assert params.stop == ("x",) and params.stop_token_ids == (3, 1) and params.bad_words == ()
+    assert SamplingParams(stop_token_ids=np.array([3, 1])).stop_token_ids == (3, 1)  # type: ignore[arg-type]
     assert params.logit_bias == {7: 1.0} and type(params.temperature) is float
     assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5  # type: ignore[arg-type]
 

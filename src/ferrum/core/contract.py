@@ -13,7 +13,7 @@ from operator import index
 from typing import Any, NewType, TypeAlias
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.integers import integer
+from ferrum.core.integers import integer, listed
 from ferrum.core.serial import JsonRecord
 from ferrum.core.step import Array
 
@@ -339,8 +339,8 @@ class SpeculativeDecodeOutput:
 
 def token_row(name: str, value: Any) -> tuple[int, ...]:
     """A list or array [S] of token ids, possibly empty, as a tuple. Raises as `token_matrix`."""
-    listed = _listed(value)
-    return () if isinstance(listed, Sequence) and not listed else _only_row(name, listed)
+    row = listed(value)
+    return () if isinstance(row, Sequence) and not row else _only_row(name, row)
 
 
 def token_matrix(name: str, value: Any) -> Matrix:
@@ -356,10 +356,10 @@ def _only_row(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _matrix(name: str, value: Any, number: Callable[[str, int, Any], int]) -> Matrix:
-    rows = _listed(value)
+    rows = listed(value)
     if not _is_list(rows):
         raise RequestError(f"must be a list of integers or a list of such lists, not {value!r}", param=name)
-    rows = [_listed(row) for row in rows]
+    rows = [listed(row) for row in rows]
     if not any(_is_list(row) for row in rows):
         rows = [rows]
     if not all(_is_list(row) for row in rows):
@@ -370,11 +370,6 @@ def _matrix(name: str, value: Any, number: Callable[[str, int, Any], int]) -> Ma
     if not matrix[0]:
         raise RequestError("must hold at least one number", param=name)
     return matrix
-
-
-def _listed(value: Any) -> Any:
-    """An array as lists (and its scalars as plain numbers); lists as they are."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_list(value: Any) -> bool:

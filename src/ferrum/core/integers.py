@@ -8,6 +8,11 @@ from typing import Any
 from ferrum.core.errors import RequestError
 
 
+def listed(value: Any) -> Any:
+    """An array as lists, and its scalars as plain numbers; all else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def integer(value: Any) -> int:
     """As a plain int. Raises TypeError for what is none."""
     if isinstance(value, bool):

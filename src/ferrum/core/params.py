@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.integers import whole
+from ferrum.core.integers import listed, whole
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
@@ -246,9 +246,10 @@ class _Number:
 def _items(name: str, value: Any) -> list[Any]:
     if value is None:
         return []
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+    items = listed(value)
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
         _refuse(name, f"must be a list, not {value!r}")
-    return list(value)
+    return list(items)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
-from ferrum.core.integers import integer, whole
+from ferrum.core.integers import integer, listed, whole
 from ferrum.core.params import SamplingParams, bad_word_tokens
 from ferrum.core.types import Pooling, Request
 from ferrum.text.tokenizer import Tokenizer
@@ -215,16 +215,18 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def entries_of(param: str, prompts: Any) -> list[Any]:
-    """The entries of a list of token ids, or of several prompts.
+def entries_of(param: str, prompts: Any, *, wanted: str = "text or a list") -> list[Any]:
+    """The entries of a list or array of token ids, or of several prompts.
 
     Raises:
         RequestError: it is no such list. What can be iterated over may yet be none: bytes are not ids, the keys of a
             mapping are not prompts, and a set has no order.
     """
-    if isinstance(prompts, bytes | bytearray | memoryview | Mapping | Set) or not hasattr(prompts, "__iter__"):
-        raise RequestError(f"must be text or a list, not {type(prompts).__name__}", param=param)
-    return list(prompts)
+    if not isinstance(prompts, bytes | bytearray | memoryview | Mapping | Set):
+        entries = listed(prompts)  # an array of no dimension is a number
+        if hasattr(entries, "__iter__"):
+            return list(entries)
+    raise RequestError(f"must be {wanted}, not {type(prompts).__name__}", param=param)
 
 
 def _string(param: str, value: object) -> str:

@@ -82,8 +82,6 @@ class LLM(FrontDoor):
         Raises:
             RequestError: as `generate` and `Front.render`.
         """
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
         texts = [
             self._front.render(
                 conversation,
@@ -93,7 +91,7 @@ class LLM(FrontDoor):
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
             )
-            for conversation in conversations
+            for conversation in _conversations(messages)
         ]
         requests = [
             self._front.admission.admit(text, params, add_special_tokens=False)
@@ -226,6 +224,12 @@ def _prompts(prompts: Any) -> list[Any]:
         return [prompts]
     several = entries_of("prompts", prompts)
     return [several] if several and not _is_prompt(several[0]) else several
+
+
+def _conversations(messages: Any) -> list[Any]:
+    """Several conversations from one or several: a list of messages is one."""
+    several = entries_of("messages", messages, wanted="a list")
+    return several if several and not isinstance(several[0], Mapping) else [several]
 
 
 def _is_prompt(entry: Any) -> bool:
