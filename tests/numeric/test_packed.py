@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from packed_kit import copy_of, logits_of, packed_of
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from tiny import directory_of, find
 
 from ferrum.bench.shapes import shape_config
@@ -21,7 +22,7 @@ from ferrum.quant.int8 import quantize_int8
 from ferrum.quant.panel_weight import PanelWeight
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.packed import PackedParameters
+from ferrum.runtime.packed import PackedParameters, _config_checksum
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat import load_chat_template
@@ -95,6 +96,39 @@ def test_numbers_and_formats_are_those_of_the_model():
             assert ours.traits.kv_dtype == theirs.traits.kv_dtype == "bfloat16"
 
 
+def mixed(target: Path) -> Path:
+    """A checkpoint whose matrices are not of one format."""
+    source = copy_of(directory_of(find("llama3")), target)
+    tensors = load_file(source / "model.safetensors")
+    tensors[MATRIX] = tensors[MATRIX].astype(np.float16)
+    save_file(tensors, source / "model.safetensors")
+    return source
+
+
+def test_a_packed_directory_knows_every_format_that_its_matrices_had(tmp_path):
+    source = mixed(tmp_path / "in")
+    pack_directory(Checkpoint(source), tmp_path / "out", "int4")
+    with load_executor(source, quantize="int4", kernels="reference") as theirs:
+        wanted = theirs.traits.weights
+    assert "float16+float32" in wanted
+    with load_executor(tmp_path / "out", kernels="reference") as ours:
+        assert ours.traits.weights == wanted
+    for dtype in ("float32", "float16"):
+        with pytest.raises(ConfigError, match=r"was packed as float16\+float32") as caught:
+            load_executor(tmp_path / "out", dtype=dtype)
+        assert caught.value.param == "dtype"
+
+
+def test_a_directory_that_was_packed_without_its_formats_has_the_one(tmp_path):
+    config = json.loads((packed_of("llama3", "int4") / "config.json").read_text())
+    del config["quantization_config"]["formats"]
+    config["quantization_config"]["config_checksum"] = _config_checksum(config)
+    directory = copy_of(packed_of("llama3", "int4"), tmp_path / "old")
+    (directory / "config.json").write_text(json.dumps(config))
+    with load_executor(directory, dtype="float32", kernels="reference") as executor:
+        assert executor.traits.weights == "int4 of float32 in groups of 32"
+
+
 def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
     directory = packed_of("llama3", "int4")
     load_executor(directory, quantize="int4", dtype="float32", kernels="reference").shutdown()
@@ -114,6 +148,10 @@ def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
         ("scheme", ["int8"], CheckpointError),
         ("scheme", "int8", CheckpointError),  # another than the matrices are in
         ("dtype", "float8", CheckpointError),
+        ("formats", [], CheckpointError),
+        ("formats", "float32", CheckpointError),
+        ("formats", [["float32"]], CheckpointError),
+        ("formats", ["float32", "float8"], CheckpointError),
         ("group", 16, CheckpointError),
         ("group", True, CheckpointError),
         ("group", 64, CheckpointError),  # another than the matrices are in

@@ -6,7 +6,8 @@ vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the
 
     "quantization_config": {
         "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-3",
-        "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the matrices' format before,
+        "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the first matrix's format before,
+        "formats": [those of all matrices, sorted], or absent where they are that one,
         "checksums": {tensor: number},
         "config_checksum": of all of `config.json` but this number
     }
@@ -43,12 +44,14 @@ class PackedHeader:
         scheme: a key of `SCHEMES`.
         group: one of `GROUPS`.
         dtype: a key of `FORMATS`.
+        formats: such keys, that one among them.
         checksums: of every tensor, by name.
     """
 
     scheme: str
     group: int
     dtype: str
+    formats: tuple[str, ...]
     checksums: Mapping[str, int]
 
     def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +63,7 @@ class PackedHeader:
             "scheme": self.scheme,
             "group": self.group,
             "dtype": self.dtype,
+            "formats": list(self.formats),
             "checksums": dict(self.checksums),
         }
         whole = {**config, "quantization_config": header}
@@ -96,13 +100,17 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     for name, kind, known in (("scheme", str, SCHEMES), ("group", int, GROUPS), ("dtype", str, FORMATS)):
         if type(found.get(name)) is not kind or found[name] not in known:
             raise CheckpointError(f"{checkpoint.directory}: config.json: no {name} {found.get(name)!r}")
+    formats = found.get("formats", [found["dtype"]])
+    known_ones = isinstance(formats, list) and all(isinstance(each, str) and each in FORMATS for each in formats)
+    if not known_ones or found["dtype"] not in formats:
+        raise CheckpointError(f"{checkpoint.directory}: config.json: no formats {formats!r}")
     checksums = found.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
         raise CheckpointError(f"{checkpoint.directory}: config.json has not one checksum for each tensor")
     if found.get("config_checksum") != _config_checksum(checkpoint.config):
         reason = "config.json is damaged, or was changed after packing: another checksum"
         raise CheckpointError(f"{checkpoint.directory}: {reason}; make it again with `ferrum quantize`")
-    return PackedHeader(found["scheme"], found["group"], found["dtype"], checksums)
+    return PackedHeader(found["scheme"], found["group"], found["dtype"], tuple(formats), checksums)
 
 
 class PackedParameters(Parameters):
@@ -131,12 +139,13 @@ class PackedParameters(Parameters):
     ) -> None:
         header = read_header(checkpoint)
         super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=header.group)
-        held = (("dtype", dtype, header.dtype), ("quantize", quantize, header.scheme), ("group", group, header.group))
+        formats = "+".join(header.formats)
+        held = (("dtype", dtype, formats), ("quantize", quantize, header.scheme), ("group", group, header.group))
         for name, asked, packed in held:
             if asked not in (None, "auto", packed):
                 raise ConfigError(f"{checkpoint.directory} was packed as {packed}, not {asked}", param=name)
         self.format = header.dtype
-        self._formats.add(header.dtype)
+        self._formats.update(header.formats)
         self._files = checkpoint
         self._checksums = header.checksums
         self._sums = sums

@@ -129,8 +129,8 @@ def pack_directory(
         checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
         for name in companions:
             _copy(store.directory / name, target / name)
-        config = PackedHeader(scheme, group, parameters.format, checksums).configuration(store.config)
-        (target / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+        header = PackedHeader(scheme, group, parameters.format, parameters.formats, checksums)
+        (target / _CONFIG).write_text(json.dumps(header.configuration(store.config), indent=1) + "\n", "utf-8")
 
 
 @contextmanager

@@ -130,9 +130,14 @@ class Parameters:
         self.format = ""
 
     @property
+    def formats(self) -> tuple[str, ...]:
+        """Floating-point formats of the matrices that were handed out, sorted, before they are quantised."""
+        return tuple(sorted(self._formats))
+
+    @property
     def made(self) -> str:
         """What was made of the matrices that were handed out, by name."""
-        formats = "+".join(sorted(self._formats))
+        formats = "+".join(self.formats)
         return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self.group}"
 
     def has(self, name: str) -> bool:
