@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,26 @@ def test_a_report_survives_its_file_and_is_strict_json(tmp_path):
     full_report().write(path)
     json.loads(path.read_text(), parse_constant=refuse_constant)
     assert Report.read(path) == full_report()
+
+
+def test_a_report_that_cannot_be_written_whole_leaves_the_one_that_is_there(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text("the last one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            full_report().write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "the last one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_goes_where_a_link_leads(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "report.json")
+    full_report().write(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink() and Report.read(tmp_path / "report.json") == full_report()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,8 +144,18 @@ class Document(JsonRecord):
     version: int
 
     def write(self, path: Path) -> None:
-        """Write the document."""
-        path.write_text(self.to_json() + "\n")
+        """Write the document; a plain file that is there already is replaced by a whole one, or stays."""
+        text = self.to_json() + "\n"
+        replaced = path.is_file() or not path.exists()
+        if path.is_symlink() or not replaced or not os.access(path.parent, os.W_OK):  # /dev/stdout is a link, too
+            path.write_text(text)
+            return
+        aside = path.with_name(f".{os.getpid()}.part")
+        try:
+            aside.write_text(text)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:
