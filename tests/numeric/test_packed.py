@@ -236,8 +236,10 @@ def test_the_command_refuses_what_there_is_not(option, value, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_that_cannot_be_made_is_named(tmp_path):
+@pytest.mark.parametrize("out", ["file/out", "dangling", "long" * 99])
+def test_a_target_that_cannot_be_made_is_named(out, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as told:
-        pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / "file" / "out", "int8")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="cannot be made") as told:
+        pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / out, "int8")
     assert told.value.param == "out"

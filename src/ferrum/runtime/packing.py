@@ -122,8 +122,7 @@ def pack_directory(
     parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
     shapes = parameter_shapes(spec)
     parameters.expect(shapes, spec.ignored_names)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
+    _refuse_used(target)
     companions = _companions(store.directory)
     with _whole_or_nothing(target, [_TENSORS, *companions, _CONFIG]):
         checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
@@ -131,6 +130,16 @@ def pack_directory(
             _copy(store.directory / name, target / name)
         header = PackedHeader(scheme, group, parameters.format, parameters.formats, checksums)
         (target / _CONFIG).write_text(json.dumps(header.configuration(store.config), indent=1) + "\n", "utf-8")
+
+
+def _refuse_used(target: Path) -> None:
+    """Raise ConfigError where something is at the place of the target that is no empty directory, or none can be."""
+    try:
+        used = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
+    if used:
+        raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
 
 
 @contextmanager
@@ -150,9 +159,10 @@ def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
     try:
         try:
             target.mkdir(parents=True, exist_ok=True)
-            (target / names[0]).touch(exist_ok=False)
-        except FileExistsError:
-            raise ConfigError(f"{target} is being written to by another run", param="out") from None
+            try:
+                (target / names[0]).touch(exist_ok=False)
+            except FileExistsError:
+                raise ConfigError(f"{target} is being written to by another run", param="out") from None
         except OSError as error:
             raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
         made = names
