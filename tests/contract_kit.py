@@ -15,9 +15,9 @@ import numpy as np
 
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import check_tokens
+from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, ModelInfo
-from ferrum.core.errors import FerrumError, KvExhausted, RequestError, StepError, UnknownSequence, Unsupported
+from ferrum.core.errors import FerrumError, KvExhausted, StepError
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.memory import MemoryPlan, PoolPart
@@ -135,15 +135,11 @@ class FakeLM(StepwiseLLM):
         return result
 
     def _check(self, span: Span) -> None:
-        if span.start and span.cache_id not in self.pages:
-            raise UnknownSequence(span.cache_id, param="cache_id")
-        if span.start != self.length(span.cache_id):
-            raise RequestError("not the stored length", param="start")
-        if span.adapter is not None:
-            raise Unsupported("adapters", "the fake has none")
-        check_tokens(
-            span.tokens, span.start, vocab_size=VOCABULARY, max_sequence_length=self._options.max_sequence_length
-        )
+        stored = self.length(span.cache_id) if span.cache_id in self.pages else None
+        longest = self._options.max_sequence_length
+        error = refuse_span(span, stored, vocab_size=VOCABULARY, max_sequence_length=longest)
+        if error is not None:
+            raise error
 
     def _write(self, span: Span) -> None:
         for copy in self.pages.take_copies():

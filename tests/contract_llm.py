@@ -57,12 +57,13 @@ def test_prefill_and_decode_follow_the_sequence(llm):
 @contract("3.decode")
 def test_the_position_is_checked_against_the_store(llm):
     llm.prefill("a", PROMPT)
-    for pos in (6, 8, 0):
+    for pos in (6, 8, 0, 7.0, None, "7", True):
         with pytest.raises(RequestError):
             llm.decode("a", 5, pos)
     with pytest.raises(UnknownSequence):
         llm.decode("b", 5, 3)
     assert llm.length("a") == 7 and llm.length("b") == 0
+    llm.decode("a", 5, np.int64(7))
 
 
 @contract("3.decode")

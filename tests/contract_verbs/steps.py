@@ -92,6 +92,17 @@ def test_submit_gives_one_result_or_error_per_span(executor):
     assert pending.result() is pending.result()
 
 
+@contract("2.submit")
+def test_a_start_that_is_no_integer_is_its_own_spans_error(executor):
+    handle = begin(executor)
+    spans = [Span(f"new-{number}", start, (1, 2), Want.LOGITS) for number, start in enumerate((0.0, False, None, "0"))]
+    more = Span(handle.cache_id, 7.0, (1,), Want.LOGITS)
+    for outcome in executor.submit(StepBatch((*spans, more))).result().results:
+        assert isinstance(outcome, RequestError) and outcome.param == "start"
+    assert executor.status().is_ready
+    usable(executor, handle, PROMPT)
+
+
 @contract("2.forward")
 @contract("2.optimal_batch_size")
 def test_what_runs_without_a_sequence_takes_nobodys_name(executor):

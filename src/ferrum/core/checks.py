@@ -57,6 +57,8 @@ def check_tokens(
 
 def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence_length: int) -> FerrumError | None:
     """Why a span cannot run on a sequence of `stored` tokens (None: an unknown one), or None where it can."""
+    if type(span.start) is not int and not _is_integer(span.start):
+        return RequestError(f"must be an integer, not {span.start!r}", param="start")
     if stored is None and span.start:
         return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
     if span.start != (stored or 0):
