@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from errno import EACCES
 from pathlib import Path
 
 import ml_dtypes
@@ -167,6 +168,18 @@ def test_a_config_is_a_plain_file_of_a_sane_size(tmp_path):
         file.truncate(1 << 33)
     with pytest.raises(CheckpointError, match=r"config\.json: 8589934592 bytes"):
         read_config(tmp_path)
+
+
+def test_a_directory_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
+    """As the system says it to all but its administrator, whom it lets search any."""
+
+    def refused(path, **_):
+        raise PermissionError(EACCES, os.strerror(EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refused)
+        with pytest.raises(CheckpointError, match=r"config.json: cannot be read: .*Permission denied"):
+            read_config(tmp_path)
 
 
 def test_directories_without_weights_say_what_to_do(tmp_path):

@@ -146,10 +146,14 @@ def has_weights(directory: Path) -> bool:
 
 def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
     """Only a plain file of a sane size is opened: a pipe would block, and anything longer is no configuration."""
-    if not path.is_file():
+    try:
+        nbytes = path.stat().st_size if path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if nbytes is None:
         raise CheckpointError(f"{path}: there is no such file; a model's directory holds one")
-    if path.stat().st_size > most_bytes:
-        raise CheckpointError(f"{path}: {path.stat().st_size} bytes are more than {most_bytes}")
+    if nbytes > most_bytes:
+        raise CheckpointError(f"{path}: {nbytes} bytes are more than {most_bytes}")
     value = read_json_object(path)
     if value is None:
         raise CheckpointError(f"{path}: has disappeared")
