@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from contract_kit import OTHER, POISON, PROMPT
@@ -25,6 +26,33 @@ def test_a_batch_is_checked_before_anything_runs(kit, executor):
             executor.batch_decode([good, bad])
     assert kit.passes() == before
     usable(executor, handles[0], PROMPT)
+
+
+@contract("2.errors")
+def test_what_only_stands_where_inputs_belong_is_refused_by_the_arguments_name(kit, executor):
+    handle = begin(executor)
+    before = kit.passes()
+    prompt = PrefillInput([1])
+    for param, call in [
+        ("given", lambda: executor.prefill(None)),
+        ("given", lambda: executor.prefill([1, 2])),
+        ("given", lambda: executor.batch_prefill(None)),
+        ("given", lambda: executor.batch_prefill(prompt)),
+        ("given", lambda: executor.batch_prefill([prompt, DecodeInput([1], handle)])),
+        ("given", lambda: executor.decode(None)),
+        ("given", lambda: executor.batch_decode(np.array([1]))),
+        ("given", lambda: executor.forward_verify([DecodeInput([1], handle), 5])),
+        ("given", lambda: executor.speculative_decode(prompt, [2])),
+        ("batch", lambda: executor.unified_decode([])),
+        ("items", lambda: executor.unified_decode(UnifiedBatch((1,)))),
+        ("batch", lambda: executor.submit(None)),
+    ]:
+        with pytest.raises(RequestError) as caught:
+            call()
+        assert caught.value.param == param
+    assert executor.batch_prefill(np.array([])) == executor.forward_verify(iter(())) == []
+    assert kit.passes() == before
+    usable(executor, handle, PROMPT)
 
 
 @contract("2.batch_decode")

@@ -147,6 +147,16 @@ def test_release_is_idempotent_and_touches_nobody_else(executor, caplog):
     usable(executor, two, OTHER)
 
 
+@contract("2.release_cache")
+def test_a_sequence_is_released_by_its_name(executor):
+    handle = begin(executor)
+    for other in (handle, None, 0, [handle.cache_id]):
+        with pytest.raises(InvalidHandle) as caught:
+            executor.release_cache(other)
+        assert caught.value.param == "cache_id"
+    usable(executor, handle, PROMPT)
+
+
 @contract("2.reset")
 def test_reset_drops_every_sequence(executor):
     handles = [begin(executor), begin(executor, OTHER)]

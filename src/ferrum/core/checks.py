@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from ferrum.core.errors import (
     ContextOverflow,
@@ -14,6 +15,23 @@ from ferrum.core.errors import (
 )
 from ferrum.core.integers import integer
 from ferrum.core.step import Rows, Span, Want
+
+Input = TypeVar("Input")
+
+
+def check_kind(value: object, kind: type, *, param: str) -> None:
+    """Refuse what is of another type. Raises RequestError."""
+    if not isinstance(value, kind):
+        raise RequestError(f"must be {kind.__name__}, not {type(value).__name__}", param=param)
+
+
+def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[Input]:
+    """What a verb is given, in order. Raises RequestError where that is no list of inputs of its kind."""
+    check_kind(given, Iterable, param=param)
+    inputs = list(given)
+    for each in inputs:
+        check_kind(each, kind, param=param)
+    return inputs
 
 
 def check_ids(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:

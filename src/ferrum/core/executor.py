@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
+from ferrum.core.checks import check_kind
 from ferrum.core.contract import (
     DecodeInput,
     DecodeOutput,
@@ -95,7 +96,9 @@ class ModelExecutor(NamedVerbs):
 
         Raises:
             InvalidTransition: the executor is shut down, or a step has broken it.
+            RequestError: it is no step.
         """
+        check_kind(batch, StepBatch, param="batch")
         if not batch.spans:
             return FinishedStep(StepOutput(()))
         with self._lock:

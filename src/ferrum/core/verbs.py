@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, Final
 
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import check_tokens
+from ferrum.core.checks import check_kind, check_tokens, inputs_of
 from ferrum.core.contract import (
     DecodeInput,
     DecodeOutput,
@@ -31,7 +31,7 @@ from ferrum.core.contract import (
     token_matrix,
     token_row,
 )
-from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.core.errors import InvalidHandle, RequestError, UnknownSequence, Unsupported
 from ferrum.core.handles import Handles
 from ferrum.core.integers import kept_length
 from ferrum.core.sequences import SequenceStore, Undo
@@ -96,7 +96,7 @@ class NamedVerbs(ABC):
             KvExhausted: no room in the pool.
             ExecutorInUse: an engine holds the lease.
         """
-        if not given:
+        if not (given := inputs_of(PrefillInput, given)):
             return []
         with self._exclusive():
             spans = [self._prefill_span(each) for each in given]
@@ -127,7 +127,7 @@ class NamedVerbs(ABC):
 
         Raises: as `batch_prefill`; also RequestError for a sequence that appears twice.
         """
-        if not given:
+        if not (given := inputs_of(DecodeInput, given)):
             return []
         with self._exclusive():
             spans = [self._decode_span(each) for each in given]
@@ -142,7 +142,7 @@ class NamedVerbs(ABC):
 
         Raises: as `batch_decode`; also RequestError for inputs of different sequences or lengths.
         """
-        if not given:
+        if not (given := inputs_of(DecodeInput, given)):
             return []
         with self._exclusive():
             rows = [self._decode_span(each, ahead) for ahead, each in enumerate(given)]
@@ -175,6 +175,7 @@ class NamedVerbs(ABC):
 
         Raises: as `decode`; Unsupported for a threshold where the executor has none, RequestError for what is none.
         """
+        check_kind(given, DecodeInput, param="given")
         with self._exclusive():
             drafts = token_row("draft_tokens", draft_tokens)
             if given.return_hidden_states or given.return_attention_weights:
@@ -203,10 +204,11 @@ class NamedVerbs(ABC):
 
         Raises: as `batch_decode`.
         """
-        if not batch.items:
+        check_kind(batch, UnifiedBatch, param="batch")
+        if not (items := inputs_of(UnifiedBatchItem, batch.items, param="items")):
             return []
         with self._exclusive():
-            results = self._step([self._unified_span(item) for item in batch.items], "q_tokens")
+            results = self._step([self._unified_span(item) for item in items], "q_tokens")
             return [result.logits for result in results]
 
     # Sequences
@@ -246,7 +248,9 @@ class NamedVerbs(ABC):
             return self.handle(clone)
 
     def release_cache(self, cache_id: str) -> None:
-        """Free a sequence; an unknown one is no error."""
+        """Free a sequence; an unknown one is no error. Raises InvalidHandle for what is no name."""
+        if not isinstance(cache_id, str):
+            raise InvalidHandle(f"a {type(cache_id).__name__} is no name: give its cache_id", param="cache_id")
         with self._exclusive():
             logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
             self.pages.release(cache_id)
