@@ -192,6 +192,12 @@ def test_a_caller_s_containers_are_not_kept() -> None:
         params.n = 2  # type: ignore[misc]
 
 
+def test_equal_parameters_are_one_in_a_set() -> None:
+    some = [SamplingParams(seed=1, logit_bias=bias) for bias in ({1: 2, 3: 4}, {3: 4.0, 1: 2.0}, {1: 2}, {}, None)]
+    assert some[0] == some[1] and len(set(some)) == 4
+    assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop="a"))
+
+
 def test_greedy_is_temperature_zero() -> None:
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams(temperature=0.01).greedy

@@ -136,6 +136,11 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
 
+    def __hash__(self) -> int:
+        """Biases are equal in any order, and the dictionary that holds them has no hash of its own."""
+        biases = None if self.logit_bias is None else frozenset(self.logit_bias.items())
+        return hash((biases, *(getattr(self, name) for name in _NORMALISE if name != "logit_bias")))
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken, without a draw."""
