@@ -14,10 +14,11 @@ from native_twin import require_native
 from safetensors.numpy import save_file
 from tiny import directory_of, find
 
+from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
-from ferrum.core.errors import CapacityError, ConfigError
+from ferrum.core.errors import CapacityError, CheckpointError, ConfigError
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.names import EMBEDDING, HEAD
@@ -25,6 +26,7 @@ from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor, plan_model
 from ferrum.runtime.packing import pack_directory
+from ferrum.runtime.parameters import PlannedParameters
 
 OPTIONS = (
     {},
@@ -120,6 +122,25 @@ def test_a_model_that_no_machine_here_holds_is_planned_in_little_memory(tmp_path
     assert re.search(r"for 64 tokens", shown), "nothing is left for the pool: it has a page"
     peak = int(re.findall(r"peak (\d+)", shown)[0]) << 10
     assert peak < 500 << 20, f"{peak >> 20} MiB"
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_rotations_and_vectors_of_a_plan_take_no_memory(
+    kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kernels == "native":
+        require_native()
+    config = {**shape_config("tiny"), "max_position_embeddings": 2**31 - 1}
+    write_shape("tiny", config, tmp_path)
+    memory = plan_model(ModelConfig(model=str(tmp_path), kernels=kernels, kv_capacity=1000)).traits.memory
+    assert memory.tables > 4 * config["head_dim"] * (2**31 - 1)
+    assert execute(["plan", str(tmp_path), "--kernels", kernels, "--kv-capacity", "1000"]) == 0
+    assert "the largest part: tables" in capsys.readouterr().out
+    parameters = PlannedParameters(Checkpoint(tmp_path), panels=True)
+    norms = [f"model.layers.{layer}.input_layernorm.weight" for layer in range(2)]
+    assert parameters.vector(norms[0], 64) is parameters.vector(norms[1], 64)
+    with pytest.raises(CheckpointError, match="expected shape"):
+        parameters.vector(norms[0], 65)
 
 
 def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(

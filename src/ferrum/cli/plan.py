@@ -53,7 +53,7 @@ def plan(
         ]
     )
     if total > available:
-        parts = {"weights": memory.weights, "KV pool": memory.kv_pool, **beside}
+        parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "tables": memory.tables, **beside}
         largest = max(parts, key=parts.__getitem__)
         typer.echo(f"\nThis is {size(total - available)} too much; the largest part: {largest}.")
     typer.echo()

@@ -196,7 +196,9 @@ def _assemble(
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
-        decoder = build_decoder(spec, parameters, chosen.kernels, context)
+        decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
+    if planning:
+        chosen.kernels.table_bytes += _rope_bytes(spec, context - 1)
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
         page_size=bounds.page_size,
@@ -221,6 +223,12 @@ def _assemble(
     )
     capacity = capacity_tokens(_page_groups(groups, spec))
     return lm, ModelPlan(_info(config, spec, parameters), traits, capacity)
+
+
+def _rope_bytes(spec: DecoderSpec, positions: int) -> int:
+    """Bytes of so many rows of the rope tables."""
+    ropes = {layer.attention.rope for layer in spec.layers}
+    return sum(2 * 4 * len(rope.frequencies) * positions for rope in ropes if rope is not None)
 
 
 def _parameters(

@@ -267,6 +267,13 @@ class PlannedParameters(Parameters):
     ) -> None:
         quantizer = _blank_panels if panels else _blank_rows
         super().__init__(checkpoint, dtype, quantize=quantize, group=group, quantizer=quantizer)
+        self._vectors: dict[int, F32] = {}
+
+    def vector(self, name: str, size: int) -> F32:
+        """See `Parameters.vector`; those of a size are one, since kernels want them in one piece."""
+        self._read(name, (size,))
+        self._hand_out(name, size)
+        return self._vectors.setdefault(size, np.zeros(size, np.float32))
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         self._check(name, shape)
