@@ -185,6 +185,11 @@ def test_a_workload_that_fills_the_context_fits_the_pool():
     assert execute(["bench", "--shape", "tiny", "--series", "1", *full]) == 0
 
 
+def test_a_context_below_a_page_is_told_as_any_that_is_too_short(capsys):
+    assert execute(["bench", "--shape", "tiny", "--max-sequence-length", "32", "--workload", "prefill128"]) == 2
+    assert "more tokens than the context of 32: prefill128 (128)" in capsys.readouterr().err
+
+
 def test_the_command_measures_what_fits_the_context(tmp_path: Path, capsys):
     path = tmp_path / "report.json"
     short = ["bench", "--shape", "tiny", "--series", "1", "--max-sequence-length", "145"]

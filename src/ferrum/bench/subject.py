@@ -163,8 +163,9 @@ class ExecutorSubject:
     # Sequences
 
     def _fill_model_page(self) -> None:
-        """Compute one page, of which the contexts are copies: what a page holds makes no difference to time."""
-        size = min(group.page_size for group in self._pages.groups)
+        """Compute a page, within the context, of which contexts are copies: time is the same whatever it holds."""
+        context = self.executor.traits.max_sequence_length
+        size = min(context, *(group.page_size for group in self._pages.groups))
         self._run_whole([Span(_MODEL_PAGE, 0, self._random(size), sampling=self._sampling(()))])
 
     @contextmanager
