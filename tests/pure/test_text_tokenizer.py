@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError, Unsupported
+from ferrum.engine.session import GrowingText
 from ferrum.text.decoding import byte_of_letter, decoding_rules
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
@@ -62,6 +63,17 @@ def test_special_tokens_are_left_out_on_request_only() -> None:
     assert tokenizer.special_ids == {0, 1}
     assert tokenizer.is_special(0)
     assert not tokenizer.is_special(ids[-2])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_text_in_pieces_is_the_text(layout: str) -> None:
+    tokenizer = TOKENIZERS[layout]
+    for pieces in (("un", "der", " the", "dog"), ("a", " ", "  b"), ("quick", "\n", "é", "日本")):
+        session = GrowingText(tokenizer)
+        for piece in pieces:
+            session.append(piece)
+        whole = tokenizer.decode(tokenizer.encode("".join(pieces)), skip_special_tokens=False)
+        assert session.text == whole, pieces
 
 
 def test_ids_beyond_the_vocabulary_add_nothing_and_nonsense_is_refused() -> None:

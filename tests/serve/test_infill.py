@@ -11,8 +11,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine_fakes import MARKS, FakeRecipe, LetterTokenizer, MarkedTokenizer, expected
 from ferrum.text.infill import CONVENTIONS, infill_prompt
-from ferrum.text.tokenizer import load_tokenizer
+from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
+from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, serving
+from text_samples import byte_fallback
 
 QWEN = list(MARKS)
 DEEPSEEK = ["<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"]
@@ -39,6 +41,17 @@ def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: 
     assert tokenizer is not None
     ids = infill_prompt(tokenizer, tokenizer.encode("ab"), "yz", begin=True)
     assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
+
+
+def test_a_suffix_gets_no_space_that_nobody_wrote() -> None:
+    """As SentencePiece puts one before every text; mistral_common takes it off Codestral's suffix in the same way."""
+    backend = byte_fallback()
+    backend.add_special_tokens(["[PREFIX]", "[SUFFIX]"])
+    tokenizer = FileTokenizer(backend, TokenizerConfig())
+    for suffix in ("):", " x", "", "é"):
+        ids = infill_prompt(tokenizer, tokenizer.encode("def f(", add_special_tokens=False), suffix, begin=False)
+        assert ids is not None
+        assert tokenizer.decode(ids, skip_special_tokens=False) == f"[SUFFIX]{suffix}[PREFIX] def f("
 
 
 def test_a_tokenizer_that_knows_words_alone_has_no_marks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ferrum.core.integers import kept_length
 from ferrum.core.params import SamplingParams
 from ferrum.engine.admission import Prompt, check_params, token_ids
 from ferrum.engine.outputs import CompletionOutput, RequestOutput
-from ferrum.text.tokenizer import Tokenizer
+from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 Complete = Callable[[tuple[int, ...], SamplingParams | None], RequestOutput]
 """Completes a prompt of token ids."""
@@ -52,6 +52,8 @@ class GrowingText:
     def append(self, more: Prompt) -> Self:
         """Add a text, or token ids, at the end. Only a text that begins a session gets special tokens of its own.
 
+        What goes on gets no space that nobody wrote, which some tokenizers put before a text.
+
         Raises:
             RequestError: text without a tokenizer; InvalidToken for what is no id. Ids and length are checked by the
                 next `generate`.
@@ -60,8 +62,10 @@ class GrowingText:
             self._tokens += token_ids(more)
         elif self._tokenizer is None:
             raise RequestError("the model has no tokenizer; give token ids", param="prompt")
+        elif self._tokens:
+            self._tokens += tuple(encode_middle(self._tokenizer, more))
         else:
-            self._tokens += tuple(self._tokenizer.encode(more, add_special_tokens=not self._tokens))
+            self._tokens = tuple(self._tokenizer.encode(more))
         return self
 
     def fork(self) -> Self:

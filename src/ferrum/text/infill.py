@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from ferrum.text.tokenizer import Tokenizer
+from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def infill_prompt(tokenizer: Tokenizer, prefix: Sequence[int], suffix: str, *, b
         first, second, last = ([] if not name else tokenizer.encode(name, add_special_tokens=False) for name in names)
         # What takes several tokens is no mark of this tokenizer, nor is the one for all that it does not know.
         if max(map(len, (first, second, last))) == 1 and first != second:
-            parts = [first, prefix, second, tokenizer.encode(suffix, add_special_tokens=False), last]
+            parts = [first, prefix, second, encode_middle(tokenizer, suffix), last]
             if marks.suffix_first:
                 parts = [*parts[2:4], *parts[:2]]
             around = tokenizer.encode("", add_special_tokens=True)[:1] if begin else []

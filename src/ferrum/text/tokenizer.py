@@ -22,6 +22,9 @@ _SHORT: Final = 1 << 10
 _LARGE: Final = 1 << 20
 """Characters beyond which texts are encoded one after the other: the library takes 150 bytes for each."""
 
+_ANCHOR: Final = "\u263a"
+"""A character that tokenizers merge with no other."""
+
 
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer. Methods are safe to call from any thread."""
@@ -187,6 +190,21 @@ class FileTokenizer:
     def _named_id(self, config: TokenizerConfig, name: str) -> int | None:
         token = config.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def encode_middle(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text that goes on from another one, without the space that some tokenizers put before a text."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled = _spelled(tokenizer, ids)
+    if spelled == text.encode():
+        return ids
+    before, both = (tokenizer.encode(each, add_special_tokens=False) for each in (_ANCHOR, _ANCHOR + text))
+    middle = both[len(before) :]
+    return middle if spelled == b" " + _spelled(tokenizer, middle) else ids
+
+
+def _spelled(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
+    return b"".join(map(tokenizer.token_bytes, ids))
 
 
 def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
