@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import VOCABULARY, FakeRecipe
+from ferrum.bench import shapes
 from ferrum.bench.report import Report
 from ferrum.bench.serve_client import message_of
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.bench.serve_overhead import OverheadReport
 from ferrum.bench.serve_report import ServeOrigin, ServeReport
-from ferrum.bench.serve_run import measure_server, served_model
+from ferrum.bench.serve_run import measure_server, served_model, usual_vocabulary
 from ferrum.cli.main import execute
 from ferrum.core.errors import ConfigError
 from serve_kit import SLOW, Served, chat_parts, serving, wait_for
@@ -156,6 +157,15 @@ def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:
     assert {each.tokens for each in report.timelines} == {8}
 
 
+def test_prompts_are_of_tokens_that_the_model_has(server: Served, tmp_path: Path) -> None:
+    command = ["bench", "serve", "--url", f"{server.url}/v1", "--requests", "2", "--rate", "99", "--output"]
+    for given, vocabulary in (([], VOCABULARY), (["--vocabulary", "80"], 80)):
+        assert execute([*command, str(tmp_path / "a.json"), *given]) == 0
+        report = ServeReport.read(tmp_path / "a.json")
+        assert report.target.vocabulary == vocabulary and report.summary.failures == {}
+    assert usual_vocabulary(f"{server.url}/nowhere", None) == 256, "of another server nothing is known"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -189,7 +199,11 @@ def test_a_file_without_a_key_that_a_header_can_carry_is_refused(
     assert capsys.readouterr().err.startswith("ferrum: api_key_file: ")
 
 
-def test_the_command_tells_what_serving_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_what_serving_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model with fewer tokens than prompts are usually made of."""
+    monkeypatch.setattr(shapes, "SHAPES", {"tiny": {**shapes.SHAPES["tiny"], "vocab_size": 101}})
     out = tmp_path / "a.json"
     options = "--clients 2 --prompt-tokens 8 --output-tokens 4 --series 1 --threads 1 --output"
     assert execute(["bench", "overhead", "--shape", "tiny", *options.split(), str(out)]) == 0

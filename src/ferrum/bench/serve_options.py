@@ -15,6 +15,10 @@ LOWEST_TOKEN: Final = 3
 """Prompts begin here: the ids before are the special tokens of many vocabularies."""
 
 
+USUAL_VOCABULARY: Final = 256
+"""Prompts end below here, but for models that have fewer tokens: all others have these."""
+
+
 class Arrivals(StrEnum):
     """How requests come in. All but CLOSED are open loops: they come whether or not earlier ones are done.
 
@@ -92,7 +96,7 @@ class Target(JsonRecord):
     model: str = field(metadata=about("Name of the model there."))
     endpoint: str = field(default="completions", metadata=about("What to ask for.", tuple(Endpoint)))
     vocabulary: int = field(
-        default=256, metadata=about("Prompts are of random token ids below this.", least=LOWEST_TOKEN + 1)
+        default=USUAL_VOCABULARY, metadata=about("Prompts are of random token ids below this.", least=LOWEST_TOKEN + 1)
     )
     ignore_eos: bool = field(
         default=True,

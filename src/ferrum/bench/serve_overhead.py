@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from ferrum.bench.report import Document, median_error
 from ferrum.bench.serve_client import request_body
-from ferrum.bench.serve_options import Arrivals, Level, Load, Target
+from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
 from ferrum.bench.serve_process import own_server
 from ferrum.bench.serve_report import ServeOrigin
@@ -115,10 +115,11 @@ def measure_overhead(
     with ExitStack() as stack:
         tell("loading three engines")
         llm = stack.enter_context(LLM(model, **options))
-        turns: dict[str, Turn] = {OFFLINE: lambda load: _offline(llm, load)}
+        vocabulary = min(USUAL_VOCABULARY, llm.info.vocab_size)
+        turns: dict[str, Turn] = {OFFLINE: lambda load: _offline(llm, vocabulary, load)}
         for host in HOSTS:
             url = stack.enter_context(own_server(model, [*arguments, "--engine-host", host])).url
-            turns[host] = _served(Target(url=url, model=served_model(url, None)))
+            turns[host] = _served(Target(url=url, model=served_model(url, None), vocabulary=vocabulary))
         samples = take_turns(turns, load, series, tell)
         fingerprint = llm.info.numerics_id
     return load, tuple(Arm.of(name, samples[name], samples[OFFLINE]) for name in turns), fingerprint
@@ -140,9 +141,9 @@ def take_turns(
     return samples
 
 
-def _offline(llm: LLM, load: Load) -> float:
+def _offline(llm: LLM, vocabulary: int, load: Load) -> float:
     draw = random.Random()
-    target = Target(url="http://offline", model=llm.info.model)
+    target = Target(url="http://offline", model=llm.info.model, vocabulary=vocabulary)
     prompts = [request_body(target, one, draw)["prompt"] for one in plan(load)]
     params = SamplingParams(temperature=0.0, max_tokens=load.output_tokens, ignore_eos=True)
     begun = time.perf_counter()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import h11
 
 from ferrum.bench.serve_client import Client, RequestFailed, get_json
 from ferrum.bench.serve_load import run_load
-from ferrum.bench.serve_options import Arrivals, Level, Load, Target
+from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
 from ferrum.bench.serve_report import VERSION, ServeOrigin, ServeReport, Summary
 from ferrum.core.errors import ConfigError
@@ -29,6 +30,13 @@ def served_model(url: str, key: str | None) -> str:
     except (OSError, ValueError, LookupError, TypeError, RecursionError, RequestFailed, h11.ProtocolError) as error:
         raise ConfigError(f"{url}/models: {type(error).__name__}: {error}", param="url") from None
     return name
+
+
+def usual_vocabulary(url: str, key: str | None) -> int:
+    """What prompts are made of where nobody says: a server of ferrum's tells how many tokens its model has."""
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, RequestFailed, h11.ProtocolError):
+        return min(USUAL_VOCABULARY, int(asyncio.run(get_json(url, "/config", key))["model"]["vocab_size"]))
+    return USUAL_VOCABULARY
 
 
 def measure_server(

@@ -49,7 +49,7 @@ def serve(
 ) -> None:
     """Measure a server: latencies and throughput under a load, and what of it was well served."""
     try:
-        from ferrum.bench.serve_run import measure_server
+        from ferrum.bench.serve_run import measure_server, usual_vocabulary
         from ferrum.bench.serve_run import served_model as first_model
     except ImportError as error:
         raise missing("bench serve", error) from None
@@ -57,9 +57,12 @@ def serve(
     of_server = server_arguments(chosen(engine_fields(), options))
     key = None if api_key_file is None else _key(api_key_file)
     # What no request can have is told before a server is asked, or started.
-    target = Target(url=url or OWN, model=served_model or OWN, **chosen(TARGET_FIELDS, options))
+    asked = chosen(TARGET_FIELDS, options)
+    target = Target(url=url or OWN, model=served_model or OWN, **asked)
     with _server(model, shape, url, of_server) as (address, name):
         target = replace(target, url=address, model=served_model or first_model(address, key))
+        if "vocabulary" not in asked:
+            target = replace(target, vocabulary=usual_vocabulary(address, key))
         report = measure_server(target, load, level=level, key=key, origin=origin, server=(name, *of_server))
     with written(report, output):
         print_report(report)
