@@ -157,16 +157,18 @@ def test_lines_that_find_no_place_cost_their_record_and_no_other(
 
 def test_ids_become_names_that_are_nowhere_else_and_nobody_elses(tmp_path: Path) -> None:
     ids = ["a", "../a", "a/b", ".", "..", "x" * 5000, "é", "a@b", "%2F", "A"]
-    names = {file_name(tenant, id) for tenant in ("", "t", "t@a") for id in ids}
-    assert len(names) == 3 * len(ids)
+    names = {file_name(tenant, id) for tenant in ("", "t", "t@a", "t" * 150) for id in ids}
+    assert len(names) == 4 * len(ids)
     for name in names:
         assert (tmp_path / name).parent == tmp_path and len(name) < 255
         (tmp_path / name).touch()
 
 
 def test_a_request_is_found_by_its_id_unless_that_is_not_enough(tmp_path: Path) -> None:
-    for tenant, id in (("", "one"), ("t", "two"), ("t", "both"), ("u", "both")):
+    long = "x" * 210
+    for tenant, id in (("", "one"), ("t", "two"), ("t", "both"), ("u", "both"), ("t", long)):
         (tmp_path / file_name(tenant, id)).touch()
+    assert find_record(tmp_path, long).name == file_name("t", long)
     assert find_record(tmp_path, "one").name == "one.jsonl" and find_record(tmp_path, "two").name == "t@two.jsonl"
     with pytest.raises(RequestError, match=r"both\.jsonl"):
         find_record(tmp_path, "both")

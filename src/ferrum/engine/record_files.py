@@ -34,7 +34,7 @@ CLOSE_SECONDS: Final = 10.0
 """How long `close` goes on writing what is due."""
 
 SUFFIX: Final = ".jsonl"
-_LONGEST: Final = 200
+_LONGEST: Final = 120
 _KEPT: Final = 0.9
 """What is left of the capacity when records have to go: not each new one is to look through the directory."""
 
@@ -43,10 +43,13 @@ _LOG: Final = logging.getLogger(__name__)
 
 def file_name(tenant: str, id: str) -> str:
     """What the record of a tenant's request is called: nobody's request is in the way of another tenant's."""
-    name = "@".join(quote(part, safe="", errors="backslashreplace") for part in (tenant, id) if part)
-    if len(name) > _LONGEST:
-        name = hashlib.sha256(name.encode()).hexdigest()
-    return name + SUFFIX
+    return "@".join(_name_part(part) for part in (tenant, id) if part) + SUFFIX
+
+
+def _name_part(part: str) -> str:
+    """A tenant or an id as it stands in a name; a long one as its digest, each for itself: ids are looked for alone."""
+    name = quote(part, safe="", errors="backslashreplace")
+    return hashlib.sha256(name.encode()).hexdigest() if len(name) > _LONGEST else name
 
 
 def find_record(directory: Path, id: str) -> Path:
