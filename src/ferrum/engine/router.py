@@ -81,6 +81,7 @@ class Router:
         self._host = host
         self._wake_all = wake_all
         self._streams: dict[str, RequestStream] = {}
+        self._asked: dict[tuple[str, str], RequestStream] = {}  # the last of each tenant's id, as clients know it
         self._ended: FerrumError | None = None
         self._lock = Lock()
         self._process = os.getpid()
@@ -128,7 +129,7 @@ class Router:
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
-            self._streams[sent.request_id] = stream
+            self._streams[sent.request_id] = self._asked[request.tenant, request.request_id] = stream
             self._host.send(sent)
         return stream
 
@@ -136,11 +137,11 @@ class Router:
         """The request under an id that the engine does not know: an ended namesake may still be on its way out, and
         tenants know nothing of each other's, nor anybody of the names that are made here.
         """
+        namesake = self._asked.get((request.tenant, request.request_id))
+        if namesake is not None and not namesake.over:
+            raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
         name, count = request.request_id, 1
-        while (namesake := self._streams.get(name)) is not None:
-            asked, live = (request.tenant, request.request_id), (namesake.request.tenant, namesake.request_id)
-            if asked == live and not namesake.over:
-                raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
+        while name in self._streams:
             count += 1
             name = f"{request.request_id}~{count}"
         return replace(request, request_id=name)
@@ -197,6 +198,9 @@ class Router:
         if stream.settled:
             with self._lock:
                 self._streams.pop(event.request_id, None)
+                asked = (stream.request.tenant, stream.request_id)
+                if self._asked.get(asked) is stream:
+                    del self._asked[asked]
 
     def _end(self, error: FerrumError | None) -> list[RequestStream]:
         """Nothing comes after the engine's end: every stream that still waits for something gets its error."""
@@ -205,6 +209,7 @@ class Router:
             self._ended = ended
             streams = list(self._streams.values())
             self._streams.clear()
+            self._asked.clear()
         for stream in streams:
             stream.fail(ended)
         return streams
