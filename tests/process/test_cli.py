@@ -279,6 +279,23 @@ def test_a_conversation_that_outgrows_the_context_goes_on(
     assert err.count("its beginning is forgotten") == 1 and err.count("leave no room for output") == 1
 
 
+def test_a_line_that_is_no_text_ends_no_conversation(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LetterTokenizer.encode
+    refusal = RequestError("holds a lone surrogate", param="prompt")
+
+    def encode(self: LetterTokenizer, text: str, **options: Any) -> list[int]:
+        if "\udcff" in text:
+            raise refusal
+        return whole(self, text, **options)
+
+    monkeypatch.setattr(LetterTokenizer, "encode", encode)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\udcff\nhi\n"))
+    code, out, err = ferrum("chat", "m", "--max-tokens", "5")
+    assert code == 0 and out == f"> > {answer('[user]hi[bot]', 5)}\n> " and f"({refusal})" in err
+
+
 def test_answers_in_a_long_conversation_have_room(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,22 @@ def test_a_reader_that_has_enough_is_no_error_and_no_difference() -> None:
     command = f"{sys.executable} -m ferrum doctor | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_a_line_of_a_chat_can_be_edited() -> None:
+    ours, theirs = os.openpty()
+    code = "from ferrum.cli.chat import _ask; print(ascii(_ask()))"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as command:
+        said = b""
+        while b"> " not in said:
+            said += os.read(ours, 1 << 10)
+        os.write(ours, b"ab\x1b[Dc\n")
+        while b"'\r\n" not in said:
+            said += os.read(ours, 1 << 10)
+        assert command.wait() == 0
+    os.close(ours)
+    os.close(theirs)
+    assert b"'acb'" in said
 
 
 LINGER = """

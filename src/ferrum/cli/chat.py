@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
 from ferrum.cli.run import echo_text, show_log
-from ferrum.core.errors import ContextOverflow, KvExhausted
+from ferrum.core.errors import KvExhausted, RequestError
 
 if TYPE_CHECKING:
     from ferrum.core.params import SamplingParams
@@ -43,12 +45,12 @@ def chat(
 
 
 def _talk(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
-    """One line and its answer. A line that is too long for the context is let go; see `_shorten` for a conversation."""
+    """One line and its answer. A line that is no text or too long is let go; see `_shorten` for a conversation."""
     kept = [*messages, {"role": "user", "content": line}]
-    shortened = _shorten(llm, kept)
     try:
+        shortened = _shorten(llm, kept)
         answer = echo_text(llm.stream(llm.front.render(kept), params, add_special_tokens=False))
-    except (ContextOverflow, KvExhausted) as error:
+    except (RequestError, KvExhausted) as error:
         typer.echo(f"({error})", err=True)
         return
     if shortened:
@@ -71,7 +73,10 @@ def _shorten(llm: LLM, messages: list[dict[str, str]]) -> bool:
 
 
 def _ask() -> str | None:
-    """The user's next line; None at the end."""
+    """The user's next line, which can be edited in a terminal; None at the end."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with suppress(ImportError):  # not every Python has it
+            import readline  # noqa: F401 - `input` uses it
     try:
         return input("> ") or None
     except EOFError:
