@@ -234,8 +234,6 @@ def test_the_names_that_are_made_for_namesakes_are_nobodys() -> None:
             for tenant, name in (("bob", "x~2"), ("ann", "x~2"), ("ann", "x")):
                 with pytest.raises(RequestError, match=f"'{name}' is live"):
                     await anext(engine.generate([1], ENDLESS, request_id=name, tenant=tenant))
-            for deltas in live:
-                await deltas.aclose()
 
     run(test)
 

@@ -8,6 +8,7 @@ import pytest
 
 from contract_kit import INFO, FakeContractExecutor, make_fake
 from ferrum.core.capabilities import AttentionType
+from ferrum.core.config import PAGE_SIZE
 from ferrum.core.contract import DataType, Device, PrefillInput
 from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, Unsupported
 from ferrum.core.executors import ExecutorRegistry
@@ -21,7 +22,6 @@ from ferrum.core.factory import (
 )
 from ferrum.core.registry import Registry
 from ferrum.core.status import ExecutorState
-from ferrum.runtime.memory import PAGE_SIZE
 
 contract = pytest.mark.contract
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Self
 from ferrum.bench.arm import Arm, race
 from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
-from ferrum.core.config import USUAL_DRAFT, EngineConfig
+from ferrum.core.config import PAGE_SIZE, USUAL_DRAFT, EngineConfig
 from ferrum.core.errors import ConfigError, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.serial import JsonRecord
@@ -24,7 +24,6 @@ from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import PAGE_SIZE
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice, Chooser, Question
 from ferrum.text.tokenizer import load_tokenizer

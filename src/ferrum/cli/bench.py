@@ -133,10 +133,9 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
     from ferrum.bench.shapes import shape_config
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import pool_tokens
-    from ferrum.core.config import with_wide_steps
+    from ferrum.core.config import PAGE_SIZE, with_wide_steps
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
-    from ferrum.runtime.memory import PAGE_SIZE
     from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
     room = {

@@ -12,7 +12,7 @@ import typer
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, engine_fields, with_options
 from ferrum.cli.tables import print_table
-from ferrum.core.config import NGRAM
+from ferrum.core.config import NGRAM, PAGE_SIZE
 from ferrum.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def speculation(
     from ferrum.bench.speculation import SpeculationReport, measure_gains, scripts_of
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import build_executor
-    from ferrum.runtime.memory import PAGE_SIZE
     from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
     if (model is None) == (shape is None):

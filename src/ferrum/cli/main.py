@@ -1,6 +1,7 @@
 """The `ferrum` command: finds the subcommand, and turns every way it can end into a line and an exit code.
 
-    0 done    2 refused or failed, with one line that says what to do next    130 interrupted    143 terminated
+    0 done    2 refused or failed, with one line that says what to do next
+    129 the terminal closed    130 interrupted    143 terminated
 
 `ferrum bench compare` ends with 1 where it found a regression and with 2 where nothing could be judged, `ferrum replay`
 with 1 where a bit is not what it was.

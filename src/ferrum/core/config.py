@@ -35,6 +35,9 @@ MAX_DRAFT: Final = 16
 USUAL_DRAFT: Final = 8
 """Longest draft where none is asked for."""
 
+PAGE_SIZE: Final = 64
+"""Tokens per page where nobody asks for another size: what attention streams at full bandwidth."""
+
 USUAL_STEP: Final = 512
 """Tokens of one step where nobody says how many."""
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.capabilities import AttentionType, head_sharing
-from ferrum.core.config import KERNELS, KV_DTYPES, QUANTIZATIONS
+from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
 from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.executor import ModelExecutor
@@ -20,9 +20,6 @@ _OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "kv_dtype": KV_DTYPES,
     "kernels": KERNELS,
 }
-
-_PAGE_SIZE: Final = 64
-"""Tokens of a page where nobody asks for another size; the loader says it again."""
 
 _SHAPE: Final = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 """What a config's problems are found by, so that the loaded model must have it."""
@@ -232,7 +229,7 @@ def _memory(config: ExecutorConfig) -> Problems:
         yield "enable_memory_pooling", "keys and values live in a pool"
     if not memory.enable_kv_cache_sharing:
         yield "enable_kv_cache_sharing", "forks share their pages"
-    page = config.attention_config.block_size or _PAGE_SIZE
+    page = config.attention_config.block_size or PAGE_SIZE
     if memory.memory_pool_size is not None and memory.memory_pool_size < page * _token_bytes(config):
         yield "memory_pool_size", f"{memory.memory_pool_size} bytes do not hold {page} tokens"
     if memory.max_memory_usage is not None and memory.max_memory_usage < (memory.memory_pool_size or 1):

@@ -10,7 +10,7 @@ from typing import Final
 from ferrum.cache.groups import PageGroup, capacity_tokens
 from ferrum.cache.pages import PageTable
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.config import MAX_DRAFT, ModelConfig, Switches
+from ferrum.core.config import MAX_DRAFT, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
@@ -31,7 +31,6 @@ from ferrum.runtime.listing import listed_model
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.runtime.memory import (
-    PAGE_SIZE,
     PoolLimits,
     free_memory,
     group_windows,

@@ -18,9 +18,6 @@ from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import pool_slots
 from ferrum.models.spec import AttentionSpec, DecoderSpec
 
-PAGE_SIZE: Final = 64
-"""Tokens per page: what attention streams at full bandwidth."""
-
 _LIBRARIES: Final = 29 << 20
 """Bytes of numpy and of all else that `import ferrum` puts off, where they cannot be told (Linux, CPython 3.11)."""
 
