@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import threading
@@ -264,6 +265,15 @@ def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
 
     *ran, waited, late = asyncio.run(outcomes())
     assert ran == [True] * aside.AT_ONCE and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET /health HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\r\n\r\n", HEAD + b"content-length: -5\r\n\r\n"]
+)
+def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(target: Served, garbage: bytes) -> None:
+    head, body = answer_to(target, garbage).split(b"\r\n\r\n")
+    assert statuses(head) == [400] and b"content-type: application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 def test_good_requests_before_garbage_on_a_connection_are_answered(target: Served) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ferrum.server.errors import ApiError
+
 LOOKS: Final = 4
 """How often it is looked, within the time that a client may take nothing, whether it has taken something."""
 
@@ -66,6 +68,15 @@ class PunctualProtocol(H11Protocol):
         """See `asyncio.Protocol`."""
         self._stop_watching()
         super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn: what is no HTTP is told so as other faults are told."""
+        body = ApiError(400, msg, code="invalid_http").body()
+        kind, length = (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())
+        head = h11.Response(status_code=400, headers=[kind, length, (b"connection", b"close")], reason=b"Bad Request")
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self, unsent: int, looks: int) -> None:
         """Cut the connection after so many looks that see no fewer bytes unsent."""
