@@ -81,6 +81,8 @@ def test_what_a_session_cannot_do_is_refused_by_name_and_leaves_it_as_it_was(ser
         ("append", {}, "prompt"),
         ("generate", {**LOUD, "n": 2}, "n"),
         ("generate", {**LOUD, "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
+        ("generate", {**LOUD, "best_of": 2}, "best_of"),
+        ("generate", {**LOUD, "suffix": "x"}, "suffix"),
         ("generate", {**LOUD, "temperature": 3}, "temperature"),
         ("generate", {**LOUD, "max_tokens": context}, "prompt"),
     ):

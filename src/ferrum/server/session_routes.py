@@ -67,7 +67,12 @@ class SessionGenerateRequest(GenerationBody):
         {**GenerationBody.NO_OPS, "add_special_tokens": "the tokens of a session are taken as they are"}
     )
     REFUSED = MappingProxyType(
-        {**GenerationBody.REFUSED, "truncate_prompt_tokens": "a session is truncated by a route of its own"}
+        {
+            **GenerationBody.REFUSED,
+            "best_of": "a session goes on in one way; fork it for several",
+            "suffix": "a session is gone on with at its end",
+            "truncate_prompt_tokens": "a session is truncated by a route of its own",
+        }
     )
 
     n: Whole | None = Field(default=None, description="One.", json_schema_extra=schemas.between(1, 1))
