@@ -102,16 +102,16 @@ async function send() {
   } finally {
     busy(false);
   }
-  if (chat) finishTurn(conversation, ending, answer);
+  if (chat) finishTurn(conversation, answer);
   $("news").textContent = told(ending, usage, began, first);
 }
 
 /** A turn without an answer is taken back: roles have to alternate. The conversation may have been cleared meanwhile. */
-function finishTurn(conversation, ending, answer) {
+function finishTurn(conversation, answer) {
   if (answer) {
     conversation.push({ role: "assistant", content: answer });
     $("prompt").value = "";
-  } else if (ending !== "done") {
+  } else {
     conversation.pop();
   }
 }
