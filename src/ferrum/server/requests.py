@@ -312,7 +312,7 @@ class TokenizeRequest(Body):
         "False is refused: the tokenizer always parses them.", schemas.not_this(False)
     )
     return_token_strs: bool | None = Field(default=None, description="The text of each token, too.")
-    with_pieces: bool | None = Field(default=None, description="For content: each token with its text.")
+    with_pieces: bool | None = Field(default=None, description="Each token with its text.")
     add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
     continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
     chat_template: str | None = Field(default=None, description="In place of the model's own.")
