@@ -146,6 +146,13 @@ def test_a_broken_template_is_the_fault_of_whoever_wrote_it() -> None:
             ChatTemplate(deep, origin="model/chat_template.jinja").render(USER)
 
 
+@pytest.mark.parametrize(("origin", "param"), [(None, "chat_template"), ("model/chat_template.jinja", "messages")])
+def test_a_template_that_fails_is_named_where_it_is_the_callers_own(origin: str | None, param: str) -> None:
+    with pytest.raises(RequestError, match="ZeroDivisionError") as caught:
+        ChatTemplate("{{ 1 / 0 }}", origin=origin).render(USER)
+    assert caught.value.param == param
+
+
 def test_named_templates() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "with tools"})
     assert template.render(USER) == "plain"

@@ -122,8 +122,8 @@ class ChatTemplate:
         except MemoryError as error:
             raise self._fault("the chat template takes too much memory") from error
         except Exception as error:  # a template is a program and may fail in any way
-            reason = f"the chat template cannot render them: {type(error).__name__}: {error}"
-            raise RequestError(reason, param="messages") from error
+            reason = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
+            raise RequestError(reason, param="chat_template" if self._origin is None else "messages") from error
 
     def _fault(self, reason: str) -> FerrumError:
         if self._origin is None:
