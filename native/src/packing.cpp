@@ -16,9 +16,9 @@ namespace {
 constexpr uintptr_t kLine = 64;
 
 MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
+    require(matrix.ndim() == 2 && grouping(format_of(format)).inputs == 0, "a matrix of floats");
     const MatrixArgs args{format_of(format), static_cast<const std::byte*>(matrix.data()), static_cast<int64_t>(matrix.shape(0)),
                           static_cast<int64_t>(matrix.shape(1))};
-    require(grouping(args.format).inputs == 0 && matrix.ndim() == 2, "a matrix of floats");
     require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(args.format), "elements of another size");
     return args;
 }
@@ -26,12 +26,12 @@ MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
 // Calls work(begin, end) for a contiguous part of `count` pieces on every thread of the team.
 template <class Work>
 void split(Runtime& runtime, int64_t count, Work work) {
-    struct Call {
-        Work& work;
-        int64_t count, threads;
-    } call{work, count, runtime.team.size()};
     const nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.running);
+    struct Call {
+        Work& work;
+        int64_t count, threads;  // another thread may change the team's size until the lock is held
+    } call{work, count, runtime.team.size()};
     runtime.team.run_apart(
         [](void* context, int thread) {
             const Call& c = *static_cast<Call*>(context);

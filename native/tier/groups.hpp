@@ -52,7 +52,7 @@ struct GroupTiles {
         const BlockScales<kRows> scales(x, height);
         alignas(64) X words[kRows][kStride];
         for (int64_t r = 0; r < height; ++r) {
-            prefetch_floats(rows + r * depth + k + kPiece, k + count < depth ? least(kPiece, depth - k - count) : 0);
+            prefetch_floats(rows + r * depth + k + count, least(kPiece, depth - k - count));  // far from each other
             round_inputs<GROUP>(x[r], scales.inverses[r], scales.scales[r], ZERO ? 1 : P::kOffset, words[r]);
         }
         turn_words<kRows>(words[0], kStride, row_words(count), height, out + row_words(k) * height);

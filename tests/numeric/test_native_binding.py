@@ -46,6 +46,12 @@ def test_only_pages_of_the_pool_are_copied(runtime: Any, source: int, target: in
         runtime.copy_page(0, source, target)
 
 
+@pytest.mark.parametrize("wrong", [zeros(8), zeros(2, 2, 2)])
+def test_a_matrix_to_be_packed_has_two_dimensions(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="matrix"):
+        runtime.pack("float32", wrong)
+
+
 @pytest.mark.parametrize("wrong", [zeros(4, 8, dtype=F64), zeros(4, 16)[:, ::2]])
 def test_an_operation_keeps_the_arrays_that_it_is_given(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
     norm, x, weight = load().norm, zeros(4, 8), zeros(8)
