@@ -208,7 +208,8 @@ from ferrum import LLM, SamplingParams
 name, directory, prompt = json.loads(sys.argv[1])
 with LLM(name, kernels="reference", dtype="float32", kv_capacity=1024, prefix_cache_dir=directory) as llm:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)
-    llm.generate([prompt[:9]], params, use_tqdm=False)  # all that is needed is imported
+    other = [int(prompt[0] == 0)] * 9  # the prompt begins otherwise, or it would find this in memory
+    llm.generate([other], params, use_tqdm=False)  # all that is needed is imported
     os.chmod(directory, 0o555)
     if os.getuid() == 0:  # who may write everywhere
         os.setgid(65534)
