@@ -143,11 +143,10 @@ struct DrawKey {
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
+    int64_t (*row_tiles)(const TiledRows&);
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
-    // Rows for products are packed in pieces of tiles, so that threads have the same to do however few the tiles.
-    int64_t (*pack_pieces)(const TiledRows&, int64_t depth);
-    void (*pack)(const TiledRows&, const float* x, int64_t depth, int64_t begin, int64_t end, std::byte* out);
+    void (*pack)(const TiledRows&, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     // A piece of a product: a block of rows, as many as the second-level cache holds, by one panel.
     int64_t (*row_blocks)(const TiledRows&);
     void (*product)(const ProductArgs&, int64_t block, int64_t panel, const NextPanel&);

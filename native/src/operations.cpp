@@ -90,8 +90,8 @@ NextPanel Linear::Place::panels() const {
 void Linear::pack(Runtime& runtime, const TiledRows& tiled, int thread) const {
     const Share own = share(runtime, panels_of(tiled.format), thread);
     runtime.shares.deal(thread, runtime.kernels.row_blocks(tiled) * own.count());
+    const auto [begin, end] = share(runtime, runtime.kernels.row_tiles(tiled), thread);
     const int64_t depth = products_.front().weight->inputs();
-    const auto [begin, end] = share(runtime, runtime.kernels.pack_pieces(tiled, depth), thread);
     if (begin < end) runtime.kernels.pack(tiled, x_.data, depth, begin, end, runtime.shared());
 }
 

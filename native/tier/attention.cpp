@@ -96,9 +96,8 @@ struct Item {
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t t = 0; t < tiles; ++t) {
                 const auto [first, count] = tile(t);
-                alignas(64) typename F::Query words[F::kRows][F::kQueryWords];
-                for (int64_t r = 0; r < count; ++r) F::pack_query(s, a.q + at(head, first + r) * a.head_dim, words[r]);
-                turn_words<F::kRows>(words[0], F::kQueryWords, F::query_words(s), count, queries_of(head, first));
+                for (int64_t r = 0; r < count; ++r)
+                    F::pack_query(s, a.q + at(head, first + r) * a.head_dim, count, queries_of(head, first) + r);
             }
         const int64_t all = state_of(item.head_end);
         for (int64_t r = 0; r < all; ++r) scratch.maximum[r] = kMasked;

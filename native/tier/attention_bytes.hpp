@@ -16,18 +16,17 @@ struct ByteAttention {
     static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
     static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums for each of its outputs
 
-    static constexpr int64_t kQueryWords = kMaxHead / 4 + kLanes;  // room for a row's, and for a last vector
     static int64_t query_words(const GroupStore& s) { return s.key_padded / 4 + 2; }
 
-    static void pack_query(const GroupStore& s, const float* q, Query* words) {
-        int8_t codes[kMaxHead + kLanes] = {};
+    static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
+        int8_t codes[kMaxHead + kLanes];
         const float scale = round_bytes(q, s.key_dim, codes);
         int32_t sum = 0;
         for (int64_t d = 0; d < s.key_dim; ++d) sum += codes[d];
-        const int64_t count = s.key_padded / 4;
-        std::memcpy(words, codes, static_cast<size_t>(s.key_padded));
-        words[count] = static_cast<uint32_t>(-kCodeOffset * sum);
-        std::memcpy(words + count + 1, &scale, sizeof scale);
+        const int64_t words = s.key_padded / 4;
+        for (int64_t i = 0; i < words; ++i) std::memcpy(out + i * height, codes + 4 * i, sizeof *out);
+        out[words * height] = static_cast<uint32_t>(-kCodeOffset * sum);
+        std::memcpy(out + (words + 1) * height, &scale, sizeof scale);
     }
 
     template <int MR>

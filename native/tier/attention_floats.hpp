@@ -3,7 +3,6 @@
 
 #include "rows.hpp"
 #include "softmax.hpp"
-#include "tiles.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -20,12 +19,17 @@ struct FloatAttention {
     template <int MR>
     static constexpr int kVectors = product_vectors(MR);
 
-    static constexpr int64_t kQueryWords = kMaxHead / P::kDepth + kLanes;  // room for a row's, and for a last vector
     static int64_t query_words(const GroupStore& s) { return s.key_padded / P::kDepth; }
 
-    static void pack_query(const GroupStore& s, const float* q, Query* words) {
-        std::memset(words, 0, static_cast<size_t>(query_words(s)) * sizeof *words);
-        pack_words<P>(q, s.key_dim, words);
+    // One row of a tile of `height`, to [depth step][row].
+    static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
+        const int64_t words = query_words(s);
+        for (int64_t d = 0; d < s.key_padded; d += kLanes) {
+            Query packed[kLanes];
+            P::pack(load_part(q + d, most(0, s.key_dim - d)), packed);
+            for (int64_t i = 0; i < least(kLanes / P::kDepth, words - d / P::kDepth); ++i)
+                out[(d / P::kDepth + i) * height] = packed[i];
+        }
     }
 
     // Of the step's first `tokens` keys; the others are nobody's.

@@ -18,8 +18,8 @@ namespace ferrum::FERRUM_TIER {
 using Sums = vf;
 constexpr int kWordInputs = 1;  // inputs in a word of a packed row
 
-// The words of kLanes inputs, whose codes nearest_bits() gave.
-inline void store_inputs(uint32_t* words, vu whole) { store(words, (vf)whole - spread(kWhole)); }
+// The words of kLanes inputs, whose codes nearest_bits() gave, as the row's from input `i` on.
+inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i, (vf)whole - spread(kWhole)); }
 // The words of what sums start at.
 inline vu start_words(vu starts) { return (vu)__builtin_convertvector((vi)starts, vf); }
 inline vf spread_word(uint32_t word) { return (vf)spread(word); }
@@ -35,7 +35,7 @@ inline vf add_zero_points(vf sum, vi zeros, uint32_t start) {
 using Sums = vi;
 constexpr int kWordInputs = 4;
 
-inline void store_inputs(uint32_t* words, vu whole) { store(words, low_bytes(whole)); }
+inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i / kWordInputs, low_bytes(whole)); }
 inline vu start_words(vu starts) { return starts; }
 inline vi spread_word(uint32_t word) { return (vi)spread(word); }
 inline vf floats_of(vi sums) { return __builtin_convertvector(sums, vf); }

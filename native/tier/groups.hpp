@@ -23,39 +23,73 @@ struct GroupTiles {
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = P::kRows;
     static constexpr int vectors(int rows) { return group_vectors(rows); }
-    using Words = RowWords<GROUP>;
-    static constexpr int64_t kWords = Words::kCodes, kGroupWords = Words::kGroup, kTogether = Words::kTogether;
+    static constexpr int64_t kWords = GROUP / kWordInputs, kGroupWords = kWords + 1;  // of a row: inputs, the start of the sum
+    static constexpr int64_t kTogether = kBlockInputs / GROUP;                        // groups of a block
+    static_assert(kBlockInputs % GROUP == 0);
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
 
     static constexpr int64_t kStretchBytes = kGrouping.bytes, kStretchGoes = kRowsOfWords / 2;
 
-    static constexpr int64_t kPiece = kRounded;  // inputs of a row that are packed in one go
-
-    static int64_t groups(int64_t depth) { return Words::groups(depth); }
-    static int64_t row_words(int64_t depth) { return Words::count(depth); }
+    static int64_t groups(int64_t depth) { return ceil_divide(depth, GROUP); }
+    static int64_t row_words(int64_t depth) { return groups(depth) * kGroupWords + ceil_divide(depth, kBlockInputs); }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    // The piece from input `k` on of a tile's rows, to [word][row].
-    static void pack_piece(const float* rows, int64_t depth, int64_t k, int64_t height, X* out) {
-        constexpr int64_t kStride = ceil_divide(Words::count(kPiece), kLanes) * kLanes;
-        const int64_t count = least(kPiece, depth - k);
-        const float* x[kRows];
-        float padded[kRows][kPiece];
-        for (int64_t r = 0; r < height; ++r) {
-            x[r] = rows + r * depth + k;
-            if (count == kPiece) continue;
-            std::memset(padded[r], 0, sizeof padded[r]);
-            std::memcpy(padded[r], x[r], static_cast<size_t>(count) * sizeof *x[r]);
-            x[r] = padded[r];
+    // The rows of a tile, to [word][row]: of each block its scale, then the words of its groups in turn.
+    static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
+        alignas(64) RoundedInputs rounded[kRows];
+        for (int64_t k = 0; k < depth; k += kRounded) {
+            const int64_t count = least(kRounded, depth - k);
+            for (int64_t r = 0; r < height; ++r) {
+                const float* x = rows + r * depth + k;
+                // Pieces far apart, which the hardware does not foresee.
+                prefetch_floats(r + 1 < height || k + count == depth ? x + depth : rows + k + kRounded, count);
+                float padded[kRounded];
+                if (count < kRounded) {
+                    std::memset(padded, 0, sizeof padded);
+                    std::memcpy(padded, x, static_cast<size_t>(count) * sizeof *x);
+                    x = padded;
+                }
+                round_inputs<GROUP>(x, ZERO ? 1 : P::kOffset, rounded[r]);
+            }
+            place(rounded, count, height, out);
+            out += row_words(count) * height;
         }
-        const BlockScales<kRows> scales(x, height);
-        alignas(64) X words[kRows][kStride];
-        for (int64_t r = 0; r < height; ++r) {
-            prefetch_floats(rows + r * depth + k + count, least(kPiece, depth - k - count));  // far from each other
-            round_inputs<GROUP>(x[r], scales.inverses[r], scales.scales[r], ZERO ? 1 : P::kOffset, words[r]);
+    }
+
+    // Where the scale of a block, and the first word of a group, are among the words of a row.
+    static int64_t scale_at(int64_t block) { return block * (kTogether * kGroupWords + 1); }
+    static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether + 1; }
+
+    // Turning whole vectors pays for more than a few rows, the sooner the more lanes a vector has.
+    static void place(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
+        constexpr int64_t kFew = kLanes == 16 ? 1 : 32 / kLanes;
+        if constexpr (kRows > kFew)
+            if (height > kFew) return place_turned<(kRows <= kLanes / 2 ? 2 : 1)>(rounded, depth, height, out);
+        for (int64_t r = 0; r < height; ++r) place_row(rounded[r], depth, height, out + r);
+    }
+
+    static void place_row(const RoundedInputs& rounded, int64_t depth, int64_t height, X* out) {
+        const X* words = rounded.words;
+        for (int64_t g = 0; g < groups(depth); ++g) {
+            X* to = out + group_at(g) * height;
+            for (int64_t i = 0; i < kWords; ++i, to += height) *to = *words++;
+            *to = rounded.starts[g];
         }
-        turn_words<kRows>(words[0], kStride, row_words(count), height, out + row_words(k) * height);
+        for (int64_t block = 0; block < ceil_divide(depth, kBlockInputs); ++block)
+            out[scale_at(block) * height] = rounded.scales[block];
+    }
+
+    template <int TIMES>
+    static void place_turned(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
+        constexpr int64_t kStride = sizeof(RoundedInputs) / sizeof(X);
+        const int64_t count = groups(depth);
+        turn_words<TIMES>(rounded->words, kStride, count * kWords, height,
+                          [=](int64_t i) { return out + (group_at(i / kWords) + i % kWords) * height; });
+        turn_words<TIMES>(rounded->starts, kStride, count, height,
+                          [=](int64_t i) { return out + (group_at(i) + kWords) * height; });
+        turn_words<TIMES>(rounded->scales, kStride, ceil_divide(depth, kBlockInputs), height,
+                          [=](int64_t i) { return out + scale_at(i) * height; });
     }
 
     // Sums of a group are in registers; the parts of a block are, too, where there is room for both; and the totals, touched once a

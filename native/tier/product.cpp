@@ -116,21 +116,17 @@ int64_t packed_bytes(Format format, int64_t rows, int64_t depth) {
     });
 }
 
-int64_t pack_pieces(const TiledRows& tiled, int64_t depth) {
-    return with_tiles(tiled.format, [&](auto tiles) {
-        using T = decltype(tiles);
-        return tile_count<T>(tiled) * ceil_divide(depth, T::kPiece);
-    });
+int64_t row_tiles(const TiledRows& tiled) {
+    return with_tiles(tiled.format, [&](auto tiles) { return tile_count<decltype(tiles)>(tiled); });
 }
 
-void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t begin, int64_t end, std::byte* out) {
+void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out) {
     with_tiles(tiled.format, [&](auto tiles) {
         using T = decltype(tiles);
-        const int64_t pieces = ceil_divide(depth, T::kPiece);
-        for (int64_t i = begin; i < end; ++i) {
-            const auto [first, height] = tile_rows(i / pieces, tile_count<T>(tiled), tiled.rows);
+        for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+            const auto [first, height] = tile_rows(tile, tile_count<T>(tiled), tiled.rows);
             auto* base = reinterpret_cast<typename T::X*>(out) + first * T::row_words(depth);
-            T::pack_piece(x + first * depth, depth, i % pieces * T::kPiece, height, base);
+            T::pack_rows(x + first * depth, depth, height, base);
         }
     });
 }

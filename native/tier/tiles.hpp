@@ -4,7 +4,6 @@
 #pragma once
 
 #include "products.hpp"
-#include "transpose.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
@@ -54,12 +53,6 @@ inline TileRows tile_rows(int64_t tile, int64_t tiles, int64_t rows) {
     return {first, (tile + 1) * rows / tiles - first};
 }
 
-// The words of `count` floats; whole vectors of them, zeros behind the last.
-template <class P>
-inline void pack_words(const float* x, int64_t count, typename P::X* words) {
-    for (int64_t i = 0; i < count; i += kLanes) P::pack(load_part(x + i, count - i), words + i / P::kDepth);
-}
-
 template <class P>
 struct FloatTiles {
     using X = typename P::X;
@@ -73,15 +66,18 @@ struct FloatTiles {
     static int64_t row_words(int64_t depth) { return steps(depth); }
     static int64_t panel_bytes(int64_t depth) { return steps(depth) * P::kPanelStep; }
 
-    static constexpr int64_t kPiece = 256;  // inputs of a row that are packed in one go
-
-    // The piece from input `k` on of a tile's rows, to [step][row].
-    static void pack_piece(const float* rows, int64_t depth, int64_t k, int64_t height, X* out) {
-        constexpr int64_t kStride = kPiece / P::kDepth;
-        const int64_t count = least(kPiece, depth - k);
-        alignas(64) X words[kRows][kStride];
-        for (int64_t r = 0; r < height; ++r) pack_words<P>(rows + r * depth + k, count, words[r]);
-        turn_words<kRows>(words[0], kStride, steps(count), height, out + steps(k) * height);
+    // The rows of a tile, to [step][row].
+    static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
+        for (int64_t r = 0; r < height; ++r) pack_row(rows + r * depth, depth, height, out + r);
+    }
+    static void pack_row(const float* row, int64_t depth, int64_t height, X* out) {
+        for (int64_t k = 0; k < depth; k += kLanes) {
+            X words[kLanes];
+            P::pack(load_part(row + k, depth - k), words);
+            X* to = out + k / P::kDepth * height;
+            const int64_t count = least(kLanes / P::kDepth, steps(depth) - k / P::kDepth);
+            for (int64_t i = 0; i < count; ++i) to[i * height] = words[i];
+        }
     }
 
     // total = the tile's rows times the panel's vectors `vector` and on.

@@ -71,43 +71,25 @@ inline vi fold_each(const vi (&vectors)[kLanes], Fold fold) {
     return (vi)lanes[0];
 }
 
-// As turn_words. A vector takes TIMES pieces of a row, each in a part of its lanes that holds all rows.
-template <int TIMES, class Word>
-inline void turn_vectors(const Word* words, int64_t stride, int64_t count, int64_t rows, Word* out) {
+// words [rows][stride], the first `count` of each row: word i of all rows, side by side, goes to place(i). A vector takes TIMES
+// pieces of a row, each in a part of its lanes that holds all rows.
+template <int TIMES, class Place>
+inline void turn_words(const uint32_t* words, int64_t stride, int64_t count, int64_t rows, Place place) {
     constexpr int64_t kRoom = kLanes / TIMES;
-    auto* to = reinterpret_cast<float*>(out);
     for (int64_t first = 0; first < count; first += TIMES * kLanes) {
         vf columns[kLanes];
         turn_rows(kLanes, columns, [&](int64_t lane) {
             const int64_t row = lane % kRoom, word = first + lane / kRoom * kLanes;
             return row < rows && word < count ? load<vf>(words + row * stride + word) : vf{};
         });
-        const auto put = [&](int64_t i, vf column) {
-            if (first + i < count) store_part(to + i * rows, column, rows);
-        };
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < kLanes; ++i) put(i, columns[i]);
-        if constexpr (TIMES == 2)
-#pragma GCC unroll 16
-            for (int64_t i = 0; i < kLanes; ++i) put(kLanes + i, pick<HalvesSwapped>(columns[i], columns[i]));
-        to += TIMES * kLanes * rows;
-    }
-}
-
-// words [rows][stride], the first `count` of each row: word i of all rows, of which there are MOST at most, goes side by side to
-// out[i * rows]. With a stride of whole vectors rows may be read beyond their words.
-template <int MOST, class Word>
-inline void turn_words(const Word* words, int64_t stride, int64_t count, int64_t rows, Word* out) {
-    if (rows == 1) return static_cast<void>(std::memcpy(out, words, static_cast<size_t>(count) * sizeof *words));
-    constexpr int64_t kFew = 4;  // up to here words one by one are faster than whole vectors
-    if constexpr (sizeof(Word) == sizeof(float) && MOST > kFew) {
-        if (rows > most(kFew, kLanes / 2)) return turn_vectors<1>(words, stride, count, rows, out);
-        if (rows > kFew) return turn_vectors<2>(words, stride, count, rows, out);
-    }
-    for (int64_t r = 0; r < rows; ++r, words += stride) {
-        Word* to = out + r;
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < count; ++i, to += rows) *to = words[i];
+        for (int64_t i = 0; i < kLanes; ++i) {
+            const auto put = [&](int64_t word, vf column) {
+                if (word < count) store_part(reinterpret_cast<float*>(place(word)), column, rows);
+            };
+            put(first + i, columns[i]);
+            if constexpr (TIMES == 2) put(first + kLanes + i, pick<HalvesSwapped>(columns[i], columns[i]));
+        }
     }
 }
 
