@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
-# Files of tests go to as many processes as there are processors, up to four: each of them loads PyTorch.
-TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile
+# Files of tests go to as many processes as there are processors, up to four: each of them loads PyTorch. One that dies
+# ends the run: pytest-xdist can wait for ever where files are given out again.
+TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
 .PHONY: run test lint soak test-clients clean

@@ -157,13 +157,14 @@ def test_the_command_serves_a_shape_itself(tmp_path: Path) -> None:
     assert {each.tokens for each in report.timelines} == {8}
 
 
-def test_prompts_are_of_tokens_that_the_model_has(server: Served, tmp_path: Path) -> None:
-    command = ["bench", "serve", "--url", f"{server.url}/v1", "--requests", "2", "--rate", "99", "--output"]
-    for given, vocabulary in (([], VOCABULARY), (["--vocabulary", "80"], 80)):
-        assert execute([*command, str(tmp_path / "a.json"), *given]) == 0
-        report = ServeReport.read(tmp_path / "a.json")
-        assert report.target.vocabulary == vocabulary and report.summary.failures == {}
-    assert usual_vocabulary(f"{server.url}/nowhere", None) == 256, "of another server nothing is known"
+def test_prompts_are_of_tokens_that_the_model_has(tmp_path: Path) -> None:
+    with serving(chat_parts(FakeRecipe(fails=False))) as server:  # some of its tokens would be commands to die
+        command = ["bench", "serve", "--url", f"{server.url}/v1", "--requests", "2", "--rate", "99", "--output"]
+        for given, vocabulary in (([], VOCABULARY), (["--vocabulary", "80"], 80)):
+            assert execute([*command, str(tmp_path / "a.json"), *given]) == 0
+            report = ServeReport.read(tmp_path / "a.json")
+            assert report.target.vocabulary == vocabulary and report.summary.failures == {}
+        assert usual_vocabulary(f"{server.url}/nowhere", None) == 256, "of another server nothing is known"
 
 
 @pytest.mark.parametrize(
