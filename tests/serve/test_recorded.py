@@ -57,6 +57,21 @@ def test_a_name_of_ones_own_finds_all_prompts_of_a_body(recording: Served) -> No
     assert [each["request"]["pooling"] for each in records(recording, embedded["id"])] == ["mean", "mean"]
 
 
+def test_prompts_of_a_body_are_no_requests_of_other_names(recording: Served) -> None:
+    for name, prompt in (("kin-0", "x"), ("kin-1", "y")):
+        recording.complete(prompt=prompt, request_id=name, **LOUD)
+    assert error_of(recording.http.get("/v1/requests/kin"), 404)["code"] == "record_not_found"
+    recording.complete(prompt=["ab", "cd"], request_id="kin", **LOUD)
+    told = {name: [each["prompt"] for each in records(recording, name)] for name in ("kin", "kin-0", "kin-1")}
+    assert told == {"kin": ["ab", "cd"], "kin-0": ["x"], "kin-1": ["y"]}
+
+
+def test_the_last_body_of_a_name_is_found_however_many_prompts_the_earlier_ones_had(recording: Served) -> None:
+    for prompts in (["a", "b", "c"], ["d", "e"], "f", ["g", "h"], "i"):
+        recording.complete(prompt=prompts, request_id="again", **LOUD)
+        assert [each["prompt"] for each in records(recording, "again")] == list(prompts)
+
+
 def test_a_request_runs_again_with_the_same_bits(recording: Served) -> None:
     reply = recording.complete(prompt=["ab", "cd"], n=2, logprobs=1, **LOUD).json()
     again = recording.post(f"/v1/requests/{reply['id']}/replay", top_logprobs=2).json()

@@ -19,7 +19,7 @@ from ferrum.engine.front import Front
 from ferrum.server.errors import CancelledError, invalid
 from ferrum.server.generation import watched
 from ferrum.server.guard import CLIENT_GONE
-from ferrum.server.prepare import Caller, one_or_several, renamed
+from ferrum.server.prepare import Caller, one_or_several, part_id, renamed
 from ferrum.server.replies import Embedding, EmbeddingReply, EmbeddingUsage
 from ferrum.server.requests import EmbeddingRequest
 from ferrum.server.service import Service
@@ -49,7 +49,7 @@ def embedding_requests(
             request = front.admission.admit(
                 text,
                 _NOTHING_GENERATED,
-                request_id=f"{name}-{place}",
+                request_id=part_id(name, place),
                 deadline=caller.deadline,
                 tenant=caller.tenant,
                 trace_id=caller.trace_id,

@@ -164,6 +164,11 @@ def wider(first: int | None, second: int | None) -> int | None:
     return ALL_TOKENS if ALL_TOKENS in wishes else max(wishes, default=None)
 
 
+def part_id(name: str, place: int) -> str:
+    """What the request for one of a body's prompts is called: no id that a client gives has a slash."""
+    return f"{name}/{place}"
+
+
 def admit(
     front: Front,
     context: int,
@@ -194,7 +199,7 @@ def admit(
             request = front.admission.admit(
                 _truncated(front, context, body, prompt, params, add_special_tokens),
                 params,
-                request_id=f"{name}-{place}" if len(prompts) > 1 else name,
+                request_id=part_id(name, place) if len(prompts) > 1 else name,
                 priority=body.priority or 0,
                 deadline=caller.deadline,
                 tenant=caller.tenant,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from ferrum.engine.recorder import Recorder
 from ferrum.engine.replay import Replay
 from ferrum.server import writers
 from ferrum.server.errors import ApiError
+from ferrum.server.prepare import part_id
 from ferrum.server.replies import Reply
 from ferrum.server.service import REPLY_KINDS
 from ferrum.text.tokenizer import Tokenizer
@@ -131,7 +133,8 @@ def find_records(recorder: Recorder | None, tenant: str, id: str) -> list[Record
     if recorder is None:
         raise ApiError(404, "requests are not recorded here; see --record", code=RecordNotFound.code, param="id")
     for name in (id, *(f"{kind}-{id}" for kind in REPLY_KINDS)):
-        if found := _alone(recorder, tenant, name) or _several(recorder, tenant, name):
+        bodies = (_alone(recorder, tenant, name), _several(recorder, tenant, name))
+        if found := max(bodies, key=lambda records: records[0].time if records else -math.inf):
             return found
     raise ApiError(404, f"no request {id!r} is recorded", code=RecordNotFound.code, param="id")
 
@@ -144,9 +147,11 @@ def _alone(recorder: Recorder, tenant: str, id: str) -> list[Record]:
 
 
 def _several(recorder: Recorder, tenant: str, id: str) -> list[Record]:
-    """The prompts of one body are numbered."""
+    """The numbered prompts of the last body of several; what is older than its first is of one that had more."""
     found: list[Record] = []
-    while its := _alone(recorder, tenant, f"{id}-{len(found)}"):
+    while its := _alone(recorder, tenant, part_id(id, len(found))):
+        if found and its[0].time < found[0].time:
+            break
         found += its
     return found
 
