@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
@@ -12,7 +13,8 @@ from contract_verbs.kit import begin, contract, truth, usable, verbs_on
 from ferrum.core.contract import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.executor import BatchModelExecutor, SpeculativeExecutor
-from ferrum.core.step import Rows, Span, StepBatch, Want
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import CARRY, Rows, Span, StepBatch, Want
 
 
 @contract("1.UnifiedBatch")
@@ -101,6 +103,38 @@ def test_a_start_that_is_no_integer_is_its_own_spans_error(executor):
         assert isinstance(outcome, RequestError) and outcome.param == "start"
     assert executor.status().is_ready
     usable(executor, handle, PROMPT)
+
+
+@contract("2.submit")
+@pytest.mark.parametrize(
+    ("param", "values"),
+    [
+        ("cache_id", (None, 5, ("a",))),
+        ("tokens", (None, 5, 1.5, "12", b"12", {1: 2}, {CARRY}, np.array([1, 2]), iter((1, 2)), (np.array([1, 2]),))),
+        ("drafts", (None, "1", 1.0, (1,))),
+        ("sampling", (5, SamplingParams())),
+        ("score", (5, (1, 2))),
+    ],
+)
+def test_a_field_that_is_not_of_its_type_is_its_own_spans_error(executor, param, values):
+    handle = begin(executor)
+    fields = {"start": 0, "tokens": (1, 2), "want": Want.LOGITS}
+    bad = [Span(**{"cache_id": f"bad-{number}", **fields, param: each}) for number, each in enumerate(values)]
+    good = Span("good", 0, tuple(OTHER), Want.LOGITS)
+    *outcomes, result = executor.submit(StepBatch((*bad, good))).result().results
+    for outcome in outcomes:
+        assert isinstance(outcome, RequestError) and outcome.param == param
+    same(result.logits, truth(executor, OTHER)[-1:])
+    assert executor.pages.ids() == (handle.cache_id, "good")
+    usable(executor, handle, PROMPT)
+
+
+@contract("2.submit")
+@pytest.mark.parametrize("spans", [5, None, (1,), (None,), (Span(["a"], 0, (1,)),)])
+def test_what_is_no_step_is_refused(spans):
+    with pytest.raises(RequestError) as caught:
+        StepBatch(spans)
+    assert caught.value.param == "spans"
 
 
 @contract("2.forward")

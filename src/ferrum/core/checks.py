@@ -14,7 +14,7 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.core.integers import integer
-from ferrum.core.step import Rows, Span, Want
+from ferrum.core.step import Rows, Sampling, Score, Span, Want
 
 Input = TypeVar("Input")
 
@@ -73,10 +73,30 @@ def check_tokens(
         raise ContextOverflow(f"{length} tokens are more than the context of {max_sequence_length}", param=param)
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def misfit(span: Span) -> RequestError | None:
+    """Which field of a span is not of its type, or None; constructors take any."""
+    if not isinstance(span.cache_id, str):
+        return RequestError(f"must be a string, not {span.cache_id!r}", param="cache_id")
+    if type(span.tokens) is not tuple and not _is_list(span.tokens):
+        return RequestError(f"must be a list of token ids, not {type(span.tokens).__name__}", param="tokens")
+    for param, value in (("start", span.start), ("drafts", span.drafts)):
+        if type(value) is not int and not _is_integer(value):
+            return RequestError(f"must be an integer, not {value!r}", param=param)
+    if span.sampling is not None and not isinstance(span.sampling, Sampling):
+        return RequestError(f"must be Sampling, not {type(span.sampling).__name__}", param="sampling")
+    if span.score is not None and not isinstance(span.score, Score):
+        return RequestError(f"must be Score, not {type(span.score).__name__}", param="score")
+    return None
+
+
 def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence_length: int) -> FerrumError | None:
     """Why a span cannot run on a sequence of `stored` tokens (None: an unknown one), or None where it can."""
-    if type(span.start) is not int and not _is_integer(span.start):
-        return RequestError(f"must be an integer, not {span.start!r}", param="start")
+    if (error := misfit(span)) is not None:
+        return error
     if stored is None and span.start:
         return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
     if span.start != (stored or 0):

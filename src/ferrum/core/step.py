@@ -124,13 +124,17 @@ class StepBatch:
     """The spans of one step.
 
     Raises:
-        RequestError: a sequence appears twice.
+        RequestError: a sequence appears twice, or it is no step at all.
     """
 
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
-        if len({span.cache_id for span in self.spans}) < len(self.spans):
+        try:
+            distinct = len({span.cache_id for span in self.spans})
+        except (AttributeError, TypeError):
+            raise RequestError("must be spans of sequences with names", param="spans") from None
+        if distinct < len(self.spans):
             raise RequestError("a sequence appears twice in a step", param="cache_id")
 
     @property

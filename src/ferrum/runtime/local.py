@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from ferrum.core.capabilities import ExecutorTraits
+from ferrum.core.checks import misfit
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import RequestError
 from ferrum.core.executor import ModelExecutor
@@ -68,7 +69,7 @@ class LocalExecutor(ModelExecutor):
         super().shutdown()
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        carries = any(CARRY in span.tokens for span in batch.spans)
+        carries = any(map(_carries, batch.spans))
         output = self._run_carried(batch) if carries else self.lm.run(batch)
         self._sampled = {
             span.cache_id: outcome.tokens[-1]
@@ -88,7 +89,7 @@ class LocalExecutor(ModelExecutor):
 
         An error where it sampled none, or where CARRY stands behind another token.
         """
-        if CARRY not in span.tokens:
+        if not _carries(span):
             return span
         if span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1 or span.cache_id not in self._sampled:
             return RequestError(
@@ -111,3 +112,11 @@ class LocalExecutor(ModelExecutor):
         best = top(logits, 5)
         shown = " ".join(f"{token}:{logits[token]:.4f}" for token in best)
         logger.info("%s %s position=%d %s", self.traits.backend, span.cache_id, span.end - 1, shown)
+
+
+def _carries(span: Span) -> bool:
+    """Whether CARRY is among the tokens; a span that is none is left to those who refuse it."""
+    try:
+        return CARRY in span.tokens and misfit(span) is None
+    except (TypeError, ValueError):  # nothing to search, or an array among them
+        return False
