@@ -148,12 +148,18 @@ def test_release_is_idempotent_and_touches_nobody_else(executor, caplog):
 
 
 @contract("2.release_cache")
-def test_a_sequence_is_released_by_its_name(executor):
+@contract("2.truncate_kv")
+def test_what_takes_a_name_takes_no_handle(executor):
     handle = begin(executor)
     for other in (handle, None, 0, [handle.cache_id]):
-        with pytest.raises(InvalidHandle) as caught:
-            executor.release_cache(other)
-        assert caught.value.param == "cache_id"
+        for verb in (
+            executor.release_cache,
+            executor.handle,
+            lambda name: executor.truncate_kv_for_cache_id(name, 1),
+        ):
+            with pytest.raises(InvalidHandle) as caught:
+                verb(other)
+            assert caught.value.param == "cache_id"
     usable(executor, handle, PROMPT)
 
 

@@ -108,6 +108,13 @@ def test_executors_by_name():
     with executor.lease("an engine"), pytest.raises(ExecutorInUse):
         registry.remove("main")
     assert registry.remove("main") is executor and registry.list_names() == ["draft"]
+    for other in (None, 5, ["draft"]):
+        with pytest.raises(ConfigError) as caught:
+            registry.register(other, executor)
+        assert caught.value.param == "name"
+        for call in (registry.get, registry.remove, registry.get_metrics):
+            with pytest.raises(ModelNotFound):
+                call(other)
 
 
 # The factory

@@ -163,6 +163,9 @@ def test_a_unified_batch_counts_its_tokens_and_wishes():
             UnifiedBatchItem("e", [1], 0, logits_policy=policy)
         assert caught.value.param == "logits_policy"
     assert UnifiedBatchItem("e", [1], 0, logits_policy="all").policy is LogitsPolicy.ALL
+    with pytest.raises(RequestError) as caught:
+        UnifiedBatch(None)
+    assert caught.value.param == "items"
 
 
 @contract("1.SpeculativeDecodeOutput")
@@ -205,3 +208,11 @@ def test_json_that_is_no_record_is_refused_with_the_field(text, param):
     with pytest.raises(RequestError) as caught:
         ModelInfo.from_json(text)
     assert caught.value.param == param
+
+
+@contract("2.serialisation")
+@pytest.mark.parametrize("value", [None, 5, [1], {"colour": 1}])
+def test_what_is_no_text_is_no_json(value):
+    with pytest.raises(RequestError) as caught:
+        ModelInfo.from_json(value)
+    assert caught.value.param == "ModelInfo"

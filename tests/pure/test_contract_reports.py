@@ -11,7 +11,7 @@ import pytest
 from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, traits_of
 from ferrum.core.capabilities import AttentionType, ExecutorCapabilities, capabilities
 from ferrum.core.contract import DataType, DecodeInput, PrefillInput
-from ferrum.core.errors import InvalidTransition, StepError
+from ferrum.core.errors import InvalidTransition, RequestError, StepError
 from ferrum.core.memory import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder, percentile
 from ferrum.core.params import SamplingParams
@@ -269,6 +269,10 @@ def test_the_best_batch_is_at_the_knee(seconds, limit, best):
 def test_batch_sizes_are_measured_once_and_bounded_by_the_pool():
     kit = make_fake(num_pages=3, max_batch_size=6)
     assert [size for size in range(-1, 9) if kit.executor.supports_batch_size(size)] == [1, 2, 3]
+    for other in (None, "2", 2.0, True, [2]):
+        with pytest.raises(RequestError) as caught:
+            kit.executor.supports_batch_size(other)
+        assert caught.value.param == "size"
     best = kit.executor.optimal_batch_size()
     passes = kit.passes()
     assert best in (1, 2) and passes > 0

@@ -218,6 +218,13 @@ def test_an_unknown_name_is_refused_by_name() -> None:
     assert caught.value.param == "top_q"
 
 
+@pytest.mark.parametrize("values", [None, 5, [], ["n"], "n", SamplingParams()])
+def test_parameters_are_read_from_a_mapping_only(values: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams.from_dict(values)  # type: ignore[arg-type]
+    assert caught.value.param == "SamplingParams"
+
+
 def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     def encode(text: str) -> list[int]:
         return [ord(character) for character in text]

@@ -6,12 +6,13 @@ kind. Inputs take token ids as nested lists or arrays and keep them as tuples: n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import index
 from typing import Any, NewType, TypeAlias
 
+from ferrum.core.checks import check_kind
 from ferrum.core.errors import InvalidToken, RequestError
 from ferrum.core.integers import integer, listed
 from ferrum.core.serial import JsonRecord
@@ -299,11 +300,12 @@ class UnifiedBatchItem:
 
 @dataclass(frozen=True, slots=True)
 class UnifiedBatch:
-    """Any mixture of chunks, decodes and verifications, computed in one pass."""
+    """Any mixture of chunks, decodes and verifications, computed in one pass. Raises RequestError for no list."""
 
     items: tuple[UnifiedBatchItem, ...]
 
     def __post_init__(self) -> None:
+        check_kind(self.items, Iterable, param="items")
         object.__setattr__(self, "items", tuple(self.items))
 
     @property

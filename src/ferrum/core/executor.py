@@ -25,6 +25,7 @@ from ferrum.core.contract import (
     SpeculativeDecodeOutput,
 )
 from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, KvExhausted, UnknownSequence
+from ferrum.core.integers import whole
 from ferrum.core.memory import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
@@ -237,8 +238,8 @@ class ModelExecutor(NamedVerbs):
         return self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold so many sequences, and the pool a page of each."""
-        return 1 <= size <= self._most_sequences()
+        """Whether a step can hold so many sequences, and the pool a page of each. Raises RequestError."""
+        return 1 <= whole("size", size) <= self._most_sequences()
 
     def optimal_batch_size(self) -> int:
         """Sequences per step beyond which this machine brings no more tokens per second.

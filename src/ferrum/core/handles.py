@@ -68,3 +68,9 @@ class Handles:
         if exact and handle.sequence_length != stored:
             reason = f"the handle ends at {handle.sequence_length} of {stored} tokens: truncate_kv to it first"
             raise StaleHandle(reason, param="kv_cache")
+
+
+def check_name(cache_id: object) -> None:
+    """Refuse what is no name of a sequence, such as its handle. Raises InvalidHandle."""
+    if not isinstance(cache_id, str):
+        raise InvalidHandle(f"a {type(cache_id).__name__} is no name: give its cache_id", param="cache_id")

@@ -169,8 +169,10 @@ class SamplingParams:
         """The inverse of `to_dict`; absent fields take their defaults.
 
         Raises:
-            RequestError: an unknown name, or a value that the constructor refuses.
+            RequestError: no mapping, an unknown name, or a value that the constructor refuses.
         """
+        if not isinstance(values, Mapping):
+            _refuse(cls.__name__, f"must be an object, not {values!r}")
         for name in values:
             if name not in _NORMALISE:
                 _refuse(name, "there is no such sampling parameter")

@@ -36,8 +36,10 @@ class Registry(Generic[T]):
         """Add a thing.
 
         Raises:
-            ConfigError: the name is taken.
+            ConfigError: the name is taken, or is none.
         """
+        if not isinstance(name, str):
+            raise ConfigError(f"must be a string, not {name!r}", param="name")
         if name in self._entries:
             raise ConfigError(f"the {self.kind} {name!r} is registered already", param="name")
         self._entries[name] = thing
@@ -50,7 +52,7 @@ class Registry(Generic[T]):
         """
         try:
             return self._entries[name]
-        except KeyError:
+        except (KeyError, TypeError):  # also what cannot be a name
             listing = ", ".join(self.names()) or "none yet"
             raise self._missing(f"the {self.kind} {name!r}", f"there is {listing}") from None
 

@@ -45,10 +45,10 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The inverse of `to_json`. Raises as `from_dict`, and RequestError for text that is no JSON."""
+        """The inverse of `to_json`. Raises as `from_dict`, and RequestError for what is no JSON."""
         try:
             values = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"not JSON: {error}", param=cls.__name__) from None
         record: Self = _record(cls, values, cls.__name__)
         return record

@@ -31,8 +31,8 @@ from ferrum.core.contract import (
     token_matrix,
     token_row,
 )
-from ferrum.core.errors import InvalidHandle, RequestError, UnknownSequence, Unsupported
-from ferrum.core.handles import Handles
+from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.core.handles import Handles, check_name
 from ferrum.core.integers import kept_length
 from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
@@ -214,7 +214,8 @@ class NamedVerbs(ABC):
     # Sequences
 
     def handle(self, cache_id: str) -> KvCacheHandle:
-        """The sequence as it is now. Raises UnknownSequence."""
+        """The sequence as it is now. Raises UnknownSequence, InvalidHandle for what is no name."""
+        check_name(cache_id)
         return self._handles.make(cache_id, self.pages.length(cache_id))
 
     def truncate_kv(self, handle: KvCacheHandle, new_len: int) -> KvCacheHandle:
@@ -230,7 +231,8 @@ class NamedVerbs(ABC):
             return self.truncate_kv_for_cache_id(handle.cache_id, new_len)
 
     def truncate_kv_for_cache_id(self, cache_id: str, new_len: int) -> KvCacheHandle:
-        """`truncate_kv` by name."""
+        """`truncate_kv` by name. Raises InvalidHandle for what is none."""
+        check_name(cache_id)
         with self._exclusive():
             self.pages.truncate(cache_id, kept_length("new_len", new_len, self.pages.length(cache_id)))
             return self.handle(cache_id)
@@ -249,8 +251,7 @@ class NamedVerbs(ABC):
 
     def release_cache(self, cache_id: str) -> None:
         """Free a sequence; an unknown one is no error. Raises InvalidHandle for what is no name."""
-        if not isinstance(cache_id, str):
-            raise InvalidHandle(f"a {type(cache_id).__name__} is no name: give its cache_id", param="cache_id")
+        check_name(cache_id)
         with self._exclusive():
             logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
             self.pages.release(cache_id)
