@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -21,15 +22,19 @@ from typer.testing import CliRunner
 from fakes import Hasty
 from ferrum import LLM, SamplingParams
 from ferrum.cli.main import app
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import ConfigError, KvExhausted, NonFiniteLogits
 from ferrum.core.snapshots import SpeculationCounts
+from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import Request
 from ferrum.engine import build, speculation
 from ferrum.engine.batch import Batch
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta, RequestOutput
 from ferrum.engine.progress import NoBar
+from ferrum.runtime.local import LocalExecutor
+from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.outputs import OutputLengths
+from ferrum.speculative.draft_model import DraftModel
 from set_costs import SetCosts
 
 MODEL = "qwen3-windows"
@@ -121,6 +126,30 @@ def predicted(llm: LLM, output: RequestOutput, params: SamplingParams, predictio
     request = llm.front.admission.admit(output.prompt_token_ids, params, prediction=prediction)
     (found,) = Batch(llm.front.router, llm.front.tokenizer, [request], [output.prompt]).run(NoBar())
     return found
+
+
+@pytest.mark.parametrize("error", [KvExhausted("full"), NonFiniteLogits("nan"), RuntimeError("broken")])
+def test_a_draft_model_that_fails_takes_no_answer_with_it(
+    plain: LLM, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
+    expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
+
+    def failing(executor: LocalExecutor, costs: StepCosts) -> DraftModel:
+        run, steps = executor.lm.run, count()
+
+        def run_sometimes(batch: StepBatch) -> StepOutput:
+            if next(steps) % 7 == 6:
+                raise error
+            return run(batch)
+
+        monkeypatch.setattr(executor.lm, "run", run_sometimes)
+        return DraftModel(executor, costs)
+
+    monkeypatch.setattr(speculation, "DraftModel", failing)
+    with model(PROPOSERS["another model"]) as llm:
+        assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
+        assert counts(llm).drafts > 0
 
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.7, 0.9, 1.0])

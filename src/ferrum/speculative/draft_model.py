@@ -2,24 +2,29 @@
 
 It has an executor and pages of its own, and samples with the request's own rules and draws: two models that are close
 then mostly draw the same token, at any temperature.
+
+Guesses are a hint: what goes wrong with them is told in the log, and whoever would have had them goes on without.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.memory import MemoryPlan
-from ferrum.core.step import Sampling, Span, StepBatch, Want
+from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Wish
 
 CATCH_UP: Final = 256
 """Most tokens of one sequence that are read at a time: a long prompt is no reason to keep the others waiting."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class DraftModel:
         self._costs = costs
         self._context = executor.capabilities().max_sequence_length
         self._cached: dict[str, _Cached] = {}
+        self._failed: set[str] = set()
+        self._told = self._broken = False
         self.spent = 0.0
 
     @property
@@ -79,6 +86,8 @@ class DraftModel:
 
     def limit(self, sequence: Sequence) -> int:
         """See `Drafts`."""
+        if self._broken or sequence.cache_id in self._failed:
+            return 0
         return max(0, self._context - len(sequence.tokens))
 
     def seconds(self, sequences: int) -> float:
@@ -88,14 +97,26 @@ class DraftModel:
 
     def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
         """See `Drafts`. A sequence that the model has not read is read on, and gets no guess before that is done."""
-        drafts = [self._begin(wish) for wish in wishes]
-        active = self._run(drafts, [self._first(draft) for draft in drafts])
-        while active:
-            active = self._run(active, [self._next(draft) for draft in active])
+        if self._broken:
+            return [()] * len(wishes)
+        try:
+            drafts = [self._begin(wish) for wish in wishes]
+            active = self._run(drafts, [self._first(draft) for draft in drafts])
+            while active:
+                active = self._run(active, [self._next(draft) for draft in active])
+        except Exception:  # noqa: BLE001 - whatever a model dies of, answers do not need it
+            _LOG.exception("the draft model is broken: nothing more is guessed by it")
+            self._broken = True
+            self._cached.clear()
+            return [()] * len(wishes)
         return [tuple(draft.tokens) for draft in drafts]
 
     def forget(self, sequence: Sequence) -> None:
         """See `Drafts`."""
+        self._failed.discard(sequence.cache_id)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
         if self._cached.pop(sequence.cache_id, None) is not None:
             self._executor.release_cache(sequence.cache_id)
 
@@ -131,14 +152,13 @@ class DraftModel:
     def _run(self, drafts: Series[_Draft], spans: Series[Span]) -> list[_Draft]:
         """Run a step; the drafts that want one more guess after it."""
         batch = StepBatch(tuple(spans))
-        output = self._executor.submit(batch).result()
+        output = self._submit(batch)
         self._costs.observe_step(batch, output)
         self.spent += self._costs.predict(batch.total_tokens, sum(span.start for span in batch.spans))
         going_on = []
         for draft, span, result in zip(drafts, spans, output.results, strict=True):
             if isinstance(result, FerrumError):
-                # No room, or nothing to sample: the target will do without, and find out for itself.
-                self.forget(draft.wish.sequence)
+                self._give_up(draft.wish.sequence, result)
                 continue
             if draft.tokens:
                 draft.cached.guesses += span.tokens
@@ -151,3 +171,19 @@ class DraftModel:
             if result.tokens and len(draft.tokens) < draft.wish.limit:
                 going_on.append(draft)
         return going_on
+
+    def _submit(self, batch: StepBatch) -> StepOutput:
+        """Run a step; one that is refused for want of room, or fails, has failed for each of its sequences."""
+        try:
+            return self._executor.submit(batch).result()
+        except (CapacityError, StepError) as error:
+            return StepOutput((error,) * len(batch.spans))
+
+    def _give_up(self, sequence: Sequence, error: FerrumError) -> None:
+        """Let go of a sequence: the target will do without. There may be room later; what else fails, fails again."""
+        self._release(sequence)
+        if not isinstance(error, CapacityError):
+            self._failed.add(sequence.cache_id)
+        if not self._told:
+            _LOG.warning("a sequence goes on without the draft model, and others may: %s", error)
+        self._told = True

@@ -1,0 +1,76 @@
+"""A draft model that fails: guesses are a hint, and whoever has none goes on without."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from contract_kit import POISON, FakeContractExecutor, make_fake
+from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError
+from ferrum.core.params import SamplingParams
+from ferrum.core.types import Request, Sequence
+from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.sequence import begin
+from ferrum.speculative.draft_model import DraftModel
+from ferrum.speculative.speculator import Speculator
+from set_costs import SetCosts
+
+
+@pytest.fixture
+def executor() -> Iterator[FakeContractExecutor]:
+    made = make_fake().executor
+    assert isinstance(made, FakeContractExecutor)
+    with made:
+        yield made
+
+
+def sequence_of(name: str, *tokens: int, **params: object) -> Sequence:
+    return begin(Request(name, tokens or (1, 2, 3), SamplingParams.from_dict(params), 0))[0]
+
+
+def guessed(model: DraftModel, *sequences: Sequence) -> list[int]:
+    """How many guesses each gets that would like to have three."""
+    return [len(tokens) for tokens in model.draft([Wish(each, 3) for each in sequences])]
+
+
+@pytest.mark.parametrize("error", [KvExhausted("full"), StepError("odd"), NonFiniteLogits("nan")])
+def test_a_step_that_fails_takes_nobody_but_the_guesses_of_its_sequences(
+    executor: FakeContractExecutor, error: FerrumError, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = DraftModel(executor, SetCosts())
+    first, other = sequence_of("first"), sequence_of("other")
+    assert guessed(model, first) == [3]
+    executor.lm.explode = error
+    first.extend((4,))
+    assert guessed(model, first) == guessed(model, first) == [0] and not executor.pages.used
+    executor.lm.explode = None
+    assert guessed(model, other) == [3]
+    assert (model.limit(first) > 0) == isinstance(error, KvExhausted), "there may be room later"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "told once"
+    for each in (first, other):
+        model.forget(each)
+    assert model.limit(first) and not executor.pages.used, "an id may come back"
+
+
+def test_a_sequence_that_fails_alone_leaves_the_others_their_guesses(executor: FakeContractExecutor) -> None:
+    model = DraftModel(executor, SetCosts())
+    good, bad = sequence_of("good"), sequence_of("bad", 1, POISON)
+    assert guessed(model, bad, good) == [0, 3]
+    assert not model.limit(bad) and model.limit(good)
+
+
+def test_a_broken_model_is_asked_no_more(executor: FakeContractExecutor, caplog: pytest.LogCaptureFixture) -> None:
+    model = DraftModel(executor, SetCosts(0.0))
+    drafter = Speculator(SetCosts(), most=3, proposers=[], model=model)
+    sequence = sequence_of("a")
+    executor.lm.explode = RuntimeError("out of order")
+    passes = []
+    for _ in range(3):
+        assert drafter.draft([Wish(sequence, 3)], Room(1, 3, 8)) == [()]
+        passes.append(executor.lm.passes)
+    drafter.forget(sequence)
+    assert passes == [1, 1, 1] and model.limit(sequence_of("b")) == 0
+    assert guessed(model, sequence) == [0]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
