@@ -1,4 +1,4 @@
-"""A draft model that fails: guesses are a hint, and whoever has none goes on without."""
+"""A draft model: guesses are a hint, so whoever gets none goes on without."""
 
 from __future__ import annotations
 
@@ -74,3 +74,18 @@ def test_a_broken_model_is_asked_no_more(executor: FakeContractExecutor, caplog:
     assert passes == [1, 1, 1] and model.limit(sequence_of("b")) == 0
     assert guessed(model, sequence) == [0]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_what_a_request_allows_is_looked_through_once(
+    executor: FakeContractExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sequences would wait for it, at every step."""
+    model = DraftModel(executor, SetCosts())
+    sequence = sequence_of("a", allowed_token_ids=list(range(100)), logprobs=1)
+    made: list[SamplingParams] = []
+    check = SamplingParams.__post_init__
+    monkeypatch.setattr(SamplingParams, "__post_init__", lambda params: made.append(params) or check(params))
+    for _ in range(3):
+        assert guessed(model, sequence) == [3]
+        sequence.extend((4,))
+    assert len(made) == 1

@@ -16,6 +16,7 @@ from typing import Final
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.memory import MemoryPlan
+from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.scheduler.costs import StepCosts
@@ -29,8 +30,13 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Cached:
-    """What the model has stored of a sequence: its first `known` tokens, then guesses."""
+    """What the model has stored of a sequence: its first `known` tokens, then guesses.
 
+    Attributes:
+        params: the sequence's, without log-probabilities; made once, for they may be large.
+    """
+
+    params: SamplingParams
     known: int = 0
     guesses: list[int] = field(default_factory=list)
 
@@ -123,13 +129,15 @@ class DraftModel:
     def _begin(self, wish: Wish) -> _Draft:
         """Take the stored tokens back to where they agree with the sequence."""
         sequence = wish.sequence
-        cached = self._cached.setdefault(sequence.cache_id, _Cached())
+        cached = self._cached.get(sequence.cache_id)
+        if cached is None:
+            params = replace(sequence.sampling.params, logprobs=None, prompt_logprobs=None)
+            cached = self._cached[sequence.cache_id] = _Cached(params)
         agreed = cached.agreed(sequence)
         if agreed < cached.length:
             self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
         cached.known, cached.guesses = agreed, []
-        params = replace(sequence.sampling.params, logprobs=None, prompt_logprobs=None)
-        sampling = replace(sequence.sampling, params=params, history=list(sequence.tokens), masks=())
+        sampling = replace(sequence.sampling, params=cached.params, history=list(sequence.tokens), masks=())
         return _Draft(wish, cached, sampling)
 
     def _first(self, draft: _Draft) -> Span:
