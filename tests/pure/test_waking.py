@@ -78,3 +78,27 @@ def test_who_had_news_is_let_alone_for_a_while_after_a_round_and_who_has_none_is
 def test_what_others_take_of_the_loop_does_not_make_the_pause_longer() -> None:
     first, again = (NAMES, []), (NAMES[:TOGETHER], [])
     assert woken_by_turn(first, again, others_took=10.0)[-1] == NAMES[:TOGETHER]
+
+
+def test_a_consumer_that_cannot_be_woken_keeps_nobody_else_asleep() -> None:
+    woken, told = [], []
+
+    def stream(name: str) -> RequestStream:
+        def wake() -> None:
+            woken.append(name)
+            if name == NAMES[1]:
+                raise ValueError(name)
+
+        return RequestStream(admission().admit([1], greedy(), request_id=name), name, None, wake)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+        waking = Waking(loop)
+        for names in (NAMES, ["later"]):
+            loop.call_soon(waking.add, [stream(name) for name in names])
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert woken == [*NAMES, "later"] and told == [NAMES[1]]

@@ -64,11 +64,13 @@ class Waking:
         """Wake a few. They write in the loop's next turn, one after the other, between the two that time them."""
         goes_on = bool(self._round)
         self._loop.call_soon(self._before_writing)
-        for _ in range(TOGETHER):
-            waiting = self._first or self._round
-            if waiting:
-                waiting.pop(next(iter(waiting))).wake()
-        self._loop.call_soon(self._after_writing, goes_on)
+        try:
+            for _ in range(TOGETHER):
+                waiting = self._first or self._round
+                if waiting:
+                    waiting.pop(next(iter(waiting))).wake()
+        finally:  # a consumer that cannot be woken is for the loop to tell of; the others are woken all the same
+            self._loop.call_soon(self._after_writing, goes_on)
 
     def _before_writing(self) -> None:
         self._began = self._clock()
