@@ -159,6 +159,10 @@ def test_what_only_stands_where_parameters_belong_is_refused() -> None:
             with pytest.raises(RequestError) as caught:
                 model.beam_search("a", width)  # type: ignore[arg-type]
             assert caught.value.param == "beam_width"
+        for most in (0, None, CONTEXT, CONTEXT + 1, 10**200, 10**400, 10**5000):
+            with pytest.raises(RequestError) as caught:
+                model.beam_search("a", max_tokens=most, length_penalty=2)  # type: ignore[arg-type]
+            assert caught.value.param == "max_tokens"
 
 
 def test_numbers_of_any_integer_type_say_how_beams_are_searched() -> None:

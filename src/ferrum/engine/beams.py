@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from operator import attrgetter
 
-from ferrum.core.errors import RequestError
+from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.integers import whole
 from ferrum.engine.outputs import Logprobs
 from ferrum.text.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ class BeamRules:
     Attributes:
         beam_width: how many beams go on, and how many are found.
         max_tokens: most tokens of a beam.
+        context: most tokens of a prompt and a beam together.
         length_penalty: exponent of the number of tokens in the score; 0 does not look at it.
         early_stopping: True ends with `beam_width` finished beams; False once the best one that runs could not beat
             them if it ended now; "never" once it could not if it went on to the end.
@@ -53,6 +54,7 @@ class BeamRules:
 
     beam_width: int
     max_tokens: int
+    context: int
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     ends: Collection[int] = ()
@@ -63,6 +65,8 @@ class BeamRules:
             if value < 1:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
             object.__setattr__(self, name, value)
+        if self.max_tokens > self.context:  # before it is to any power
+            raise ContextOverflow(f"more than the {self.context} tokens of the context", param="max_tokens")
         object.__setattr__(self, "length_penalty", _penalty(self.length_penalty, self.max_tokens))
         stopping: object = self.early_stopping
         if not isinstance(stopping, bool) and stopping != "never":

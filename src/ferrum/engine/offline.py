@@ -172,6 +172,7 @@ class LLM(FrontDoor):
         rules = BeamRules(
             beam_width=beam_width,
             max_tokens=max_tokens,
+            context=self.info.max_sequence_length,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             ends=ends,
