@@ -90,7 +90,7 @@ def test_long_chunks_are_undone_under_a_window(make):
 
 
 @contract("2.errors")
-def test_copies_made_to_undo_a_step_bear_nobody_elses_name(make):
+def test_what_is_kept_to_undo_a_step_bears_nobody_elses_name(make):
     kit = make(window=6)
     begun = UnifiedBatch(tuple(UnifiedBatchItem(name, OTHER, 0) for name in ("a", "b", "b-undo", "b-undo-0")))
     kit.executor.unified_decode(begun)
@@ -101,24 +101,6 @@ def test_copies_made_to_undo_a_step_bear_nobody_elses_name(make):
     assert sorted(kit.executor.pages.ids()) == ["a", "a-undo-0", "b", "b-undo", "b-undo-0"]
     usable(kit.executor, kit.executor.handle("a"), OTHER + PROMPT)
     usable(kit.executor, kit.executor.handle("b-undo"), OTHER)
-
-
-@contract("2.errors")
-def test_a_copy_that_cannot_be_made_leaves_none_behind(make, monkeypatch):
-    kit = make(window=6)
-    handles = [begin(kit.executor), begin(kit.executor, OTHER)]
-    pages, fork = kit.executor.pages, kit.executor.pages.fork
-
-    def fork_one(source, target):
-        if source == handles[1].cache_id:
-            raise KvExhausted("no room for another copy")
-        fork(source, target)
-
-    monkeypatch.setattr(pages, "fork", fork_one)
-    with pytest.raises(KvExhausted):
-        kit.executor.batch_prefill([PrefillInput([PROMPT], kv_cache=handle) for handle in handles])
-    assert sorted(pages.ids()) == sorted(handle.cache_id for handle in handles)
-    kit.check()
 
 
 @contract("2.errors")

@@ -5,9 +5,9 @@ A module that imports these tests has the fixtures of `contract_verbs` too.
 
 from __future__ import annotations
 
-from contract_kit import PROMPT
-from contract_verbs.kit import begin, contract
-from ferrum.core.contract import DecodeInput
+from contract_kit import OTHER, PROMPT, same
+from contract_verbs.kit import begin, contract, truth, usable
+from ferrum.core.contract import DecodeInput, PrefillInput
 
 
 @contract("2.fork")
@@ -21,3 +21,46 @@ def test_a_fork_shares_full_pages_and_copies_one(executor):
     after = executor.decode(DecodeInput([1], clone)).kv_cache
     assert executor.cache_metrics_snapshot().used_pages == used + 1
     assert after.block_table[0] == base.block_table[0] and after.block_table[1] != base.block_table[1]
+
+
+@contract("2.errors")
+def test_the_way_back_needs_no_page_that_the_step_does_not_need(make):
+    kit = make(window=6, num_pages=4)
+    executor = kit.executor
+    handles = [begin(executor, [1, 2]), begin(executor, [3, 4])]
+    chunks = [PrefillInput([OTHER], kv_cache=handle) for handle in handles]
+    after = [output.kv_cache for output in executor.batch_prefill(chunks)]
+    assert executor.cache_metrics_snapshot().used_pages == 4
+    executor.release_cache(after[0].cache_id)
+    kept = executor.prefill(PrefillInput([[5, 6, 7, 8]])).kv_cache
+    executor.speculative_decode(DecodeInput([9], after[1]), [1])
+    assert executor.handle(kept.cache_id) == kept
+    kit.check()
+
+
+@contract("2.speculative_decode")
+def test_drafts_beyond_any_window_are_taken_back(make):
+    kit = make(window=6)
+    executor = kit.executor
+    output = executor.speculative_decode(DecodeInput([5], begin(executor)), [99] * 60)
+    assert output.acceptance_count == 0
+    same(output.next_logits, truth(executor, [*PROMPT, 5])[-1:])
+    kit.check()
+    fresh = begin(executor, [*PROMPT, 5])
+    assert len(output.kv_cache.block_table) == len(fresh.block_table)
+    usable(executor, output.kv_cache, [*PROMPT, 5])
+
+
+@contract("2.speculative_decode")
+def test_pages_that_leave_a_window_are_free_once_the_drafts_are_settled(make):
+    executor = make(window=6).executor
+    tokens, one_by_one = [5], begin(executor)
+    for _ in range(40):
+        step = executor.decode(DecodeInput(tokens[-1:], one_by_one))
+        one_by_one = step.kv_cache
+        tokens.append(int(step.logits.argmax()))
+    output = executor.speculative_decode(DecodeInput([5], begin(executor)), tokens[1:-1])
+    assert output.acceptance_count == 39
+    left = [[page < 0 for page in handle.block_table] for handle in (output.kv_cache, one_by_one)]
+    assert any(left[0]) and left[0] == left[1]
+    usable(executor, output.kv_cache, [*PROMPT, *tokens[:-1]])

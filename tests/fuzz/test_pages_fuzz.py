@@ -72,6 +72,18 @@ class Tables(RuleBasedStateMachine):
             with pytest.raises(Unsupported):
                 self.pages.truncate(name, length)
 
+    @precondition(lambda self: self.written)
+    @rule(data=st.data(), count=st.integers(0, 30))
+    def step_held(self, data: st.DataObject, count: int) -> None:
+        """However far a sequence goes while it is held, it can come back."""
+        name = data.draw(st.sampled_from(sorted(self.written)))
+        before = len(self.written[name])
+        with self.pages.holding([name]):
+            self.step(name=name, count=count, kept=count)
+            length = data.draw(st.integers(before, len(self.written[name])))
+            self.pages.truncate(name, length)
+            del self.written[name][length:]
+
     @rule(name=names)
     def release(self, name: str) -> None:
         self.pages.release(name)

@@ -10,7 +10,7 @@ import pytest
 from contract_kit import INFO, FakeLM, Options, make_llm
 from ferrum.core.capabilities import AttentionType
 from ferrum.core.contract import PrefillInput
-from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.errors import KvExhausted, NonFiniteLogits
 from ferrum.core.llm import UnifiedItem
 from ferrum.core.step import Span, SpanResult, StepBatch, Want
 from ferrum.runtime.llm_executor import LlmExecutor
@@ -73,3 +73,22 @@ def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
     assert executor.handle(empty.cache_id).sequence_length == 0 and empty.cache_id in lm.pages
     lm.broken = False
     assert isinstance(executor.submit(step).result().results[0], SpanResult)
+
+
+@contract("3.LlmExecutor")
+@contract("2.errors")
+def test_a_copy_that_cannot_be_made_leaves_none_behind(monkeypatch):
+    kit = make_llm()
+    handles = [kit.executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2)]
+    pages, fork = kit.executor.pages, kit.executor.pages.fork
+
+    def fork_one(source, target):
+        if source == handles[1].cache_id:
+            raise KvExhausted("no room for another copy")
+        fork(source, target)
+
+    monkeypatch.setattr(pages, "fork", fork_one)
+    with pytest.raises(KvExhausted):
+        kit.executor.batch_prefill([PrefillInput(PROMPT, kv_cache=handle) for handle in handles])
+    assert sorted(pages.ids()) == sorted(handle.cache_id for handle in handles)
+    kit.check()

@@ -210,6 +210,33 @@ def test_a_window_truncates_within_the_slack_and_refuses_beyond_it() -> None:
     pages.check()
 
 
+def test_a_held_sequence_can_come_back_and_then_lets_its_window_go() -> None:
+    pages = table(num_pages=20, window=6)
+    store(pages, "a", 10)
+    before = list(pages.row("a", "main"))
+    with pages.holding(["a"]):
+        store(pages, "a", 60)
+        with pages.holding(["a"]):
+            assert pages.can_truncate("a", 10)
+        assert pages.can_truncate("a", 10), "who held it first lets go of it"
+        pages.truncate("a", 10)
+    assert pages.row("a", "main") == before
+    with pages.holding(["a"]):
+        store(pages, "a", 60)
+    store(pages, "b", 10)
+    store(pages, "b", 60)
+    rows = [[page == FREED for page in pages.row(name, "main")] for name in "ab"]
+    assert rows[0] == rows[1] and not pages.can_truncate("a", 10)
+    with pages.holding(["a", "b"]):
+        pages.release("a")
+        pages.release("b")
+        store(pages, "b", 4)
+    with pytest.raises(UnknownSequence), pages.holding(["b", "a"]):
+        pass
+    pages.check()
+    assert pages.used == 1
+
+
 def test_truncate_refuses_lengths_that_are_not_there() -> None:
     pages = table()
     store(pages, "a", 5)

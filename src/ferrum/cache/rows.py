@@ -8,7 +8,8 @@ executor copies. Anything written beyond a sequence's length is dead, so a step 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -26,13 +27,17 @@ FREED: Final = -1
 
 @dataclass(slots=True)
 class Stored:
-    """What the table knows of a sequence; `rows` has one row per group, `freed` their leading FREED entries."""
+    """What the table knows of a sequence; `rows` has one row per group, `freed` their leading FREED entries.
+
+    While it is held, no page leaves a window.
+    """
 
     rows: list[list[int]]
     freed: list[int]
     length: int
     generation: int
     names: SequenceNames = field(default_factory=SequenceNames)
+    held: bool = False
 
 
 class PageRows:
@@ -239,13 +244,34 @@ class PageRows:
         stored.length = length
         stored.generation = self._tick()
         self._name(stored)
+        if not stored.held:
+            self._free_unseen(stored)
+
+    def _free_unseen(self, stored: Stored) -> None:
         for index, group in enumerate(self.groups):
-            for page in range(stored.freed[index], group.unseen(length - self._slack(group))):
+            for page in range(stored.freed[index], group.unseen(stored.length - self._slack(group))):
                 self._pools[index].drop(stored.rows[index][page])
                 stored.rows[index][page] = FREED
                 stored.freed[index] += 1
 
     # The way back
+
+    @contextmanager
+    def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
+        """Within this context all pages of these stay, so that a truncation to their lengths of now always succeeds.
+
+        Raises UnknownSequence.
+        """
+        held = {cache_id: stored for cache_id in cache_ids if not (stored := self._get(cache_id)).held}
+        for stored in held.values():
+            stored.held = True
+        try:
+            yield
+        finally:
+            for cache_id, stored in held.items():
+                stored.held = False
+                if self._stored.get(cache_id) is stored:
+                    self._free_unseen(stored)
 
     def trim(self, cache_id: str) -> None:
         """Give back the pages that are reserved beyond the stored length. Raises UnknownSequence."""

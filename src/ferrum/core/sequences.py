@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from ferrum.core.errors import FerrumError
@@ -85,6 +84,10 @@ class SequenceStore(Protocol):
         """Forget the tokens from `length` on; no change at the stored length. Unsupported where keys are gone."""
         ...
 
+    def holding(self, cache_ids: Collection[str]) -> AbstractContextManager[None]:
+        """Within this context keys stay that truncation of these to their lengths of now needs. UnknownSequence."""
+        ...
+
     def fork(self, source: str, target: str) -> None:
         """Begin `target` as an independent copy."""
         ...
@@ -139,54 +142,27 @@ class Undo:
 
         Args:
             spans: at most one per sequence.
-            settled: an exception only comes where nothing has happened to the sequences; no copies need to be kept.
+            settled: an exception only comes where nothing has happened to the sequences; nothing needs to be held.
         """
         before = {
             span.cache_id: (self._pages.length(span.cache_id), self.generation(span.cache_id))
             for span in spans
             if span.cache_id in self._pages
         }
-        copies: dict[str, str] = {}
-        try:
-            if not settled:
-                self._copy(spans, copies)
-            yield
-        except BaseException:
-            for span in spans:
-                if span.cache_id not in before:
-                    self._pages.release(span.cache_id)
-                else:
-                    self._restore(span.cache_id, *before[span.cache_id], copies.get(span.cache_id))
-            raise
-        finally:
-            for copy in copies.values():
-                self._pages.release(copy)
+        # A single token pushes no key out of a window that is needed on the way back.
+        long = () if settled else [each.cache_id for each in spans if len(each.tokens) > 1 and each.cache_id in before]
+        with self._pages.holding(long):
+            try:
+                yield
+            except BaseException:
+                for span in spans:
+                    if span.cache_id not in before:
+                        self._pages.release(span.cache_id)
+                    else:
+                        self._restore(span.cache_id, *before[span.cache_id])
+                raise
 
-    def _copy(self, spans: Sequence[Span], copies: dict[str, str]) -> None:
-        """Copy the sequences that truncation may not bring back: a long span pushes keys out of a window.
-
-        A store without groups keeps its windows to itself.
-
-        Args:
-            copies: gets the name of each sequence's copy, one that neither the store nor the spans have.
-        """
-        groups = self._pages.groups
-        if groups and all(group.window is None for group in groups):
-            return
-        begun = {span.cache_id for span in spans}
-        for span in spans:
-            if len(span.tokens) > 1 and span.cache_id in self._pages:
-                names = (f"{span.cache_id}-undo-{number}" for number in count())
-                copy = next(name for name in names if name not in self._pages and name not in begun)
-                self._pages.fork(span.cache_id, copy)
-                copies[span.cache_id] = copy
-
-    def _restore(self, cache_id: str, length: int, generation: int, copy: str | None) -> None:
-        if self._pages.length(cache_id) == length:
-            return
-        if copy is None:
+    def _restore(self, cache_id: str, length: int, generation: int) -> None:
+        if self._pages.length(cache_id) != length:
             self._pages.truncate(cache_id, length)
-        else:
-            self._pages.release(cache_id)
-            self._pages.fork(copy, cache_id)
-        self._same[cache_id] = (self._pages.generation(cache_id), generation)
+            self._same[cache_id] = (self._pages.generation(cache_id), generation)

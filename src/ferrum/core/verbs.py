@@ -173,7 +173,8 @@ class NamedVerbs(ABC):
         Returns:
             The sequence's length is start + 1 + accepted.
 
-        Raises: as `decode`; Unsupported for a threshold where the executor has none, RequestError for what is none.
+        Raises: as `decode`; Unsupported for a threshold where the executor has none, and by a model that keeps its own
+            sequences and cannot take back so many drafts; RequestError for what is no threshold.
         """
         check_kind(given, DecodeInput, param="given")
         with self._exclusive():

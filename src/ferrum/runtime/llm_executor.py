@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from secrets import token_hex
 from typing import Final
 
 from ferrum.core.capabilities import ExecutorTraits
@@ -99,6 +101,7 @@ class LlmSequences:
     def __init__(self, model: DecoderOnlyLLM) -> None:
         self._model = model
         self._generations: dict[str, int] = {}
+        self._copies: dict[str, str] = {}
         self._clock = 0
 
     @property
@@ -141,9 +144,34 @@ class LlmSequences:
 
     def truncate(self, cache_id: str, length: int) -> None:
         """Forget the tokens from `length` on. Raises UnknownSequence, RequestError, Unsupported."""
-        if length != self.length(cache_id):
+        if length == self.length(cache_id):
+            return
+        copy = self._copies.get(cache_id)
+        if copy is not None and length == self.length(copy):
+            self._model.release(cache_id)
+            self._model.fork(copy, cache_id)
+        else:
             self._model.truncate_kv(cache_id, length)
-            self.advance(cache_id)
+        self.advance(cache_id)
+
+    @contextmanager
+    def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
+        """Within this context there are copies of these: whether a model can go back far is not known.
+
+        Raises UnknownSequence, and what the model raises that has no room for another copy.
+        """
+        held: list[str] = []
+        try:
+            for cache_id in cache_ids:
+                if cache_id not in self._copies:
+                    copy = f"{cache_id}-undo-{token_hex(8)}"
+                    self.fork(cache_id, copy)
+                    self._copies[cache_id] = copy
+                    held.append(cache_id)
+            yield
+        finally:
+            for cache_id in held:
+                self.release(self._copies.pop(cache_id))
 
     def fork(self, source: str, target: str) -> None:
         """Begin `target` as a copy of `source`. Raises UnknownSequence."""
