@@ -61,6 +61,62 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own_and_leaves_it_a
     assert (done.stdout, done.returncode) == ("0 3\n", 0), done.stderr
 
 
+BARE = """
+import os, signal, sys, threading
+from contract_kit import PROMPT, make_fake
+from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.core.errors import EngineDead
+
+executor = make_fake().executor
+handle = executor.prefill(PrefillInput([PROMPT])).kv_cache
+running, over = threading.Event(), threading.Event()
+if {midst}:
+    run = executor.lm.run
+
+    def long(batch):
+        running.set()
+        over.wait()
+        return run(batch)
+
+    executor.lm.run = long
+    other = threading.Thread(target=lambda: executor.prefill(PrefillInput([PROMPT])))
+    other.start()
+    running.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)  # it would wait for ever
+    threads = [threading.Thread(target=executor.reset) for _ in range(0 if {midst} else 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    uses = [
+        lambda: executor.decode(DecodeInput([1], handle)) if {midst} else executor.prefill(PrefillInput([PROMPT])),
+        lambda: executor.acquire_lease("an engine"),
+        lambda: executor.release_lease("an engine"),
+        lambda: executor.warmup(),
+        lambda: executor.shutdown(),
+    ]
+    for use in uses:
+        try:
+            use()
+        except EngineDead as error:
+            assert {midst} and "forked" in str(error)
+        else:
+            assert not {midst}
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+over.set()
+print(status, executor.decode(DecodeInput([1], handle)).kv_cache.sequence_length)
+"""
+
+
+@pytest.mark.parametrize("midst", [False, True])
+def test_a_forked_process_has_the_executor_unless_a_step_was_running(midst: bool) -> None:
+    done = run(BARE.format(midst=midst))
+    assert (done.stdout, done.returncode) == ("0 8\n", 0), done.stderr
+
+
 UNCLOSED = """
 import asyncio, sys
 from engine_fakes import FakeRecipe, ServedFake, greedy, parts

@@ -6,6 +6,7 @@ in `verbs` the named verbs, which are views of the same door.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import abstractmethod
@@ -24,7 +25,14 @@ from ferrum.core.contract import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
-from ferrum.core.errors import ExecutorInUse, FerrumError, InvalidTransition, KvExhausted, UnknownSequence
+from ferrum.core.errors import (
+    EngineDead,
+    ExecutorInUse,
+    FerrumError,
+    InvalidTransition,
+    KvExhausted,
+    UnknownSequence,
+)
 from ferrum.core.integers import whole
 from ferrum.core.memory import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
@@ -36,6 +44,9 @@ from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.verbs import NamedVerbs
 
 _PROBES: Final = 3
+
+_TAKEN_OVER: Final = 0.5
+"""Seconds that another thread of a forked process may take to find out that the lock can be had there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,8 @@ class FinishedStep:
 class ModelExecutor(NamedVerbs):
     """Runs steps of a model, one at a time, from any thread. The first step warms it up.
 
-    A context manager: leaving it shuts the executor down.
+    A context manager: leaving it shuts the executor down. A forked process may use it, too, unless a thread that it
+    does not have was at work here when it was forked: then EngineDead is raised instead.
 
     Args:
         info, traits, pages, cache_prefix: see `NamedVerbs`.
@@ -63,6 +75,7 @@ class ModelExecutor(NamedVerbs):
     ) -> None:
         super().__init__(info, traits, pages, cache_prefix=cache_prefix)
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._lifecycle = Lifecycle()
         self._recorder = StepRecorder()
         self._speculation = SpeculationCounts()
@@ -98,11 +111,12 @@ class ModelExecutor(NamedVerbs):
         Raises:
             InvalidTransition: the executor is shut down, or a step has broken it.
             RequestError: it is no step.
+            EngineDead: this process was forked in the midst of another.
         """
         check_kind(batch, StepBatch, param="batch")
         if not batch.spans:
             return FinishedStep(StepOutput(()))
-        with self._lock:
+        with self._locked():
             self.warmup()
             output = self._timed(batch)
             served = []
@@ -117,6 +131,16 @@ class ModelExecutor(NamedVerbs):
             if free != self._free:
                 self._free, self._peak = free, max(self._peak, self._used_bytes())
             return FinishedStep(output)
+
+    def _locked(self) -> threading.RLock:
+        """The lock, where it can be had: one that was held when this process was forked is never released in it."""
+        if self._process != os.getpid():
+            if self._lock.acquire(timeout=_TAKEN_OVER):
+                self._process = os.getpid()
+                self._lock.release()
+            elif self._process != os.getpid():
+                raise EngineDead("this process was forked in the midst of a step, and needs an executor of its own")
+        return self._lock
 
     def _timed(self, batch: StepBatch) -> StepOutput:
         self._lifecycle.move(ExecutorState.BUSY)
@@ -143,14 +167,14 @@ class ModelExecutor(NamedVerbs):
         Raises:
             ExecutorInUse: another owner holds it.
         """
-        with self._lock:
+        with self._locked():
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor")
             self._owner = owner
 
     def release_lease(self, owner: str) -> None:
         """Open the verbs again; without that owner's lease there is nothing to do."""
-        with self._lock:
+        with self._locked():
             if self._owner == owner:
                 self._owner = None
 
@@ -170,7 +194,7 @@ class ModelExecutor(NamedVerbs):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        with self._lock:
+        with self._locked():
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease: its sequences go through its queue")
             yield
@@ -183,7 +207,7 @@ class ModelExecutor(NamedVerbs):
         Raises:
             InvalidTransition: the executor is shut down.
         """
-        with self._lock:
+        with self._locked():
             if self._lifecycle.state is ExecutorState.SHUTDOWN:
                 raise InvalidTransition("the executor is shut down")
             if self._lifecycle.state is not ExecutorState.INITIALIZING:
