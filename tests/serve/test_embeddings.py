@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from fakes import FakeModel
 from ferrum import PrefillInput, load_executor
 from ferrum.engine.client import AsyncEngine
 from ferrum.runtime.hub import BUILT_IN
-from serve_kit import Served, chat_parts, error_of, serving
+from ferrum.server.embeddings import TOGETHER
+from serve_kit import Served, chat_parts, error_of, serving, wait_for
 
 IDS = [int(i) for i in np.random.default_rng(0).integers(1, 4000, 150)]
 
@@ -89,6 +91,14 @@ def test_more_inputs_than_the_queue_holds_are_served_in_turns() -> None:
     with serving(chat_parts(max_requests=3)) as server:
         assert len(vectors(server, input=["a"] * 50)) == 50
         server.wait_idle()
+
+
+def test_inputs_that_wait_for_their_turn_are_served_though_the_server_drains() -> None:
+    with serving(chat_parts(FakeRecipe(seconds_per_step=0.05))) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(vectors, server, input=["ab"] * (2 * TOGETHER + 1))
+        wait_for(lambda: server.service.num_live == 1)
+        server.service.drain()
+        assert len(asked.result()) == 2 * TOGETHER + 1
 
 
 @pytest.mark.parametrize(

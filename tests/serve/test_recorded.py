@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_what_runs_again_ends_when_its_client_leaves(tmp_path: Path, caplog: pyt
             wait_for(lambda: server.service.num_live == 1)
         server.wait_idle()  # for less time than the whole answer takes
     assert [record.fields["status"] for record in caplog.records if hasattr(record, "fields")][-1] == CLIENT_GONE
+
+
+def test_all_prompts_of_a_body_run_again_though_the_server_drains(tmp_path: Path) -> None:
+    parts = recorded(chat_parts(replace(RECIPE, seconds_per_step=0.02)), tmp_path)
+    with serving(parts) as server, ThreadPoolExecutor(1) as pool:
+        server.complete(prompt=["ab", "cd"], request_id="two", **LOUD)
+        again = pool.submit(server.post, "/v1/requests/two/replay")
+        wait_for(lambda: server.service.num_live == 1)
+        server.service.drain()
+        assert len(again.result().json()["replays"]) == 2
 
 
 def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,13 +110,13 @@ class Embeddings(Response):
         vectors: list[tuple[float, ...]] = []
         together = min(TOGETHER, self._caller.together)
         for start in range(0, len(self._requests), together):
-            vectors += await self._part(self._requests[start : start + together], receive)
+            vectors += await self._part(self._requests[start : start + together], receive, begun=start > 0)
             self._check_dimensions(len(vectors[0]))
         return vectors
 
-    async def _part(self, requests: Sequence[Request], receive: Receive) -> list[tuple[float, ...]]:
+    async def _part(self, requests: Sequence[Request], receive: Receive, *, begun: bool) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = [()] * len(requests)
-        with self._service.run(self._name, requests, self._caller.tenant) as running:
+        with self._service.run(self._name, requests, self._caller.tenant, begun=begun) as running:
             async with watched(receive, self._leave, running):
                 async for place, delta in running:
                     if finish_of(delta) is not None:

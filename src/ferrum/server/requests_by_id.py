@@ -65,9 +65,9 @@ def add_requests(router: APIRouter, service: Service) -> None:
         headers = ignored(body, strict=service.config.strict)
         tenant = caller_of(service, request).tenant
         records = await _records(service, request_id, request)
-        done = []
+        done: list[ReplayedRequest] = []
         for each in records:
-            again = await _run_again(service, each, top, tenant, request.receive)
+            again = await _run_again(service, each, top, tenant, request.receive, begun=bool(done))
             if again is None:
                 return Response(status_code=CLIENT_GONE)
             done.append(again)
@@ -89,7 +89,7 @@ async def _records(service: Service, request_id: str, request: Request) -> list[
 
 
 async def _run_again(
-    service: Service, record: Record, top: int, tenant: str, receive: Receive
+    service: Service, record: Record, top: int, tenant: str, receive: Receive, *, begun: bool
 ) -> ReplayedRequest | None:
     """What comes of a recorded request now; None where the client has left, with which it has ended."""
     recorder = service.engine.front.router.recorder
@@ -97,7 +97,7 @@ async def _run_again(
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
     again = Replay(record, top)
     gone = asyncio.Event()
-    with service.run(again.request.request_id, [again.request], tenant) as running:
+    with service.run(again.request.request_id, [again.request], tenant, begun=begun) as running:
         async with watched(receive, gone.set, running):
             async for _, delta in running:
                 again.push(delta)

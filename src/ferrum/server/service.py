@@ -226,13 +226,17 @@ class Service:
         return len(self._live)
 
     @contextmanager
-    def run(self, name: str, requests: Sequence[Request], tenant: str) -> Iterator[Running]:
+    def run(self, name: str, requests: Sequence[Request], tenant: str, *, begun: bool = False) -> Iterator[Running]:
         """Queue requests under one name of their tenant's; they are over, or aborted, at the end of the block.
+
+        Args:
+            begun: others of the same body ran before: a server that drains goes on with it.
 
         Raises:
             ApiError, FerrumError: they cannot be queued now.
         """
-        self.check_ready()
+        if not (begun and self.state is State.DRAINING):
+            self.check_ready()
         if (tenant, name) in self._live:
             raise RequestError(f"{name!r} is live", param="request_id")
         self.limits.check_place(tenant, len(requests))
