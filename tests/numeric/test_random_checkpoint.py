@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import SHAPES, shape_config
 from ferrum.core.config import ModelConfig
 from ferrum.core.contract import PrefillInput
@@ -52,6 +56,24 @@ def test_every_tensor_that_a_decoder_asks_for_is_there_and_no_other(changes):
     config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
     with build_executor(config, checkpoint=store) as executor:
         assert executor.info.num_parameters == store.nbytes // 2
+
+
+def test_a_written_shape_holds_the_same_tensors_and_never_two_in_memory(tmp_path, monkeypatch):
+    read, before = RandomCheckpoint.read, []
+
+    def alone(self, name):
+        assert all(each() is None for each in before)
+        tensor = read(self, name)
+        before.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(RandomCheckpoint, "read", alone)
+    write_shape("tiny", SHAPES["tiny"], tmp_path)
+    monkeypatch.undo()
+    store, written = RandomCheckpoint("tiny", SHAPES["tiny"]), load_file(tmp_path / "model.safetensors")
+    assert len(before) == len(store.tensors) and written.keys() == store.tensors.keys()
+    for name, tensor in written.items():
+        np.testing.assert_array_equal(tensor, store.read(name), strict=True)
 
 
 def test_two_loads_give_the_same_bits():

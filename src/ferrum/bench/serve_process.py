@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import h11
-from safetensors.numpy import save_file
+import numpy as np
 
 from ferrum.bench.serve_client import RequestFailed, get_json
 from ferrum.bench.shapes import shape_config
 from ferrum.core.errors import EngineDead
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.runtime.tensor_file import file_header
 
 START_SECONDS: Final = 600.0
 """Longest time that a server may take until it is ready."""
@@ -119,8 +120,10 @@ def subject_of(model: str, shape: str | None) -> Iterator[Subject]:
 def write_shape(name: str, config: Mapping[str, Any], directory: Path) -> None:
     """Write a loadable model of random weights. Its tokens are texts, so that every one of them shows in a stream."""
     checkpoint = RandomCheckpoint(name, config)
-    tensors = {tensor: checkpoint.read(tensor) for tensor in checkpoint.tensors}
-    save_file(tensors, directory / "model.safetensors")
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(file_header((tensor, i.dtype, i.shape, i.nbytes) for tensor, i in checkpoint.tensors.items()))
+        for tensor in checkpoint.tensors:
+            file.write(checkpoint.read(tensor).view(np.uint8).data)
     (directory / "config.json").write_text(json.dumps(dict(config)))
     vocabulary = {f"w{index} ": index for index in range(config["vocab_size"])}
     tokenizer = {

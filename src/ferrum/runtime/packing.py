@@ -25,12 +25,12 @@ from ferrum.runtime.checksum import PageSums, checksum
 from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
+from ferrum.runtime.tensor_file import file_header
 from ferrum.text.quick_form import quick_form
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
 _TENSORS: Final = "model.safetensors"
 _CONFIG: Final = "config.json"
-_ALIGNMENT: Final = 64
 _BLOCK: Final = 8 << 20
 _WEIGHTS: Final = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf"),
@@ -181,7 +181,8 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
     """Write the file of all tensors; returns their checksums."""
     checksums = {}
     with _BlockWriter(path) as file:
-        file.write(np.frombuffer(_file_header(entries), np.uint8))
+        header = file_header((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries)
+        file.write(np.frombuffer(header, np.uint8))
         for entry, data in _tensors(entries, parameters):
             file.write(data)
             checksums[entry.name] = checksum(data, sums)
@@ -218,17 +219,6 @@ def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> 
         else:
             entries.append(_Entry(name, "F32", shape, None))
     return sorted(entries, key=lambda entry: entry.matrix is None)
-
-
-def _file_header(entries: list[_Entry]) -> bytes:
-    """The safetensors header: its length, then JSON filled with spaces so that the data are aligned."""
-    places, end = {}, 0
-    for entry in entries:
-        begin, end = end, end + entry.nbytes
-        places[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [begin, end]}
-    text = json.dumps(places, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_Entry, NDArray[np.uint8]]]:

@@ -1,4 +1,5 @@
-"""One safetensors file, mapped: its header is checked before anything is believed, its data is read when used.
+"""One safetensors file, mapped: its header is checked before anything is believed, its data is read when used;
+and the header of one that is written.
 
 A file is 8 bytes of header length, a JSON header that gives each tensor's dtype, shape and place, and the data. What a
 valid header is decides the safetensors library (known dtypes; places in order, without gap or overlap, of the size that
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from ferrum.quant.dense import FORMATS
 
 MAX_HEADER_BYTES: Final = 32 << 20
 """More than a quarter of a million tensors; a longer header is taken for an attack on the memory."""
+
+_ALIGNMENT: Final = 64
 
 _FORMAT_OF: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -117,6 +121,21 @@ class TensorFile:
         begin = info.begin // mmap.PAGESIZE * mmap.PAGESIZE
         if info.nbytes and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED, begin, info.end - begin)
+
+
+def file_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """The header of a file to be written: its length, then JSON filled with spaces so that the data are aligned.
+
+    Args:
+        tensors: name, dtype as the file spells it, shape and bytes of each, as their data will follow one another.
+    """
+    places, end = {}, 0
+    for name, dtype, shape, nbytes in tensors:
+        begin, end = end, end + nbytes
+        places[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(places, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _mapped(file: int) -> mmap.mmap:
