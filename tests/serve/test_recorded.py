@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from engine_fakes import FakeRecipe
+from engine_fakes import POISON, FakeRecipe
 from ferrum.engine.record import Record
+from ferrum.engine.replay import Replay
 from ferrum.server.guard import CLIENT_GONE, LOG
 from record_kit import recorded
 from serve_kit import Served, chat_parts, error_of, events, serving, wait_for, wire
@@ -109,6 +110,26 @@ def test_all_prompts_of_a_body_run_again_though_the_server_drains(tmp_path: Path
         wait_for(lambda: server.service.num_live == 1)
         server.service.drain()
         assert len(again.result().json()["replays"]) == 2
+
+
+def test_what_is_ended_while_it_runs_again_is_no_difference(tmp_path: Path) -> None:
+    with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
+        server.complete(request_id="long", max_tokens=100, ignore_eos=True)
+    slow, path = replace(RECIPE, seconds_per_step=0.05, drafts=0), "/v1/requests/long/replay"
+    with serving(recorded(chat_parts(slow), tmp_path)) as server, ThreadPoolExecutor(1) as pool:
+        again = pool.submit(server.post, path)
+        wait_for(lambda: server.service.num_live == 1)
+        assert server.http.delete("/v1/requests/replay-cmpl-long").status_code == 200
+        assert error_of(again.result(), 499)["code"] == "request_cancelled"
+    with serving(recorded(chat_parts(slow), tmp_path), request_seconds=0.3) as server:
+        assert error_of(server.post(path), 408)["code"] == "deadline_exceeded"
+
+
+def test_what_failed_may_fail_again_and_nothing_else_may(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    error_of(recording.complete(prompt=[POISON, 5], request_id="bad", **LOUD), 500)
+    assert recording.post("/v1/requests/bad/replay").json()["same"]
+    monkeypatch.setattr(Replay, "_has_failed", lambda replay, choice: False)
+    error_of(recording.post("/v1/requests/bad/replay"), 500)
 
 
 def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:

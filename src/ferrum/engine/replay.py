@@ -93,9 +93,18 @@ class Replay:
         self._embedding: tuple[float, ...] | None = None
 
     def push(self, delta: Delta) -> None:
-        """Take what the engine tells of it."""
+        """Take what the engine tells of it.
+
+        Raises:
+            FerrumError: what a choice fails of now; one that failed when it was recorded may do so again.
+        """
+        if delta.error is not None and not self._has_failed(delta.index):
+            raise delta.error
         self._collector.push(delta, time.monotonic())
         self._embedding = delta.embedding or self._embedding
+
+    def _has_failed(self, choice: int) -> bool:
+        return self.record.end is not None and self.record.end.choices[choice].error is not None
 
     def output(self) -> RequestOutput:
         """What came of it, once it is over."""

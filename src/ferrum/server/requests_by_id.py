@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -10,9 +12,12 @@ from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive
 
+from ferrum.core.types import FinishReason
 from ferrum.engine.record import Record
 from ferrum.engine.replay import Replay, check_origin
+from ferrum.engine.running import Running
 from ferrum.server import replies, schemas
+from ferrum.server.errors import CancelledError
 from ferrum.server.generation import watched
 from ferrum.server.guard import CLIENT_GONE
 from ferrum.server.prepare import check_top_tokens
@@ -28,6 +33,7 @@ from ferrum.server.requests import MAX_TOP_LOGPROBS, Body
 from ferrum.server.routes import BODY_ERRORS, ERRORS, caller_of, error_reply, ignored, reply
 from ferrum.server.schemas import Whole
 from ferrum.server.service import Service
+from ferrum.server.writers import finish_of
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("It was recorded by another model or numerics.")}
 
@@ -63,14 +69,18 @@ def add_requests(router: APIRouter, service: Service) -> None:
         top = body.top_logprobs or 0
         check_top_tokens("top_logprobs", top, MAX_TOP_LOGPROBS, service.config.max_logprobs)
         headers = ignored(body, strict=service.config.strict)
-        tenant = caller_of(service, request).tenant
+        caller = caller_of(service, request)
+        deadline = None if caller.deadline is None else time.monotonic() + caller.deadline
         records = await _records(service, request_id, request)
         done: list[ReplayedRequest] = []
         for each in records:
-            again = await _run_again(service, each, top, tenant, request.receive, begun=bool(done))
-            if again is None:
-                return Response(status_code=CLIENT_GONE)
-            done.append(again)
+            await _check_origin(service, each)
+            again = Replay(each, top)
+            wanted = replace(again.request, deadline=deadline)
+            with service.run(wanted.request_id, [wanted], caller.tenant, begun=bool(done)) as running:
+                if not await _followed(running, again, request.receive):
+                    return Response(status_code=CLIENT_GONE)
+            done.append(await asyncio.to_thread(replayed_request, again, top))
         same = all(each.same for each in done)
         response = reply(ReplayedRequests(id=request_id, object="request.replay", same=same, replays=done))
         response.headers.update(headers)
@@ -88,17 +98,26 @@ async def _records(service: Service, request_id: str, request: Request) -> list[
     return await asyncio.to_thread(find_records, recorder, request.state.tenant, request_id)
 
 
-async def _run_again(
-    service: Service, record: Record, top: int, tenant: str, receive: Receive, *, begun: bool
-) -> ReplayedRequest | None:
-    """What comes of a recorded request now; None where the client has left, with which it has ended."""
+async def _check_origin(service: Service, record: Record) -> None:
     recorder = service.engine.front.router.recorder
     assert recorder is not None  # it has found the record
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
-    again = Replay(record, top)
+
+
+async def _followed(running: Running, again: Replay, receive: Receive) -> bool:
+    """Take in what comes of a request that runs again; whether its client is still there.
+
+    Raises:
+        FerrumError: it was ended before it could be compared.
+    """
     gone = asyncio.Event()
-    with service.run(again.request.request_id, [again.request], tenant, begun=begun) as running:
-        async with watched(receive, gone.set, running):
+    async with watched(receive, gone.set, running):
+        try:
             async for _, delta in running:
+                if delta.finish_reason is not FinishReason.ERROR:
+                    finish_of(delta)
                 again.push(delta)
-    return None if gone.is_set() else await asyncio.to_thread(replayed_request, again, top)
+        except CancelledError:
+            if not gone.is_set():
+                raise
+    return not gone.is_set()
