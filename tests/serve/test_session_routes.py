@@ -163,6 +163,18 @@ def test_sessions_that_nobody_uses_make_room() -> None:
     assert sessions.get("t", first.id) is first and sessions.of("t") == [third, first]
 
 
+def test_a_session_is_used_for_as_long_as_it_generates() -> None:
+    now = 0.0
+    sessions = Sessions(2, 10.0, lambda: now)
+    first, _ = (sessions.add("t", GrowingText(None)) for _ in range(2))
+    with sessions.generating(first, first.text.token_ids):
+        now = 50.0
+    assert sessions.of("t") == [first] and sessions.expires_in(first) == 10.0
+    with sessions.generating(first, first.text.token_ids):
+        sessions.remove("t", first.id)
+    assert not sessions.of("t")
+
+
 def test_prefixes_of_sessions_are_found(server: Served) -> None:
     with serving(chat_parts(FakeRecipe(prefixes=True))) as server:
         id = begin(server, [5] * 100)

@@ -162,7 +162,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
         held.check_idle()
         begun = held.text.token_ids
         text = await _appended(service, held.text.fork(), body.prompt)
-        with held.generating(begun):
+        with sessions.generating(held, begun):
             held.text = text
         return told(held, headers=headers)
 
@@ -189,7 +189,7 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
         held.check_idle()
         begun = held.text.token_ids
         make = partial(_session_job, held, begun)
-        return await generate(service, request, body, "cmpl", make, partial(SessionGeneration, held, begun))
+        return await generate(service, request, body, "cmpl", make, partial(SessionGeneration, sessions, held, begun))
 
 
 def _described(service: Service, sessions: Sessions, held: HeldSession, **more: Any) -> SessionReply:
@@ -278,12 +278,19 @@ class SessionJob:
 class SessionGeneration(Generation):
     """The response to a session's job: while it runs, nothing else may change the session."""
 
-    def __init__(self, held: HeldSession, begun: tuple[int, ...], service: Service, job: Job, **options: Any) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        held: HeldSession,
+        begun: tuple[int, ...],
+        service: Service,
+        job: Job,
+        **options: Any,
+    ) -> None:
         super().__init__(service, job, **options)
-        self._held = held
-        self._begun = begun
+        self._generating = partial(sessions.generating, held, begun)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See `Generation`. Raises ApiError, 409, where another request was faster."""
-        with self._held.generating(self._begun):
+        with self._generating():
             await super().__call__(scope, receive, send)

@@ -36,22 +36,6 @@ class HeldSession:
         if self.busy:
             raise ApiError(409, "the session is generating", code="session_busy", param="id")
 
-    @contextmanager
-    def generating(self, begun: tuple[int, ...]) -> Iterator[None]:
-        """Within the block it generates, from the tokens that it had when the request was checked.
-
-        Raises:
-            ApiError: 409; it generates for another request, or has changed.
-        """
-        self.check_idle()
-        if self.text.token_ids is not begun:
-            raise ApiError(409, "the session has changed", code="session_busy", param="id")
-        self.busy = True
-        try:
-            yield
-        finally:
-            self.busy = False
-
 
 class Sessions:
     """All sessions. Not safe to use from several threads: the event loop owns them.
@@ -88,9 +72,30 @@ class Sessions:
         held = self._held.get(id)
         if held is None or held.tenant != tenant:
             raise ApiError(404, f"no session {id!r}", code="session_not_found", param="id")
-        held.used = now
-        self._held.move_to_end(id)
+        self._use(held, now)
         return held
+
+    @contextmanager
+    def generating(self, held: HeldSession, begun: tuple[int, ...]) -> Iterator[None]:
+        """Within the block it generates, from the tokens that it had when the request was checked; so long it is used.
+
+        Raises:
+            ApiError: 409; it generates for another request, or has changed.
+        """
+        held.check_idle()
+        if held.text.token_ids is not begun:
+            raise ApiError(409, "the session has changed", code="session_busy", param="id")
+        held.busy = True
+        try:
+            yield
+        finally:
+            held.busy = False
+            if held.id in self._held:
+                self._use(held, self._clock())
+
+    def _use(self, held: HeldSession, now: float) -> None:
+        held.used = now
+        self._held.move_to_end(held.id)
 
     def of(self, tenant: str) -> list[HeldSession]:
         """The sessions of the tenant; this uses none of them."""
