@@ -10,14 +10,25 @@ import pytest
 from contract_kit import INFO, FakeLM, Options, make_llm
 from ferrum.core.capabilities import AttentionType
 from ferrum.core.contract import PrefillInput
-from ferrum.core.errors import KvExhausted, NonFiniteLogits
+from ferrum.core.errors import KvExhausted, NonFiniteLogits, StepError, UnknownSequence
 from ferrum.core.llm import UnifiedItem
-from ferrum.core.step import Span, SpanResult, StepBatch, Want
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.llm_executor import LlmExecutor
 
 contract = pytest.mark.contract
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89]
+
+
+class Broken(FakeLM):
+    """Its logits are no numbers from the moment that a test says so."""
+
+    broken = False
+
+    def unified_forward(self, items: Sequence[UnifiedItem]) -> list[np.ndarray | None]:
+        outputs = super().unified_forward(items)
+        return [each * np.nan if self.broken and each is not None else each for each in outputs]
 
 
 @contract("2.prefill")
@@ -57,13 +68,6 @@ def test_a_report_counts_while_a_step_begins_sequences(monkeypatch):
 
 @contract("3.LlmExecutor")
 def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
-    class Broken(FakeLM):
-        broken = False
-
-        def unified_forward(self, items: Sequence[UnifiedItem]) -> list[np.ndarray | None]:
-            outputs = super().unified_forward(items)
-            return [each * np.nan if self.broken and each is not None else each for each in outputs]
-
     lm = Broken(Options())
     executor = LlmExecutor(lm, INFO, max_batch_size=6)
     empty = executor.truncate_kv(executor.prefill(PrefillInput(PROMPT)).kv_cache, 0)
@@ -73,6 +77,40 @@ def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
     assert executor.handle(empty.cache_id).sequence_length == 0 and empty.cache_id in lm.pages
     lm.broken = False
     assert isinstance(executor.submit(step).result().results[0], SpanResult)
+
+
+@contract("3.LlmExecutor")
+@contract("2.submit")
+def test_a_wish_that_cannot_be_met_ends_its_own_sequence_only():
+    executor = make_llm().executor
+    ids = [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(3)]
+    good, bad = (Sampling(params, 0, 7, [*PROMPT, 4]) for params in (SamplingParams(), None))
+    spans = [Span(each, 7, (4,), sampling=bad if each == ids[1] else good) for each in ids]
+    first, failed, last = executor.submit(StepBatch(tuple(spans))).result().results
+    assert isinstance(first, SpanResult) and isinstance(failed, StepError) and first.tokens == last.tokens
+    assert [executor.pages.length(each) for each in ids] == [8, 7, 8]
+
+
+@contract("3.LlmExecutor")
+@contract("2.errors")
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_sequence_that_cannot_go_back_is_kept_by_a_copy_or_forgotten(beside):
+    lm = Broken(Options(window=6))
+    executor = LlmExecutor(lm, INFO, max_batch_size=6)
+    handle, other = (executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2))
+    chunks = [PrefillInput(PROMPT * 6, kv_cache=each) for each in (handle, other)]
+    lm.broken = True
+    with pytest.raises(NonFiniteLogits):
+        executor.batch_prefill(chunks if beside else chunks[:1])
+    lm.broken = False
+    assert executor.handle(other.cache_id) == other
+    if beside:
+        assert executor.prefill(chunks[0]).kv_cache.sequence_length == 49
+    else:
+        with pytest.raises(UnknownSequence):
+            executor.prefill(chunks[0])
+    lm.pages.check()
+    assert sorted(lm.pages.ids()) == sorted(executor.pages.ids())
 
 
 @contract("3.LlmExecutor")

@@ -158,7 +158,7 @@ class Undo:
                 for span in spans:
                     if span.cache_id not in before:
                         self._pages.release(span.cache_id)
-                    else:
+                    elif span.cache_id in self._pages:  # a model may have lost it
                         self._restore(span.cache_id, *before[span.cache_id])
                 raise
 

@@ -41,6 +41,10 @@ def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]
         return attempt(spans)
     except Exception as error:  # noqa: BLE001 - whatever a kernel or a model raises must end its own sequence only
         if len(spans) == 1:
-            failure = error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
-            return {spans[0].cache_id: failure}
+            return {spans[0].cache_id: failure(error)}
     return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
+
+
+def failure(error: Exception) -> FerrumError:
+    """What a span came to that ended with this exception."""
+    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

@@ -10,7 +10,7 @@ from typing import Final
 from ferrum.core.capabilities import ExecutorTraits
 from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
-from ferrum.core.errors import FerrumError, StepError, UnknownSequence, Unsupported
+from ferrum.core.errors import FerrumError, UnknownSequence, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
 from ferrum.core.memory import MemoryPlan, PoolPart
@@ -18,7 +18,7 @@ from ferrum.core.sequences import StoreGroup
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.math import best_tokens
-from ferrum.runtime.apart import run_apart
+from ferrum.runtime.apart import failure, run_apart
 from ferrum.runtime.rows import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
@@ -72,16 +72,23 @@ class LlmExecutor(ModelExecutor):
             if logits is not None:
                 rows.take(len(span.tokens) - len(logits), logits, best_tokens(logits).tolist())
             result = result_alone(rows)
-        except StepError as error:
-            if span.cache_id in self._sequences:  # also one of no tokens, which was truncated to that
-                self._model.truncate_kv(span.cache_id, span.start)
-            else:
-                self._model.release(span.cache_id)
-            return error
-        if result.length < span.end:
-            self._model.truncate_kv(span.cache_id, result.length)
+            if result.length < span.end:
+                self._model.truncate_kv(span.cache_id, result.length)
+        except Exception as error:  # noqa: BLE001 - the others have advanced: whatever it is ends its own sequence only
+            self._take_back(span)
+            return failure(error)
         self._sequences.advance(span.cache_id)
         return result
+
+    def _take_back(self, span: Span) -> None:
+        """Forget what a failed span has stored; where the model cannot go back so far, forget all of the sequence."""
+        if span.cache_id not in self._sequences:
+            self._model.release(span.cache_id)
+            return
+        try:  # also with one of no tokens, which was truncated to that
+            self._sequences.go_back(span.cache_id, span.start)
+        except Unsupported:
+            self._sequences.release(span.cache_id)
 
 
 def _policy(rows: SpanRows) -> LogitsPolicy:
@@ -144,15 +151,18 @@ class LlmSequences:
 
     def truncate(self, cache_id: str, length: int) -> None:
         """Forget the tokens from `length` on. Raises UnknownSequence, RequestError, Unsupported."""
-        if length == self.length(cache_id):
-            return
+        if length != self.length(cache_id):
+            self.go_back(cache_id, length)
+            self.advance(cache_id)
+
+    def go_back(self, cache_id: str, length: int) -> None:
+        """As `truncate`, of tokens that no generation has counted yet."""
         copy = self._copies.get(cache_id)
         if copy is not None and length == self.length(copy):
             self._model.release(cache_id)
             self._model.fork(copy, cache_id)
         else:
             self._model.truncate_kv(cache_id, length)
-        self.advance(cache_id)
 
     @contextmanager
     def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
