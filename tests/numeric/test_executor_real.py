@@ -174,6 +174,21 @@ def test_exact_speculation_is_transformers_greedy_choice_and_a_threshold_is_loss
 # Carried tokens
 
 
+@pytest.mark.contract("2.submit")
+@pytest.mark.parametrize("length", [0, 3, None])
+def test_a_token_cannot_be_carried_to_where_it_was_not_sampled(executor: LocalExecutor, length: int | None) -> None:
+    sampling = Sampling(SamplingParams(temperature=0.0), 0, 10, TOKENS[:10])
+    executor.submit(StepBatch((Span("it", 0, tuple(TOKENS[:10]), sampling=sampling),))).result()
+    if length is None:
+        executor.release_cache("it")
+    else:
+        executor.truncate_kv_for_cache_id("it", length)
+    span = Span("it", length or 0, (CARRY,), Want.LOGITS)
+    (error,) = executor.submit(StepBatch((span,))).result().results
+    assert isinstance(error, RequestError) and error.param == "CARRY"
+    executor.release_cache("it")
+
+
 def sampled(executor: LocalExecutor, *, carry: bool) -> list[Any]:
     """Twelve tokens and their log-probabilities; with `carry` the host never tells the step what was sampled."""
     params = SamplingParams(temperature=0.8, logprobs=2, frequency_penalty=0.5, repetition_penalty=1.2)

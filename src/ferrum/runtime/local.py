@@ -46,7 +46,7 @@ class LocalExecutor(ModelExecutor):
     ) -> None:
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
         self.lm = lm
-        self._sampled: dict[str, int] = {}
+        self._sampled: dict[str, tuple[int, int]] = {}  # the last token of each, and the length that it follows
         self._keeper: DiskKeeper | None = None
         if log_tokens:
             lm.watch = self._log_row
@@ -72,7 +72,7 @@ class LocalExecutor(ModelExecutor):
         carries = any(map(_carries, batch.spans))
         output = self._run_carried(batch) if carries else self.lm.run(batch)
         self._sampled = {
-            span.cache_id: outcome.tokens[-1]
+            span.cache_id: (outcome.tokens[-1], outcome.length)
             for span, outcome in zip(batch.spans, output.results, strict=True)
             if isinstance(outcome, SpanResult) and outcome.tokens
         }
@@ -87,15 +87,16 @@ class LocalExecutor(ModelExecutor):
     def _with_carried(self, span: Span) -> Span | RequestError:
         """The span with the token that its sequence sampled in the step before in CARRY's place, and in its history.
 
-        An error where it sampled none, or where CARRY stands behind another token.
+        An error where it sampled none, has changed since, or where CARRY stands behind another token.
         """
         if not _carries(span):
             return span
-        if span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1 or span.cache_id not in self._sampled:
+        token, length = self._sampled.get(span.cache_id, (None, None))
+        if token is None or span.start != length or span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1:
             return RequestError(
-                "can only be the first token of a sequence that sampled in the step before", param="CARRY"
+                "can only be the first token of a sequence as the step before left it, which sampled", param="CARRY"
             )
-        token, sampling = self._sampled[span.cache_id], span.sampling
+        sampling = span.sampling
         if sampling is not None and len(sampling.history) == span.start:
             sampling = replace(sampling, history=[*sampling.history, token])
         return replace(span, tokens=(token, *span.tokens[1:]), sampling=sampling)
