@@ -6,6 +6,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from ferrum.core.errors import ConfigError
+from ferrum.core.errors import CheckpointError, ConfigError
 from ferrum.runtime.model_digest import model_digest
 from ferrum.runtime.page_files import PageFiles
 
@@ -179,3 +180,27 @@ def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
     assert model_digest(one, memory) != before, "of the same size and the same time, it is another model"
     (memory / "models.json").write_text("damaged")
     assert model_digest(one, memory) == model_digest(one, tmp_path / "missing")
+
+
+def test_a_model_is_told_by_its_files_only(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    before = model_digest(model, tmp_path)
+    (model / "notes.json").mkdir()
+    (model / "gone.json").symlink_to(model / "nowhere")
+    assert model_digest(model, tmp_path) == before
+    if sys.platform == "linux":  # where a name is any bytes
+        (model / os.fsdecode(b"caf\xe9.json")).write_text("{}")
+        assert model_digest(model, tmp_path) != before
+
+
+def test_a_model_that_cannot_be_read_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    def broken(*_: object) -> None:
+        raise OSError("the disk is broken")
+
+    monkeypatch.setattr("hashlib.file_digest", broken)
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: the disk is broken"):
+        model_digest(tmp_path, tmp_path / "missing")

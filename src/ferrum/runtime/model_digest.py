@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from ferrum.core.errors import CheckpointError
 
 _MEMO: Final = "models.json"
 _READ: Final = ("*.safetensors", "*.json")
@@ -22,8 +25,12 @@ def model_digest(directory: Path, memory: Path) -> str:
     Args:
         directory: of the model.
         memory: a directory, in which it is remembered.
+
+    Raises:
+        CheckpointError: a file cannot be read.
     """
-    files = sorted(path for pattern in _READ for path in directory.glob(pattern))
+    # Neither a folder of such a name nor a link to nowhere says what the model computes.
+    files = sorted(path for pattern in _READ for path in directory.glob(pattern) if path.is_file())
     seen = hashlib.sha256(repr([_identity(path) for path in files]).encode()).hexdigest()
     memo = memory / _MEMO
     known: dict[str, str] = {}
@@ -31,16 +38,23 @@ def model_digest(directory: Path, memory: Path) -> str:
         loaded = json.loads(memo.read_text("utf-8"))
         known = loaded if isinstance(loaded, dict) else {}
     if not isinstance(known.get(seen), str):
-        digest = hashlib.sha256()
-        for path in files:
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-        known[seen] = digest.hexdigest()
+        known[seen] = _digest(files)
         aside = memo.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # then it is read again next time
             aside.write_text(json.dumps(known), "utf-8")
             aside.replace(memo)
     return known[seen]
+
+
+def _digest(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digest.update(os.fsencode(path.name) + hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    return digest.hexdigest()
 
 
 def _identity(path: Path) -> tuple[str | int, ...]:
