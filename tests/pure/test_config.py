@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import FrozenInstanceError, fields
 
+import numpy as np
 import pytest
 
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
@@ -70,13 +71,17 @@ def test_the_tree_goes_through_json():
         ("threads", 10**20),
         ("model", 3),
         ("model", b"m"),
+        ("max_batch_size", None),
+        ("kernels", np.array([1, 2])),
+        ("kv_capacity", np.array([1, 2])),
+        ("switches", {"log_tokens": True}),
     ],
 )
 def test_values_that_no_model_takes_are_refused_by_field(field, value):
     with pytest.raises(ConfigError) as caught:
         ModelConfig(**{"model": "m", field: value})
     assert caught.value.param == field
-    assert "None" not in str(caught.value), "that is no choice on a command line"
+    assert value is None or "None" not in str(caught.value), "that is no choice on a command line"
 
 
 @pytest.mark.parametrize(
@@ -98,9 +103,21 @@ def test_values_that_no_model_takes_are_refused_by_field(field, value):
         ("record_dir", 3),
         ("speculative", True),
         ("prefix_cache_dir", ""),
+        ("max_tokens_per_step", None),
+        ("decode_seconds", None),
+        ("max_queue", None),
+        ("swap_gib", None),
+        ("num_speculative_tokens", None),
     ],
 )
 def test_values_that_no_engine_takes_are_refused_by_field(field, value):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=ModelConfig(model="m"), **{field: value})
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("model", [None, "m", {"model": "m"}])
+def test_an_engine_is_of_a_models_config(model):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model=model)
+    assert caught.value.param == "model"

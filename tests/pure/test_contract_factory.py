@@ -10,7 +10,7 @@ from contract_kit import INFO, FakeContractExecutor, make_fake
 from ferrum.core.capabilities import AttentionType
 from ferrum.core.config import PAGE_SIZE
 from ferrum.core.contract import DataType, Device, PrefillInput
-from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, Unsupported
+from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
 from ferrum.core.executors import ExecutorRegistry
 from ferrum.core.factory import (
     ExecutorAttentionConfig,
@@ -273,3 +273,13 @@ def test_a_description_goes_through_json():
     assert ExecutorConfig.from_json(config.to_json()) == config
     with pytest.raises(ConfigError):
         ModelExecutorFactory(Loader()).validate_config(ExecutorConfig.from_json(config.to_json()))
+
+
+@contract("2.ModelExecutorFactory")
+@pytest.mark.parametrize("config", [None, 5, "ferrum-tiny", {"device": "cpu"}])
+def test_what_is_no_config_is_refused(config):
+    factory = ModelExecutorFactory(Loader())
+    for verb in (factory.validate_config, factory.create_executor, factory.create_batch_executor):
+        with pytest.raises(RequestError) as caught:
+            verb(config)
+        assert caught.value.param == "config"

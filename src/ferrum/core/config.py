@@ -141,6 +141,8 @@ class ModelConfig(JsonRecord):
     switches: Switches = field(default_factory=Switches, metadata=about("What the environment says."))
 
     def __post_init__(self) -> None:
+        if not isinstance(self.switches, Switches):
+            raise ConfigError(f"must be Switches, not {self.switches!r}", param="switches")
         check_options(self)
 
 
@@ -210,6 +212,8 @@ class EngineConfig(JsonRecord):
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, ModelConfig):
+            raise ConfigError(f"must be a ModelConfig, not {self.model!r}", param="model")
         check_options(self)
         if self.prefix_cache_dir is not None and not self.prefix_cache:
             raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.capabilities import AttentionType, head_sharing
+from ferrum.core.checks import check_kind
 from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
 from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
@@ -157,6 +158,7 @@ class ModelExecutorFactory:
         Raises:
             ConfigError: the config asks for a sequential one; otherwise as `create_executor`.
         """
+        check_kind(config, ExecutorConfig, param="config")
         if config.executor_type is ExecutorType.SEQUENTIAL:
             raise ConfigError("a Sequential executor serves one sequence at a time", param="executor_type")
         return self.create_executor(config)
@@ -168,7 +170,9 @@ class ModelExecutorFactory:
             ConfigError: a value, or a combination, that makes no sense; `param` names the first such field, the message
                 all of them.
             Unsupported: a feature that this build does not have; it names the field.
+            RequestError: it is no config.
         """
+        check_kind(config, ExecutorConfig, param="config")
         problems = list(misfits(config))  # the others compare and multiply
         if not problems:
             for name, reason in self._missing(config):

@@ -51,15 +51,17 @@ def check_options(record: Any) -> None:
     """
     for item in fields(record):
         value, choices, least = getattr(record, item.name), item.metadata["choices"], item.metadata["least"]
-        if value == "":  # as a variable that was never set: it would mean every address, or this directory
+        # As a variable that was never set: it would mean every address, or this directory.
+        if isinstance(value, str) and not value:
             raise ConfigError("must not be empty", param=item.name)
         if item.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
-        if choices is not None and (value not in choices or str(value) not in map(str, choices)):  # 64.0 == 64
+        # Asked by their text first: 64.0 == 64, and an array is equal to nothing and everything.
+        if choices is not None and (str(value) not in map(str, choices) or value not in choices):
             raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
         if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
             raise ConfigError(f"must be text, not {value!r}", param=item.name)
-        if least is not None and value is not None:
+        if least is not None and (value is not None or "None" not in str(item.type)):
             check_number(item.name, value, least, item.metadata["most"])
         needs = item.metadata["needs"]
         if needs is not None and value != item.default and getattr(record, needs) is None:
