@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -332,3 +333,20 @@ def test_a_closed_engine_says_so() -> None:
         model.generate("a", use_tqdm=False)
     with pytest.raises(EngineDead):
         model.stream("a")
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+@pytest.mark.parametrize("fails_at", ["step", "delta"])
+def test_who_looks_on_and_fails_keeps_no_answer_back(
+    process: bool, fails_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(what: str, *_: object) -> None:
+        if what == fails_at:
+            raise ValueError(what)
+
+    with LLM.from_parts(parts(process=process)) as model:
+        model.front.router.observer = SimpleNamespace(step=partial(look, "step"), delta=partial(look, "delta"))
+        for _ in range(2):
+            (output,) = model.generate([[1, 2]], greedy(3, ignore_eos=True), use_tqdm=False)
+            assert output.outputs[0].finish_reason == "length"
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"

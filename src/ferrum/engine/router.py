@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
 from ferrum.core.types import Request, TokenEvent
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_MAX_REQUESTS: Final = 1024
 
 Wake: TypeAlias = Callable[[], None]
+
+News = ParamSpec("News")
 
 
 class Observer(Protocol):
@@ -83,6 +85,7 @@ class Router:
         self._streams: dict[str, RequestStream] = {}
         self._asked: dict[tuple[str, str], RequestStream] = {}  # the last of each tenant's id, as clients know it
         self._ended: FerrumError | None = None
+        self._told = False
         self._lock = Lock()
         self._process = os.getpid()
         self.info: EngineInfo = host.start(self._deliver)
@@ -169,9 +172,9 @@ class Router:
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
             if self.recorder is not None:
-                self.recorder.steps(report.steps)
+                self._show(self.recorder.steps, report.steps)
             if self.observer is not None:
-                self.observer.step(report.stats)
+                self._show(self.observer.step, report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:
@@ -185,7 +188,16 @@ class Router:
     def _observe(self, request: Request, delta: Delta) -> None:
         for each in (self.recorder, self.observer):
             if each is not None:
-                each.delta(request, delta)
+                self._show(each.delta, request, delta)
+
+    def _show(self, look: Callable[News, None], *news: News.args, **more: News.kwargs) -> None:
+        """Let somebody look on. Who fails at it, which is told once, takes neither the engine nor any client along."""
+        try:
+            look(*news, **more)
+        except Exception:  # noqa: BLE001 - as above
+            if not self._told:
+                _LOG.exception("what looks on at the engine has failed, and may fail again")
+            self._told = True
 
     def _route(self, stream: RequestStream, event: TokenEvent) -> None:
         try:
