@@ -14,7 +14,7 @@ from ferrum.core.contract import DecodeInput, LogitsPolicy, UnifiedBatch, Unifie
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.executor import BatchModelExecutor, SpeculativeExecutor
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import CARRY, Rows, Span, StepBatch, Want
+from ferrum.core.step import CARRY, Rows, Score, Span, StepBatch, Want
 
 
 @contract("1.UnifiedBatch")
@@ -113,7 +113,7 @@ def test_a_start_that_is_no_integer_is_its_own_spans_error(executor):
         ("tokens", (None, 5, 1.5, "12", b"12", {1: 2}, {CARRY}, np.array([1, 2]), iter((1, 2)), (np.array([1, 2]),))),
         ("drafts", (None, "1", 1.0, (1,))),
         ("sampling", (5, SamplingParams())),
-        ("score", (5, (1, 2))),
+        ("score", (5, (1, 2), Score(None, 1), Score("1", 1), Score((-1,), 1), Score((10**6,), 1), Score((1.5,), 1))),
     ],
 )
 def test_a_field_that_is_not_of_its_type_is_its_own_spans_error(executor, param, values):

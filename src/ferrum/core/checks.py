@@ -90,6 +90,8 @@ def misfit(span: Span) -> RequestError | None:
         return RequestError(f"must be Sampling, not {type(span.sampling).__name__}", param="sampling")
     if span.score is not None and not isinstance(span.score, Score):
         return RequestError(f"must be Score, not {type(span.score).__name__}", param="score")
+    if span.score is not None and not _is_list(span.score.targets):
+        return RequestError(f"must have a list of targets, not {span.score.targets!r}", param="score")
     return None
 
 
@@ -113,6 +115,8 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
         return RequestError("more targets than tokens", param="score")
     try:
         check_tokens(span.tokens, span.start, vocab_size=vocab_size, max_sequence_length=max_sequence_length)
+        if span.score is not None:
+            check_ids(span.score.targets, vocab_size, param="score")
     except RequestError as error:
         return error
     return None
