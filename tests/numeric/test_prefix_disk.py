@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from native_twin import require_native
 from tiny import directory_of, find, tokens_of
 
 from ferrum import LLM, SamplingParams
+from ferrum.cache.names import NamedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes
@@ -260,3 +263,24 @@ def test_a_small_pool_takes_back_what_fits(tmp_path: Path) -> None:
         other = tokens_of(find(CASE), 3 * PAGE, seed=1)
         llm.generate([other], SamplingParams(max_tokens=1), use_tqdm=False)
         assert answer(llm)[:2] == expected[:2], "its pages had to go, and came back"
+
+
+def test_an_executor_that_came_to_no_use_is_let_go_with_its_pool(tmp_path: Path) -> None:
+    executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
+    executor.keep_pages(PageFiles(tmp_path, 1 << 30))
+    pages = weakref.ref(executor.lm.pages)
+    del executor
+    gc.collect()
+    assert pages() is None
+
+
+def test_a_thread_that_the_system_refuses_costs_a_page(tmp_path: Path, monkeypatch, caplog) -> None:
+    executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
+    executor.keep_pages(PageFiles(tmp_path, 1 << 30))
+    keeper, start = executor.lm.pages.restores.keeper, threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
+    keeper.keep("layers0", NamedPage(0, bytes(32)))
+    assert "could not be kept on disk: no more threads" in caplog.text
+    monkeypatch.setattr(threading.Thread, "start", start)
+    keeper.keep("layers0", NamedPage(0, bytes(32)))
+    executor.shutdown()

@@ -39,13 +39,19 @@ class DiskKeeper:
         self._kernels = kernels
         self._files = files
         self._due: SimpleQueue[tuple[str, NamedPage] | None] = SimpleQueue()
+        # Begun by the first page: a thread holds the pool, also that of an executor which nobody came to use.
         self._thread = threading.Thread(target=self._write, name="ferrum-pages", daemon=True)
-        self._thread.start()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="ferrum-restore")
         pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
         """See `PageKeeper`."""
+        if self._thread.ident is None:
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # none to be had now; the next page asks again
+                _LOG.warning("a page could not be kept on disk: %s", error)
+                return
         self._due.put((group, named))
 
     def evicted(self, group: str, named: NamedPage) -> None:
@@ -60,7 +66,8 @@ class DiskKeeper:
         self._pages.restores.finish()
         self._reader.shutdown()
         self._due.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS)
         self._pages.attach(None)
 
     def _fill(self, wanted: Sequence[Wanted]) -> list[bool]:
