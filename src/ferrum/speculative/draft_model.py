@@ -81,6 +81,7 @@ class DraftModel:
         self._costs = costs
         self._context = executor.capabilities().max_sequence_length
         self._cached: dict[str, _Cached] = {}
+        self._stored: int | None = 0
         self._failed: set[str] = set()
         self._told = self._broken = False
         self.spent = 0.0
@@ -98,13 +99,15 @@ class DraftModel:
 
     def seconds(self, sequences: int) -> float:
         """See `Drafts`."""
-        stored = sum(each.length for each in self._cached.values())
-        return self._costs.predict(sequences, stored * sequences // max(1, len(self._cached)))
+        if self._stored is None:  # it is asked for every beginning of the guesses that a step may verify
+            self._stored = sum(each.length for each in self._cached.values())
+        return self._costs.predict(sequences, self._stored * sequences // max(1, len(self._cached)))
 
     def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
         """See `Drafts`. A sequence that the model has not read is read on, and gets no guess before that is done."""
         if self._broken:
             return [()] * len(wishes)
+        self._stored = None
         try:
             drafts = [self._begin(wish) for wish in wishes]
             active = self._run(drafts, [self._first(draft) for draft in drafts])
@@ -123,6 +126,7 @@ class DraftModel:
         self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        self._stored = None
         if self._cached.pop(sequence.cache_id, None) is not None:
             self._executor.release_cache(sequence.cache_id)
 
