@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,26 @@ def test_a_session_that_generates_is_not_changed_by_others(slow: Served) -> None
     assert state(slow, id)["text"] == "hello"
     do(slow, id, "generate", **LOUD)
     assert state(slow, id)["length"] == 11
+
+
+def test_the_text_of_a_session_is_made_beside_the_streams_of_others(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id, makers, text_of = begin(server), set[bool](), GrowingText.text
+
+    def watched(text: GrowingText) -> str:
+        makers.add(_has_loop())
+        return str(text_of.__get__(text))
+
+    monkeypatch.setattr(GrowingText, "text", property(watched))
+    assert state(server, id)["text"] == "hello" and makers == {False}
+
+
+def _has_loop() -> bool:
+    try:
+        return bool(asyncio.get_running_loop())
+    except RuntimeError:
+        return False
 
 
 def test_keys_see_their_own_sessions_and_have_only_so_many(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -140,7 +142,9 @@ def _add_holding(router: APIRouter, service: Service, sessions: Sessions) -> Non
     @router.get("/v1/sessions/{session_id}", responses={200: {"model": SessionReply}, **ERRORS})
     async def one(session_id: str, request: Request) -> Response:
         """A session with all its tokens, and its text."""
-        return told(sessions.get(request.state.tenant, session_id), whole=True)
+        held = sessions.get(request.state.tenant, session_id)
+        # A long text takes 30 ms, which may not hold up the streams of others; meanwhile it may grow.
+        return await asyncio.to_thread(told, replace(held, text=held.text.fork()), whole=True)
 
     @router.delete("/v1/sessions/{session_id}", responses={200: {"model": SessionDeleted}, **ERRORS})
     async def delete(session_id: str, request: Request) -> Response:
