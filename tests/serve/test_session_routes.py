@@ -11,6 +11,7 @@ import pytest
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.engine.session import GrowingText
+from ferrum.server import routes, session_routes
 from ferrum.server.errors import ApiError
 from ferrum.server.sessions import Sessions
 from serve_kit import SLOW, Served, chat_parts, error_of, events, serving
@@ -128,17 +129,27 @@ def test_a_session_that_generates_is_not_changed_by_others(slow: Served) -> None
     assert state(slow, id)["length"] == 11
 
 
-def test_the_text_of_a_session_is_made_beside_the_streams_of_others(
+def test_long_sessions_are_told_and_gone_on_with_beside_the_streams_of_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    id, makers, text_of = begin(server), set[bool](), GrowingText.text
+    id, tell, make = begin(server, "hello" * 100), GrowingText.text, session_routes.completion_job
+    on_loop: list[bool] = []
 
     def watched(text: GrowingText) -> str:
-        makers.add(_has_loop())
-        return str(text_of.__get__(text))
+        on_loop.append(_has_loop())
+        return str(tell.__get__(text))
+
+    def made(*arguments: Any) -> Any:
+        on_loop.append(_has_loop())
+        return make(*arguments)
 
     monkeypatch.setattr(GrowingText, "text", property(watched))
-    assert state(server, id)["text"] == "hello" and makers == {False}
+    monkeypatch.setattr(session_routes, "completion_job", made)
+    monkeypatch.setattr(routes, "QUICK_BYTES", 400)
+    assert state(server, id)["text"] == "hello" * 100
+    do(server, id, "generate", **LOUD)
+    do(server, begin(server), "generate", **LOUD)
+    assert on_loop == [False, False, True], "what is short takes no longer than to hand it over"
 
 
 def _has_loop() -> bool:

@@ -227,8 +227,14 @@ async def generate(
     kind: str,
     make: Callable[..., Job],
     respond: Callable[..., Response] = Generation,
+    *,
+    held: int = 0,
 ) -> Response:
-    """Check a body completely, and answer with what it becomes."""
+    """Check a body completely, and answer with what it becomes.
+
+    Args:
+        held: tokens of the prompt that the server has already.
+    """
     caller = caller_of(service, request)
     service.check_model(body.model)
     headers = ignored(body, strict=service.config.strict)
@@ -238,7 +244,9 @@ async def generate(
     size = len(await request.body())
     if getattr(body, "chat_template", None) is not None:
         job = await service.beside.fill_in(make, *arguments)
-    elif size > QUICK_BYTES:  # rendering and encoding take a while, which is no reason to hold up the streams of others
+    elif (
+        size + held > QUICK_BYTES
+    ):  # rendering and encoding take a while, which is no reason to hold up the streams of others
         job = await service.beside.run(size, make, *arguments)
     else:
         job = make(*arguments)

@@ -193,7 +193,8 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
         held.check_idle()
         begun = held.text.token_ids
         make = partial(_session_job, held, begun)
-        return await generate(service, request, body, "cmpl", make, partial(SessionGeneration, sessions, held, begun))
+        respond = partial(SessionGeneration, sessions, held, begun)
+        return await generate(service, request, body, "cmpl", make, respond, held=len(begun))
 
 
 def _described(service: Service, sessions: Sessions, held: HeldSession, **more: Any) -> SessionReply:
@@ -232,11 +233,15 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
     Raises:
         RequestError: an id that the model does not have, or more tokens than its context.
     """
-    grown = await service.beside.run(len(prompt), text.append, prompt)
-    service.engine.front.admission.check_tokens(grown.token_ids, param="prompt")
-    if len(grown) > service.context:
-        raise ContextOverflow(f"{len(grown)} tokens are more than the context of {service.context}", param="prompt")
-    return grown
+
+    def grow() -> GrowingText:
+        grown = text.append(prompt)
+        service.engine.front.admission.check_tokens(grown.token_ids, param="prompt")
+        if len(grown) > service.context:
+            raise ContextOverflow(f"{len(grown)} tokens are more than the context of {service.context}", param="prompt")
+        return grown
+
+    return await service.beside.run(len(prompt), grow)
 
 
 def _session_job(
