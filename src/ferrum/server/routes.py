@@ -244,9 +244,7 @@ async def generate(
     size = len(await request.body())
     if getattr(body, "chat_template", None) is not None:
         job = await service.beside.fill_in(make, *arguments)
-    elif (
-        size + held > QUICK_BYTES
-    ):  # rendering and encoding take a while, which is no reason to hold up the streams of others
+    elif size + held > QUICK_BYTES:  # what takes a while is no reason to hold up the streams of others
         job = await service.beside.run(size, make, *arguments)
     else:
         job = make(*arguments)
