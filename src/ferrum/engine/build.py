@@ -104,8 +104,9 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         from ferrum.runtime.page_files import PageFiles
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
-        executor.keep_pages(PageFiles(directory, config.prefix_cache_gib << 30))
-        model = model_digest(Path(model), directory)
+        files = PageFiles(directory, config.prefix_cache_gib << 30)
+        model = model_digest(Path(model), directory)  # it may fail, and then nothing is to be closed
+        executor.keep_pages(files)
     return PrefixScope(
         model=model,
         weights=executor.traits.weights,
