@@ -8,7 +8,6 @@ namespace ferrum::FERRUM_TIER {
 namespace {
 
 using vl = int64_t __attribute__((vector_size(8 * kLanes)));
-using vul = uint64_t __attribute__((vector_size(8 * kLanes)));
 
 constexpr float kNever = -__builtin_inff();
 
@@ -50,22 +49,20 @@ vf masses(vf x) {
 
 struct Words {
     vu word[4];
-};
 
-void multiply_words(vu a, uint32_t by, vu& high, vu& low) {
-    const vul product = __builtin_convertvector(a, vul) * static_cast<uint64_t>(by);
-    high = __builtin_convertvector(product >> 32, vu);
-    low = __builtin_convertvector(product & 0xffffffffu, vu);
-}
+    bool any_from(uint32_t least) const {
+        const vu a = word[0] > word[1] ? word[0] : word[1], b = word[2] > word[3] ? word[2] : word[3];
+        return max_lanes(-((a > b ? a : b) >= spread(least))) != 0;
+    }
+};
 
 // Philox4x32-10 (Salmon et al. 2011) of counters (block, position, choice, stream 0).
 Words philox(vu block, const DrawKey& key) {
     vu c0 = block, c1 = spread(key.position), c2 = spread(key.choice), c3{};
     uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
     for (int round = 0; round < 10; ++round) {
-        vu high0, low0, high1, low1;
-        multiply_words(c0, 0xd2511f53u, high0, low0);
-        multiply_words(c2, 0xcd9e8d57u, high1, low1);
+        const vu high0 = multiply_high(c0, 0xd2511f53u), high1 = multiply_high(c2, 0xcd9e8d57u);
+        const vu low0 = c0 * 0xd2511f53u, low1 = c2 * 0xcd9e8d57u;
         c0 = high1 ^ c1 ^ k0;
         c1 = low1;
         c2 = high0 ^ c3 ^ k1;
@@ -81,17 +78,38 @@ vf gumbel(vu word) {
     return -exact_log(-exact_log(u));
 }
 
+// Words of the `kDrawn` tokens from `first` on: of token first + i, word[i % 4] of lane i / 4.
+constexpr int64_t kDrawn = 4 * kLanes;
+
+Words words_of(int64_t first, const DrawKey& key) { return philox((vu)lane_index() + static_cast<uint32_t>(first / 4), key); }
+
 struct Best {
     float value = kNever;
     int64_t token = -1;
 
-    void offer(float candidate, int64_t at) {  // in ascending order of tokens: the lowest of equals stays
-        if (candidate > value) {
+    void offer(float candidate, int64_t at) {  // the lowest of equals stays
+        if (candidate > value || (candidate == value && at < token)) {
             value = candidate;
             token = at;
         }
     }
+
+    void offer_all(const float* x, int64_t first, int64_t count, const Words& words) {
+        float noise[4][kLanes];
+        for (int w = 0; w < 4; ++w) store(noise[w], gumbel(words.word[w]));
+        for (int64_t i = 0; i < least(kDrawn, count - first); ++i) offer(x[first + i] + noise[i % 4][i / 4], first + i);
+    }
 };
+
+// Noise n takes a u of at least exp(-exp(-n)), which is above 1 - exp(-n): so many leading bits of its word are ones, less a bit
+// for what rounding may hide.
+float octaves_to(float noise) { return noise * 1.4426950408889634f - 0.02f; }
+
+constexpr int kNoiseBits = 23;  // of a word
+
+uint32_t least_word(float octaves) {
+    return octaves < 1.0f ? 0 : ~uint32_t{0} << (32 - static_cast<int>(octaves));
+}
 
 }  // namespace
 
@@ -177,17 +195,17 @@ int64_t draw_among(const float* x, const int32_t* tokens, int64_t count, const D
     return best.token;
 }
 
+// The likeliest token's block comes first: beside what it offers, few others have a word that is worth turning into noise, and
+// where all tokens are so unlikely that the greatest noise would not do, words need not be made either.
 int64_t draw_from_all(const float* x, int64_t count, const DrawKey& key) {
-    constexpr int kBlock = 4 * kLanes;
-    constexpr float kMostNoise = 16.7f;  // -log(-log(1 - 2^-24)) is 16.64
     Best best;
-    for (int64_t i = 0; i < count; i += kBlock) {
-        const int64_t here = least(kBlock, count - i);
-        if (!(largest(x + i, here) + kMostNoise > best.value)) continue;
-        const Words words = philox((vu)lane_index() + static_cast<uint32_t>(i / 4), key);
-        float noise[4][kLanes];
-        for (int w = 0; w < 4; ++w) store(noise[w], gumbel(words.word[w]));
-        for (int t = 0; t < here; ++t) best.offer(x[i + t] + noise[t % 4][t / 4], i + t);
+    const int64_t likeliest = first_equal(x, count, 0.0f) / kDrawn * kDrawn;
+    best.offer_all(x, likeliest, count, words_of(likeliest, key));
+    for (int64_t i = 0; i < count; i += kDrawn) {
+        const float octaves = octaves_to(best.value - largest(x + i, least(kDrawn, count - i)));
+        if (!(octaves < kNoiseBits + 1)) continue;
+        const Words words = words_of(i, key);
+        if (words.any_from(least_word(octaves))) best.offer_all(x, i, count, words);
     }
     return best.token;
 }

@@ -162,6 +162,22 @@ inline vf smaller(vf a, vf b) {
 #endif
 }
 
+// The upper halves of 64-bit products.
+inline vu multiply_high(vu a, uint32_t by) {
+#if defined(__AVX512VNNI__)
+    const __m512i factor = _mm512_set1_epi32(static_cast<int32_t>(by)), all = (__m512i)a;
+    const __m512i even = _mm512_mul_epu32(all, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(all, 32), factor);
+    return (vu)_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+#elif defined(__AVX2__)
+    const __m256i factor = _mm256_set1_epi32(static_cast<int32_t>(by)), all = (__m256i)a;
+    const __m256i even = _mm256_mul_epu32(all, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(all, 32), factor);
+    return (vu)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+#else
+    using vul = uint64_t __attribute__((vector_size(8 * kLanes)));
+    return __builtin_convertvector(__builtin_convertvector(a, vul) * static_cast<uint64_t>(by) >> 32, vu);
+#endif
+}
+
 // Lanes are folded in halves, upper onto lower: one order for every caller.
 inline float sum_lanes(vf v) {
 #if defined(__AVX512VNNI__)

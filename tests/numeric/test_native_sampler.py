@@ -64,6 +64,21 @@ def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(tier):
+    """At each distance of the others from the likeliest, from those that win now and then to those whose noise never would do."""
+    chooser, drawn = chooser_of(tier, 2), set()
+    for distance in range(20):
+        logits = np.full(20_000, -distance, np.float32)
+        logits[777] = 0.0
+        for seed in range(8):
+            wish = request([0] * (1 + distance), seed=seed)
+            found = sample(logits, wish, (), chooser)
+            assert found == sample(logits, wish, (), REFERENCE)
+            drawn.add((distance, found.token == 777))
+    assert {(8, False), (19, True)} <= drawn, "both kinds were there"
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
     """Logits a few units in the last place apart: the first by their values are not the first once they are divided."""
     chooser, rng = chooser_of(tier, 2), np.random.default_rng(4)
