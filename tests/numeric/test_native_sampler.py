@@ -65,7 +65,7 @@ def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(tier):
-    """At each distance of the others from the likeliest, from those that win now and then to those whose noise never would do."""
+    """At each distance of the others from the likeliest, beyond what the greatest noise could make up for, too."""
     chooser, drawn = chooser_of(tier, 2), set()
     for distance in range(20):
         logits = np.full(20_000, -distance, np.float32)
