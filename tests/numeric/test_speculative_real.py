@@ -56,7 +56,7 @@ def model(speculative: Any = None, **options: Any) -> Iterator[LLM]:
         patch.setattr(speculation, "StepCosts", lambda: SetCosts(step=0.01))
         llm = LLM(str(spoken(MODEL)), speculative=speculative, **options)
     with llm:
-        llm.front.router.observer = Watch()
+        llm.front.router.observers = (Watch(),)
         yield llm
 
 
@@ -73,7 +73,7 @@ class Watch:
 
 
 def counts(llm: LLM) -> SpeculationCounts:
-    watch = llm.front.router.observer
+    (watch,) = llm.front.router.observers
     assert isinstance(watch, Watch)
     return watch.counts
 

@@ -365,7 +365,7 @@ def test_a_loop_to_which_reports_are_delivered_is_served_as_ever(process: bool) 
         await asyncio.sleep(0.02)
         engine.deliver_here()
         folded: set[threading.Thread] = set()
-        engine.front.router.observer = Onlooker(folded)
+        engine.front.router.observers = (Onlooker(folded),)
         params = greedy(30, n=2, logprobs=0)
         found = await asyncio.gather(*(collect(engine.generate([3 + i, 5], params)) for i in range(10)))
         for i, choices in enumerate(found):

@@ -337,16 +337,24 @@ def test_a_closed_engine_says_so() -> None:
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 @pytest.mark.parametrize("fails_at", ["step", "delta"])
-def test_who_looks_on_and_fails_keeps_no_answer_back(
+def test_who_looks_on_and_fails_keeps_no_answer_back_and_nothing_from_others_who_look_on(
     process: bool, fails_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    seen: list[str] = []
+
     def look(what: str, *_: object) -> None:
         if what == fails_at:
             raise ValueError(what)
 
+    def see(what: str, *_: object) -> None:
+        seen.append(what)
+
     with LLM.from_parts(parts(process=process)) as model:
-        model.front.router.observer = SimpleNamespace(step=partial(look, "step"), delta=partial(look, "delta"))
+        model.front.router.observers = [
+            SimpleNamespace(step=partial(each, "step"), delta=partial(each, "delta")) for each in (look, see)
+        ]
         for _ in range(2):
             (output,) = model.generate([[1, 2]], greedy(3, ignore_eos=True), use_tqdm=False)
             assert output.outputs[0].finish_reason == "length"
+    assert seen.count("delta") == 2 * 3 and seen.count("step") >= 2 * 3
     assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"

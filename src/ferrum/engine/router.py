@@ -63,7 +63,7 @@ class Router:
         wake_all: given the streams that have news, once per step, where the host delivers; wakes them.
 
     Attributes:
-        observer: looks on, from the next request.
+        observers: look on, from the next request.
         recorder: keeps the requests, from the next one.
 
     Raises:
@@ -78,7 +78,7 @@ class Router:
         wake_all: Callable[[Sequence[RequestStream]], None] = wake_here,
     ) -> None:
         self.max_requests = max_requests
-        self.observer: Observer | None = None
+        self.observers: Sequence[Observer] = ()
         self.recorder: Recorder | None = None
         self._host = host
         self._wake_all = wake_all
@@ -127,8 +127,7 @@ class Router:
         self.check_process()  # the lock may have been held for ever when a fork copied it
         with self._lock:
             self.check_open()
-            watched = self.observer is not None or self.recorder is not None
-            observe = self._observe if watched else None
+            observe = self._observe if self.observers or self.recorder is not None else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
@@ -173,8 +172,8 @@ class Router:
         if isinstance(report, Events):
             if self.recorder is not None:
                 self._show(self.recorder.steps, report.steps)
-            if self.observer is not None:
-                self._show(self.observer.step, report.stats)
+            for each in self.observers:
+                self._show(each.step, report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:
@@ -186,9 +185,10 @@ class Router:
             self._wake_all(tuple(touched.values()))
 
     def _observe(self, request: Request, delta: Delta) -> None:
-        for each in (self.recorder, self.observer):
-            if each is not None:
-                self._show(each.delta, request, delta)
+        if self.recorder is not None:
+            self._show(self.recorder.delta, request, delta)
+        for each in self.observers:
+            self._show(each.delta, request, delta)
 
     def _show(self, look: Callable[News, None], *news: News.args, **more: News.kwargs) -> None:
         """Let somebody look on. Who fails at it, which is told once, takes neither the engine nor any client along."""

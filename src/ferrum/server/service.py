@@ -19,9 +19,6 @@ from prometheus_client import CollectorRegistry
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.types import Request
 from ferrum.engine.client import AsyncEngine
-from ferrum.engine.messages import EngineStats
-from ferrum.engine.outputs import Delta
-from ferrum.engine.router import Observer
 from ferrum.engine.running import Running
 from ferrum.server.aside import Beside
 from ferrum.server.config import ServerConfig
@@ -76,23 +73,6 @@ class DrainRate:
         return max(1, min(MAX_RETRY_SECONDS, math.ceil(mean)))
 
 
-class Observers:
-    """Several that look on. See `Observer`."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def step(self, stats: EngineStats) -> None:
-        """See `Observer`."""
-        for each in self._observers:
-            each.step(stats)
-
-    def delta(self, request: Request, delta: Delta) -> None:
-        """See `Observer`."""
-        for each in self._observers:
-            each.delta(request, delta)
-
-
 class Service:
     """One model being served.
 
@@ -142,7 +122,7 @@ class Service:
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
         own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
         observers = (metrics, own, self.limits, self._traces)
-        engine.front.router.observer = Observers([each for each in observers if each is not None])
+        engine.front.router.observers = [each for each in observers if each is not None]
         self._tell()
         if self.state is State.LOADING:
             self.state = State.READY
