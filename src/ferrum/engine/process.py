@@ -38,6 +38,8 @@ as a step, for which nobody shall wait who only passes something on: a long prom
 streams, pages come back from disk beside the loop that steps.
 """
 
+_LOG: Final = logging.getLogger(__name__)
+
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"
 
 
@@ -209,7 +211,10 @@ class _Reports:
     def _pass_on(self) -> None:
         report = self.next()
         self._over = isinstance(report, Ended)
-        self._deliver(report)
+        try:
+            self._deliver(report)
+        except Exception:  # noqa: BLE001 - who waits for those behind it would wait for ever
+            _LOG.exception("a report of the engine could not be delivered")
 
 
 def child(descriptor: int) -> None:

@@ -1,0 +1,48 @@
+"""What an engine's process reports comes to its clients, on a thread or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ferrum.engine import process, wire
+from ferrum.engine.messages import Ended
+
+
+@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
+def test_a_report_that_cannot_be_delivered_keeps_back_none_of_those_behind_it(
+    on_loop: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+    over = threading.Event()
+
+    def deliver(report: Any) -> None:
+        told.append(report)
+        if isinstance(report, Ended):
+            over.set()
+        elif report in (1, 3):
+            raise ValueError(report)
+
+    here, there = socket.socketpair()
+    reports = process._Reports(SimpleNamespace(end=here, process=SimpleNamespace(wait=lambda: 0)), deliver)
+
+    async def read() -> None:
+        reports.start()
+        if on_loop:
+            reports.read_on(asyncio.get_running_loop())
+        with there:
+            for report in range(5):
+                wire.send(there, report)
+        assert await asyncio.to_thread(over.wait, 10)
+        if not on_loop:
+            reports.join()
+
+    asyncio.run(read())
+    *all_of_them, end = told
+    assert all_of_them == list(range(5)) and isinstance(end, Ended)
+    assert len(caplog.records) == 2
