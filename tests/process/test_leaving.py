@@ -117,6 +117,38 @@ def test_a_forked_process_has_the_executor_unless_a_step_was_running(midst: bool
     assert (done.stdout, done.returncode) == ("0 8\n", 0), done.stderr
 
 
+RECORDING = """
+import os, signal, sys
+from ferrum.core.metrics import StepRecorder
+from ferrum.core.step import Span
+
+recorder = StepRecorder()
+ends = []
+
+
+def fork_there(frame, event, _):
+    if event == "line":
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # it would wait for ever
+            recorder.metrics(max_batch_size=1, memory_efficiency=1.0)
+            os._exit(0)
+        ends.append(os.waitpid(child, 0)[1])
+    return fork_there
+
+
+sys.settrace(lambda frame, *_: fork_there if frame.f_code is StepRecorder.record.__code__ else None)
+recorder.record([Span("a", 0, (1,))], 0.1)
+sys.settrace(None)
+print(len(ends) > 5, sum(ends), recorder.metrics(max_batch_size=1, memory_efficiency=1.0).prefill_operations)
+"""
+
+
+def test_a_process_forked_wherever_a_step_is_being_recorded_can_tell_the_metrics() -> None:
+    done = run(RECORDING)
+    assert (done.stdout, done.returncode) == ("True 0 1\n", 0), done.stderr
+
+
 UNCLOSED = """
 import asyncio, sys
 from engine_fakes import FakeRecipe, ServedFake, greedy, parts

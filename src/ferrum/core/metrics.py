@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -60,13 +59,14 @@ def is_decode(span: Span) -> bool:
 
 
 class StepRecorder:
-    """Collects finished steps; safe to use from any thread."""
+    """Collects finished steps. One thread at a time may record them; any may ask for the figures.
+
+    There is no lock: a process forked while another thread had it would wait for it for ever.
+    """
 
     def __init__(self) -> None:
-        self.prefill_operations = 0
-        self.decode_operations = 0
+        self._operations = (0, 0)
         self._window: deque[StepTime] = deque(maxlen=WINDOW)
-        self._lock = threading.Lock()
 
     def record(self, served: Sequence[Span], seconds: float) -> None:
         """Note a step: the spans that came to a result, and how long the step took."""
@@ -75,16 +75,14 @@ class StepRecorder:
             decodes += is_decode(span)
             tokens += len(span.tokens)
         prefills = len(served) - decodes
-        with self._lock:
-            self.prefill_operations += prefills
-            self.decode_operations += decodes
-            if served:
-                self._window.append(StepTime(prefills, decodes, tokens, seconds))
+        if served:
+            self._operations = (self._operations[0] + prefills, self._operations[1] + decodes)
+            self._window.append(StepTime(prefills, decodes, tokens, seconds))
 
     def metrics(self, *, max_batch_size: int, memory_efficiency: float) -> ExecutorMetrics:
         """The figures at this moment."""
-        with self._lock:
-            steps, prefills, decodes = tuple(self._window), self.prefill_operations, self.decode_operations
+        steps = self._window.copy()  # in one go, as an iteration would not be
+        prefills, decodes = self._operations
         prefill_ms = sorted(1e3 * step.seconds for step in steps if step.prefills)
         decode_ms = sorted(1e3 * step.seconds for step in steps if not step.prefills)
         seconds = math.fsum(step.seconds for step in steps)
