@@ -56,6 +56,19 @@ def test_a_record_has_what_the_client_got_and_the_log_probabilities_that_nobody_
         assert [logprob for _, logprob in record.sampled(choice.index)] == expected
 
 
+@BOTH
+def test_what_a_request_asks_for_is_checked_once_recorded_or_not(
+    tmp_path: Path, process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SamplingParams] = []
+    check = SamplingParams.__post_init__
+    asked = greedy(3, allowed_token_ids=list(range(50)), **LOUD)
+    with LLM.from_parts(recorded_parts(tmp_path, process=process)) as llm:
+        monkeypatch.setattr(SamplingParams, "__post_init__", lambda params: made.append(params) or check(params))
+        llm.generate([[3], [4]], asked, use_tqdm=False)
+    assert not made
+
+
 def test_the_schedule_tells_pieces_hits_and_guesses(tmp_path: Path) -> None:
     recipe = FakeRecipe(max_tokens_per_step=32, prefixes=True, drafts=2)
     with LLM.from_parts(recorded_parts(tmp_path, recipe)) as llm:

@@ -183,6 +183,18 @@ def test_values_are_normalised() -> None:
     assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5  # type: ignore[arg-type]
 
 
+def test_what_differs_in_some_fields_is_checked_in_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=5, min_tokens=3, stop="a", logit_bias={7: 1})
+    other = SamplingParams(max_tokens=4, min_tokens=4, stop="a", logit_bias={7: 1})
+    for name, value in (("logprobs", True), ("temperature", 3), ("min_tokens", 6), ("max_tokens", 2)):
+        with pytest.raises(RequestError) as caught:
+            params.but(**{name: value})
+        assert caught.value.param == ("min_tokens" if name == "max_tokens" else name)
+    monkeypatch.setattr(SamplingParams, "__post_init__", None)
+    assert params.but(max_tokens=np.int64(4), min_tokens=4) == other != params
+    assert (params.max_tokens, params.min_tokens) == (5, 3)
+
+
 def test_a_caller_s_containers_are_not_kept() -> None:
     bias, stop = {1: 2.0}, ["a"]
     params = SamplingParams(logit_bias=bias, stop=stop)

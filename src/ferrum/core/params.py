@@ -11,6 +11,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Final, NoReturn
@@ -133,6 +134,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, normalise in _NORMALISE.items():
             object.__setattr__(self, name, normalise(name, getattr(self, name)))
+        self._check_lengths()
+
+    def but(self, **changes: Any) -> SamplingParams:
+        """The same but for some fields. Only those are checked, for the others may be large. Raises RequestError."""
+        params = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(params, name, _NORMALISE[name](name, value))
+        params._check_lengths()
+        return params
+
+    def _check_lengths(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
 

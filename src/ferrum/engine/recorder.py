@@ -63,7 +63,7 @@ class Recorder:
         self.files.put(record, lambda: head_line(id, now, self.origin(), request))
         if request.params.logprobs is not None:
             return request
-        return replace(request, params=replace(request.params, logprobs=0))
+        return replace(request, params=request.params.but(logprobs=0))
 
     def steps(self, steps: Iterable[TakenStep]) -> None:
         """Note who had which share of the engine's steps."""

@@ -130,10 +130,10 @@ class Replay:
 def _request_again(record: Record, top: int) -> Request:
     request, params = record.request, record.request.params
     logprobs = ALL_TOKENS if params.logprobs == ALL_TOKENS else max(top, params.logprobs or 0)
-    wanted = replace(params, logprobs=logprobs)
+    wanted = params.but(logprobs=logprobs)
     if all(_interrupted(record, choice) for choice in range(params.n)) and params.max_tokens != 0:
         most = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
-        wanted = replace(wanted, max_tokens=most, min_tokens=min(most, params.min_tokens))
+        wanted = wanted.but(max_tokens=most, min_tokens=min(most, params.min_tokens))
     return replace(request, request_id=f"replay-{record.id}", params=wanted, priority=0, arrival=time.monotonic())
 
 

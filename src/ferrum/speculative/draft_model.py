@@ -135,7 +135,7 @@ class DraftModel:
         sequence = wish.sequence
         cached = self._cached.get(sequence.cache_id)
         if cached is None:
-            params = replace(sequence.sampling.params, logprobs=None, prompt_logprobs=None)
+            params = sequence.sampling.params.but(logprobs=None, prompt_logprobs=None)
             cached = self._cached[sequence.cache_id] = _Cached(params)
         agreed = cached.agreed(sequence)
         if agreed < cached.length:
