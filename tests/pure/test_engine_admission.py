@@ -10,6 +10,7 @@ import pytest
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, admission, greedy
 from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
+from ferrum.engine.admission import bad_word_tokens
 
 
 def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:
@@ -164,3 +165,13 @@ def test_adapters_are_a_later_feature() -> None:
     with pytest.raises(Unsupported) as caught:
         admission().admit("a", greedy(), adapter="mine")
     assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"
+
+
+def test_a_bad_word_is_its_tokens_at_a_start_and_after_a_space_and_has_some() -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(character) for character in text]
+
+    assert bad_word_tokens(["no", " no"], encode) == ((110, 111), (32, 110, 111))
+    with pytest.raises(RequestError) as caught:
+        bad_word_tokens(["x"], lambda text: [])
+    assert caught.value.param == "bad_words"

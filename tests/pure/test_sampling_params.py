@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.params import MAX_STOP_LENGTH, SamplingParams, bad_word_tokens
+from ferrum.core.params import MAX_STOP_LENGTH, SamplingParams
 from source_tree import SOURCE, nodes
 
 RULES = {each.name: each.metadata["rule"] for each in fields(SamplingParams)}
@@ -235,13 +235,3 @@ def test_parameters_are_read_from_a_mapping_only(values: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams.from_dict(values)  # type: ignore[arg-type]
     assert caught.value.param == "SamplingParams"
-
-
-def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
-    def encode(text: str) -> list[int]:
-        return [ord(character) for character in text]
-
-    assert bad_word_tokens(["no", " no"], encode) == ((110, 111), (32, 110, 111))
-    with pytest.raises(RequestError) as caught:
-        bad_word_tokens(["x"], lambda text: [])
-    assert caught.value.param == "bad_words"

@@ -191,26 +191,6 @@ class SamplingParams:
         return cls(**values)
 
 
-def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that `bad_words` forbids: each word as it begins a text and as it follows a space.
-
-    Args:
-        words: the words; leading white space is not part of them.
-        encode: text to token ids, without special tokens.
-
-    Raises:
-        RequestError: a word that comes to no token at all.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word.lstrip(), " " + word.lstrip()):
-            tokens = tuple(encode(text))
-            if not tokens:
-                _refuse("bad_words", f"{word!r} has no tokens")
-            found[tokens] = None
-    return tuple(found)
-
-
 def _refuse(name: str, reason: str) -> NoReturn:
     raise RequestError(reason, param=name)
 

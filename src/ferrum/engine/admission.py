@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.integers import integer, listed, whole
-from ferrum.core.params import SamplingParams, bad_word_tokens
+from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
 from ferrum.text.tokenizer import Tokenizer
 
@@ -184,6 +184,26 @@ class Admission:
             return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
         except RequestError as error:
             raise error.about("bad_words") from None  # the tokenizer names the prompt
+
+
+def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that `bad_words` forbids: each word as it begins a text and as it follows a space.
+
+    Args:
+        words: the words; leading white space is not part of them.
+        encode: text to token ids, without special tokens.
+
+    Raises:
+        RequestError: a word that comes to no token at all.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            tokens = tuple(encode(text))
+            if not tokens:
+                raise RequestError(f"{word!r} has no tokens", param="bad_words")
+            found[tokens] = None
+    return tuple(found)
 
 
 def check_params(params: object) -> None:
