@@ -108,7 +108,7 @@ def test_a_failure_is_told_by_its_kind() -> None:
 def test_a_client_finds_its_request_in_its_own_trace(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     router = server.service.engine.front.router
     with exporting() as (provider, exporter):
-        monkeypatch.setattr(router, "observer", Traces(provider, "fake"))
+        monkeypatch.setattr(router, "observers", [Traces(provider, "fake")])
         for body in ({"prompt": "ab"}, {"prompt": [POISON]}):
             server.http.post(
                 "/v1/completions", json={"model": "fake", "max_tokens": 3, **body}, headers={"traceparent": PARENT}
