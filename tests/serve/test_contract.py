@@ -235,6 +235,15 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_field(
     assert not server.requests
 
 
+@pytest.mark.parametrize("number", [10**4300 - 1, 1 - 10**4300, 1e300], ids=["huge", "negative", "float"])
+def test_a_refusal_does_not_send_thousands_of_digits_back(server: Served, number: float) -> None:
+    fields = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "truncate_prompt_tokens", "priority")
+    for field in (*fields, "best_of", "logprobs", "stop_token_ids", "allowed_token_ids", "prompt"):
+        value = [int(number)] if field in ("stop_token_ids", "allowed_token_ids", "prompt") else number
+        error = error_of(server.complete(**{field: value}), 400)
+        assert error["param"] == field and len(error["message"]) < 200
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -20,6 +20,7 @@ from ferrum.cache.pool import PagePool
 from ferrum.cache.prefix import SequenceNames
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.integers import kept_length
+from ferrum.core.shown import shown
 
 FREED: Final = -1
 """In a row: a page whose tokens have left the window for good."""
@@ -318,7 +319,7 @@ class PageRows:
         """
         stored = self._get(source)
         if target in self._stored:
-            raise RequestError(f"the sequence {target!r} exists", param="target")
+            raise RequestError(f"the sequence {shown(target)} exists", param="target")
         rows = [row[: group.pages(stored.length)] for row, group in zip(stored.rows, self.groups, strict=True)]
         for row, freed, pool in zip(rows, stored.freed, self._pools, strict=True):
             for page in row[freed:]:
@@ -349,7 +350,7 @@ class PageRows:
         try:
             return self._stored[cache_id]
         except KeyError:
-            raise UnknownSequence(f"there is no sequence {cache_id!r}", param="cache_id") from None
+            raise UnknownSequence(f"there is no sequence {shown(cache_id)}", param="cache_id") from None
 
     def _name(self, stored: Stored) -> None:
         full = stored.length // self.groups[0].page_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ferrum.core.errors import (
@@ -14,6 +14,7 @@ from ferrum.core.errors import (
     Unsupported,
 )
 from ferrum.core.integers import integer
+from ferrum.core.shown import shown
 from ferrum.core.step import Rows, Sampling, Score, Span, Want
 
 Input = TypeVar("Input")
@@ -23,6 +24,11 @@ def check_kind(value: object, kind: type, *, param: str) -> None:
     """Refuse what is of another type. Raises RequestError."""
     if not isinstance(value, kind):
         raise RequestError(f"must be {kind.__name__}, not {type(value).__name__}", param=param)
+
+
+def is_one_of(value: Any, choices: Iterable[object]) -> bool:
+    """Whether a value is one of several, of their kind: 64.0 is not 64, and an array equals nothing and everything."""
+    return isinstance(value, Hashable) and value in tuple(choices) and str(value) in map(str, choices)
 
 
 def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[Input]:
@@ -38,9 +44,11 @@ def check_ids(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
     """Refuse what is no integer in [0, vocab_size). Raises InvalidToken, with the position."""
     for position, token in enumerate(tokens):
         if type(token) is not int and not _is_integer(token):  # nearly all are plain
-            raise InvalidToken(f"{token!r} at position {position} is not a token id", param=param)
+            raise InvalidToken(f"{shown(token)} at position {position} is not a token id", param=param)
         if not 0 <= token < vocab_size:
-            raise InvalidToken(f"token id {token} at position {position} is not in [0, {vocab_size})", param=param)
+            raise InvalidToken(
+                f"token id {shown(token)} at position {position} is not in [0, {vocab_size})", param=param
+            )
 
 
 def _is_integer(value: object) -> bool:
@@ -80,18 +88,18 @@ def _is_list(value: object) -> bool:
 def misfit(span: Span) -> RequestError | None:
     """Which field of a span is not of its type, or None; constructors take any."""
     if not isinstance(span.cache_id, str):
-        return RequestError(f"must be a string, not {span.cache_id!r}", param="cache_id")
+        return RequestError(f"must be a string, not {shown(span.cache_id)}", param="cache_id")
     if type(span.tokens) is not tuple and not _is_list(span.tokens):
         return RequestError(f"must be a list of token ids, not {type(span.tokens).__name__}", param="tokens")
     for param, value in (("start", span.start), ("drafts", span.drafts)):
         if type(value) is not int and not _is_integer(value):
-            return RequestError(f"must be an integer, not {value!r}", param=param)
+            return RequestError(f"must be an integer, not {shown(value)}", param=param)
     if span.sampling is not None and not isinstance(span.sampling, Sampling):
         return RequestError(f"must be Sampling, not {type(span.sampling).__name__}", param="sampling")
     if span.score is not None and not isinstance(span.score, Score):
         return RequestError(f"must be Score, not {type(span.score).__name__}", param="score")
     if span.score is not None and not _is_list(span.score.targets):
-        return RequestError(f"must have a list of targets, not {span.score.targets!r}", param="score")
+        return RequestError(f"must have a list of targets, not {shown(span.score.targets)}", param="score")
     return None
 
 
@@ -100,9 +108,9 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
     if (error := misfit(span)) is not None:
         return error
     if stored is None and span.start:
-        return UnknownSequence(f"there is no sequence {span.cache_id!r}", param="cache_id")
+        return UnknownSequence(f"there is no sequence {shown(span.cache_id)}", param="cache_id")
     if span.start != (stored or 0):
-        return RequestError(f"{span.start} tokens claimed, {stored} stored", param="start")
+        return RequestError(f"{shown(span.start)} tokens claimed, {stored} stored", param="start")
     if not span.tokens:
         return RequestError("must hold at least one token", param="tokens")
     if span.adapter is not None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ferrum.core.errors import ConfigError
 from ferrum.core.options import about, check_options
 from ferrum.core.serial import JsonRecord
+from ferrum.core.shown import shown
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
 
@@ -142,7 +143,7 @@ class ModelConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         if not isinstance(self.switches, Switches):
-            raise ConfigError(f"must be Switches, not {self.switches!r}", param="switches")
+            raise ConfigError(f"must be Switches, not {shown(self.switches)}", param="switches")
         check_options(self)
 
 
@@ -213,7 +214,7 @@ class EngineConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
-            raise ConfigError(f"must be a ModelConfig, not {self.model!r}", param="model")
+            raise ConfigError(f"must be a ModelConfig, not {shown(self.model)}", param="model")
         check_options(self)
         if self.prefix_cache_dir is not None and not self.prefix_cache:
             raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")

@@ -14,8 +14,9 @@ from typing import Any, NewType, TypeAlias
 
 from ferrum.core.checks import check_kind
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.integers import integer, listed
+from ferrum.core.integers import integer, listed, whole
 from ferrum.core.serial import JsonRecord
+from ferrum.core.shown import shown
 from ferrum.core.step import Array
 
 TokenId = NewType("TokenId", int)
@@ -159,7 +160,7 @@ class PrefillInput:
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else _matrix(name, value, _number))
         if self.logits not in (LogitsPolicy.LAST, LogitsPolicy.ALL):
-            raise RequestError(f"must be 'last' or 'all', not {self.logits!r}", param="logits")
+            raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
     @property
     def batch_size(self) -> int:
@@ -288,8 +289,11 @@ class UnifiedBatchItem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "q_tokens", _only_row("q_tokens", self.q_tokens))
+        object.__setattr__(self, "pos_offset", whole("pos_offset", self.pos_offset))
         if self.logits_policy not in tuple(LogitsPolicy):
-            raise RequestError(f"must be 'none', 'last' or 'all', not {self.logits_policy!r}", param="logits_policy")
+            raise RequestError(
+                f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}", param="logits_policy"
+            )
         object.__setattr__(self, "logits_policy", LogitsPolicy(self.logits_policy))
 
     @property
@@ -360,7 +364,7 @@ def _only_row(name: str, value: Any) -> tuple[int, ...]:
 def _matrix(name: str, value: Any, number: Callable[[str, int, Any], int]) -> Matrix:
     rows = listed(value)
     if not _is_list(rows):
-        raise RequestError(f"must be a list of integers or a list of such lists, not {value!r}", param=name)
+        raise RequestError(f"must be a list of integers or a list of such lists, not {shown(value)}", param=name)
     rows = [listed(row) for row in rows]
     if not any(_is_list(row) for row in rows):
         rows = [rows]
@@ -384,7 +388,7 @@ def _token(name: str, position: int, item: Any) -> int:
     except TypeError:
         token = -1
     if token < 0:
-        raise InvalidToken(f"{item!r} at position {position} is not a token id", param=name)
+        raise InvalidToken(f"{shown(item)} at position {position} is not a token id", param=name)
     return token
 
 
@@ -393,4 +397,4 @@ def _number(name: str, position: int, item: Any) -> int:
     try:
         return index(item)
     except TypeError:
-        raise RequestError(f"{item!r} at position {position} is not an integer", param=name) from None
+        raise RequestError(f"{shown(item)} at position {position} is not an integer", param=name) from None

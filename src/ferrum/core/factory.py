@@ -15,6 +15,7 @@ from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.options import listed
 from ferrum.core.serial import JsonRecord, misfits
+from ferrum.core.shown import shown
 
 _OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "quantize": QUANTIZATIONS,
@@ -254,15 +255,15 @@ def _optimization(config: ExecutorConfig) -> Problems:
     ):
         yield "optimization_level", "0 means the reference kernels, and executor_options names others"
     for flag in optimization.custom_flags:
-        yield "custom_flags", f"there is no flag {flag!r}"
+        yield "custom_flags", f"there is no flag {shown(flag)}"
 
 
 def _options(config: ExecutorConfig) -> Problems:
     for name, value in config.executor_options.items():
         if name not in _OPTIONS:
-            yield "executor_options", f"there is no option {name!r}, only {', '.join(_OPTIONS)}"
+            yield "executor_options", f"there is no option {shown(name)}, only {', '.join(_OPTIONS)}"
         elif value not in _OPTIONS[name]:
-            yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {value!r}"
+            yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {shown(value)}"
         elif name == "kernels" and value == Device.CUDA and config.device is not Device.CUDA:
             yield "executor_options", f"kernels for cuda do not compute on {config.device}"
 

@@ -6,6 +6,7 @@ from operator import index
 from typing import Any
 
 from ferrum.core.errors import RequestError
+from ferrum.core.shown import MOST_BITS, is_huge, shown
 
 
 def listed(value: Any) -> Any:
@@ -21,11 +22,14 @@ def integer(value: Any) -> int:
 
 
 def whole(param: str, value: Any) -> int:
-    """As a plain int. Raises RequestError for what is none; `param` is the caller's name for it."""
+    """As a plain int. Raises RequestError for what is none, or huge; `param` is the caller's name for it."""
     try:
-        return integer(value)
+        number = integer(value)
     except TypeError:
-        raise RequestError(f"must be an integer, not {value!r}", param=param) from None
+        raise RequestError(f"must be an integer, not {shown(value)}", param=param) from None
+    if is_huge(number):
+        raise RequestError(f"must be an integer of at most {MOST_BITS} bits, not {shown(number)}", param=param)
+    return number
 
 
 def kept_length(param: str, value: Any, length: int) -> int:

@@ -13,6 +13,7 @@ from ferrum.core.contract import LogitsPolicy
 from ferrum.core.errors import Unsupported
 from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.serial import JsonRecord
+from ferrum.core.shown import shown
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
 from ferrum.core.verbs import WISH
 
@@ -93,7 +94,7 @@ class DecoderOnlyLLM(ABC):
 
     def set_lora_adapter(self, cache_id: str, name: str) -> None:
         """Use an adapter for a sequence. Raises Unsupported for a model that takes none."""
-        raise Unsupported("adapters", f"{name!r} for {cache_id!r}: no adapter can be loaded yet")
+        raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: no adapter can be loaded yet")
 
     def prefill(self, cache_id: str, tokens: Sequence[int]) -> Array:
         """Process a prompt, or its next chunk: logits [V] after the last token. Raises as `unified_forward`."""

@@ -12,7 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ferrum.core.checks import is_one_of
 from ferrum.core.errors import ConfigError
+from ferrum.core.shown import is_huge, shown
 
 
 def about(
@@ -55,12 +57,11 @@ def check_options(record: Any) -> None:
         if isinstance(value, str) and not value:
             raise ConfigError("must not be empty", param=item.name)
         if item.type == "bool" and not isinstance(value, bool):
-            raise ConfigError(f"must be true or false, not {value!r}", param=item.name)
-        # Asked by their text first: 64.0 == 64, and an array is equal to nothing and everything.
-        if choices is not None and (str(value) not in map(str, choices) or value not in choices):
-            raise ConfigError(f"must be one of {listed(choices)}, not {value!r}", param=item.name)
+            raise ConfigError(f"must be true or false, not {shown(value)}", param=item.name)
+        if choices is not None and not is_one_of(value, choices):
+            raise ConfigError(f"must be one of {listed(choices)}, not {shown(value)}", param=item.name)
         if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
-            raise ConfigError(f"must be text, not {value!r}", param=item.name)
+            raise ConfigError(f"must be text, not {shown(value)}", param=item.name)
         if least is not None and (value is not None or "None" not in str(item.type)):
             check_number(item.name, value, least, item.metadata["most"])
         needs = item.metadata["needs"]
@@ -82,7 +83,7 @@ def path_of(name: str, text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text!r} is in the home of nobody who is known here", param=name) from None
+        raise ConfigError(f"{shown(text)} is in the home of nobody who is known here", param=name) from None
 
 
 def check_number(name: str, value: object, least: float, most: int | None = None) -> None:
@@ -93,10 +94,12 @@ def check_number(name: str, value: object, least: float, most: int | None = None
     """
     whole = isinstance(least, int)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
-        raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {value!r}", param=name)
+        raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {shown(value)}", param=name)
     if value == math.inf:  # which JSON cannot say, and options are logged and reported
         raise ConfigError("must be finite", param=name)
     if not value >= least:
-        raise ConfigError(f"must be at least {least}, not {value}", param=name)
+        raise ConfigError(f"must be at least {least}, not {shown(value)}", param=name)
     if most is not None and value > most:
-        raise ConfigError(f"must be at most {most}, not {value}", param=name)
+        raise ConfigError(f"must be at most {most}, not {shown(value)}", param=name)
+    if is_huge(value):
+        raise ConfigError(f"must be a number that can be written, not {shown(value)}", param=name)

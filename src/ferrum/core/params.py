@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidToken, RequestError
 from ferrum.core.integers import listed, whole
+from ferrum.core.shown import shown
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64
@@ -184,7 +184,7 @@ class SamplingParams:
             RequestError: no mapping, an unknown name, or a value that the constructor refuses.
         """
         if not isinstance(values, Mapping):
-            _refuse(cls.__name__, f"must be an object, not {values!r}")
+            _refuse(cls.__name__, f"must be an object, not {shown(values)}")
         for name in values:
             if name not in _NORMALISE:
                 _refuse(name, "there is no such sampling parameter")
@@ -197,7 +197,7 @@ def _refuse(name: str, reason: str) -> NoReturn:
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        _refuse(name, f"must be true or false, not {value!r}")
+        _refuse(name, f"must be true or false, not {shown(value)}")
     return value
 
 
@@ -229,13 +229,13 @@ class _Number:
 
     def __call__(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, Real):
-            _refuse(name, f"must be a number, not {reprlib.repr(value)}")  # it may be large
+            _refuse(name, f"must be a number, not {shown(value)}")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            _refuse(name, f"must be finite, not {value!r}")
+            _refuse(name, f"must be finite, not {shown(value)}")
         if number < self.low or (self.above and number == self.low) or number > self.high:
             bound = f"{'above' if self.above else 'at least'} {self.low:g}"
             _refuse(name, f"must be {bound} and at most {self.high:g}, not {number:g}")
@@ -247,7 +247,7 @@ def _items(name: str, value: Any) -> list[Any]:
         return []
     items = listed(value)
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        _refuse(name, f"must be a list, not {value!r}")
+        _refuse(name, f"must be a list, not {shown(value)}")
     return list(items)
 
 
@@ -256,7 +256,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else _items(name, value)
     for item in items:
         if not isinstance(item, str):
-            _refuse(name, f"must contain strings only, not {item!r}")
+            _refuse(name, f"must contain strings only, not {shown(item)}")
         if not item:
             _refuse(name, "must not contain an empty string")
     return tuple(dict.fromkeys(items))
@@ -313,7 +313,7 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        _refuse(name, f"must map token ids to numbers, not {value!r}")
+        _refuse(name, f"must map token ids to numbers, not {shown(value)}")
     bias: dict[int, float] = {}
     for key, amount in value.items():
         decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20

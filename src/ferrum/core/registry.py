@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from ferrum.core.errors import ConfigError, FerrumError, Unsupported
+from ferrum.core.shown import shown
 
 T = TypeVar("T")
 
@@ -39,9 +40,9 @@ class Registry(Generic[T]):
             ConfigError: the name is taken, or is none.
         """
         if not isinstance(name, str):
-            raise ConfigError(f"must be a string, not {name!r}", param="name")
+            raise ConfigError(f"must be a string, not {shown(name)}", param="name")
         if name in self._entries:
-            raise ConfigError(f"the {self.kind} {name!r} is registered already", param="name")
+            raise ConfigError(f"the {self.kind} {shown(name)} is registered already", param="name")
         self._entries[name] = thing
 
     def get(self, name: str) -> T:
@@ -54,7 +55,7 @@ class Registry(Generic[T]):
             return self._entries[name]
         except (KeyError, TypeError):  # also what cannot be a name
             listing = ", ".join(self.names()) or "none yet"
-            raise self._missing(f"the {self.kind} {name!r}", f"there is {listing}") from None
+            raise self._missing(f"the {self.kind} {shown(name)}", f"there is {listing}") from None
 
     def pop(self, name: str) -> T:
         """Take a thing out. Raises as `get`."""

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
 from ferrum.core.errors import RequestError
+from ferrum.core.shown import shown
 
 
 class JsonRecord:
@@ -63,7 +64,7 @@ def misfits(record: JsonRecord) -> Iterator[tuple[str, str]]:
         kinds = tuple(get_origin(part) or part for part in parts)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-            yield name, f"must be {wanted}, not {value!r}"
+            yield name, f"must be {wanted}, not {shown(value)}"
         elif isinstance(value, JsonRecord):
             yield from misfits(value)
 
@@ -89,7 +90,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _record(cls: type, values: Any, where: str) -> Any:
     if not isinstance(values, Mapping):
-        raise RequestError(f"must be an object, not {values!r}", param=where)
+        raise RequestError(f"must be an object, not {shown(values)}", param=where)
     known = {item.name: item for item in fields(cls)}
     for name in values:
         if name not in known:
@@ -110,11 +111,11 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return _either(parts, value, name)
     if origin in (tuple, frozenset):
         if not isinstance(value, list | tuple):
-            raise RequestError(f"must be a list, not {value!r}", param=name)
+            raise RequestError(f"must be a list, not {shown(value)}", param=name)
         return origin(_value(parts[0], item, name) for item in value)
     if origin is not None:
         if not isinstance(value, Mapping):
-            raise RequestError(f"must be an object, not {value!r}", param=name)
+            raise RequestError(f"must be an object, not {shown(value)}", param=name)
         return {_value(parts[0], key, name): _value(parts[1], item, name) for key, item in value.items()}
     if is_dataclass(hint):
         return _record(hint, value, name)  # type: ignore[arg-type]  # a hint is a class, never an instance
@@ -122,7 +123,9 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise RequestError(f"must be one of {[item.value for item in hint]}, not {value!r}", param=name) from None
+            raise RequestError(
+                f"must be one of {[item.value for item in hint]}, not {shown(value)}", param=name
+            ) from None
     return _primitive(hint, value, name)
 
 
@@ -138,7 +141,7 @@ def _primitive(hint: type, value: Any, name: str) -> Any:
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return _finite(value, name)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise RequestError(f"must be {hint.__name__}, not {value!r}", param=name)
+        raise RequestError(f"must be {hint.__name__}, not {shown(value)}", param=name)
     return value
 
 

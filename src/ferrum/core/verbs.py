@@ -35,6 +35,7 @@ from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.handles import Handles, check_name
 from ferrum.core.integers import kept_length
 from ferrum.core.sequences import SequenceStore, Undo
+from ferrum.core.shown import shown
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
 
 logger: Final = logging.getLogger("ferrum.executor")
@@ -262,7 +263,7 @@ class NamedVerbs(ABC):
 
     def _check_threshold(self, threshold: object) -> None:
         """Refuse an acceptance threshold that cannot be honoured, before anything runs."""
-        raise Unsupported("acceptance_threshold", f"this executor verifies exactly, without {threshold!r}")
+        raise Unsupported("acceptance_threshold", f"this executor verifies exactly, without {shown(threshold)}")
 
     def _count_accepted(self, logits: Array, drafts: Sequence[int], threshold: float | None) -> int:
         """How many leading drafts to keep, given logits [k + 1, V]. Greedy is the lowest id of the largest.

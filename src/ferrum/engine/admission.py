@@ -16,6 +16,7 @@ from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.integers import integer, listed, whole
 from ferrum.core.params import SamplingParams
+from ferrum.core.shown import shown
 from ferrum.core.types import Pooling, Request
 from ferrum.text.tokenizer import Tokenizer
 
@@ -231,7 +232,7 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
         try:
             tokens.append(integer(entry))
         except TypeError:
-            raise InvalidToken(f"{entry!r} at position {position} is not a token id", param="prompt") from None
+            raise InvalidToken(f"{shown(entry)} at position {position} is not a token id", param="prompt") from None
     return tuple(tokens)
 
 
@@ -257,7 +258,7 @@ def _string(param: str, value: object) -> str:
             return value
     except UnicodeEncodeError:
         pass
-    raise RequestError(f"must be a string that UTF-8 can hold, not {value!r}", param=param)
+    raise RequestError(f"must be a string that UTF-8 can hold, not {shown(value)}", param=param)
 
 
 def _named(param: str, value: object) -> str:
@@ -272,4 +273,4 @@ def _seconds(param: str, value: object) -> float:
             seconds = float(value)
             if 0 < seconds < math.inf:
                 return seconds
-    raise RequestError(f"must be a positive number of seconds, not {value!r}", param=param)
+    raise RequestError(f"must be a positive number of seconds, not {shown(value)}", param=param)

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.integers import whole
+from ferrum.core.shown import shown
 from ferrum.engine.outputs import Logprobs
 from ferrum.text.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ class BeamRules:
         object.__setattr__(self, "length_penalty", _penalty(self.length_penalty, self.max_tokens))
         stopping: object = self.early_stopping
         if not isinstance(stopping, bool) and stopping != "never":
-            raise RequestError(f"must be true, false or 'never', not {stopping!r}", param="early_stopping")
+            raise RequestError(f"must be true, false or 'never', not {shown(stopping)}", param="early_stopping")
 
     @property
     def looked_at(self) -> int:
@@ -85,14 +86,15 @@ class BeamRules:
 def _penalty(value: object, max_tokens: int) -> float:
     """A length penalty whose power of every length is a number that can be divided by. Raises RequestError."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise RequestError(f"must be a number, not {value!r}", param="length_penalty")
+        raise RequestError(f"must be a number, not {shown(value)}", param="length_penalty")
     try:
         penalty = float(value)
         usable = 0 < float(max_tokens) ** penalty < math.inf
     except OverflowError:
         usable = False
     if not usable or not math.isfinite(penalty):
-        raise RequestError(f"{max_tokens} tokens to the power of {value!r} are beyond numbers", param="length_penalty")
+        told = f"{max_tokens} tokens to the power of {shown(value)} are beyond numbers"
+        raise RequestError(told, param="length_penalty")
     return penalty
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from ferrum.core.errors import RequestError
+from ferrum.core.shown import shown
 
 
 class ProgressBar(Protocol):
@@ -83,7 +84,7 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
     if use_tqdm is False:
         return NoBar()
     if not callable(use_tqdm):
-        raise RequestError(f"must be true, false or a callable, not {use_tqdm!r}", param="use_tqdm")
+        raise RequestError(f"must be true, false or a callable, not {shown(use_tqdm)}", param="use_tqdm")
     return use_tqdm(total=total, desc=desc)
 
 

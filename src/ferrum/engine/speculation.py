@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import ConfigError, ModelNotFound
+from ferrum.core.shown import shown
 from ferrum.scheduler.costs import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
@@ -35,10 +36,10 @@ def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
     if unknown:
-        raise ConfigError(f"has no field {min(unknown)!r}", param="speculative")
+        raise ConfigError(f"has no field {shown(min(unknown))}", param="speculative")
     method = given.get("method", NGRAM if given.get("model") is None else DRAFT_MODEL)
     if method not in (NGRAM, DRAFT_MODEL):
-        raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {method!r}", param="speculative")
+        raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {shown(method)}", param="speculative")
     if (method == DRAFT_MODEL) != (given.get("model") is not None):
         raise ConfigError(f"a model is given for {DRAFT_MODEL}, and for nothing else", param="speculative")
     count = {name: given[name] for name in ("num_speculative_tokens",) if name in given}

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ferrum.core.errors import RequestError, StepError
+from ferrum.core.shown import shown
 from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.kernels.reference.math import exp
 from ferrum.sampling.math import F32
@@ -99,7 +100,7 @@ def _accepted(chosen: Sequence[Sampled]) -> Accepted:
 def check_threshold(threshold: object) -> None:
     """Refuse what is no threshold of a lossy verification. Raises RequestError."""
     if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
-        raise RequestError(f"must be a number between 0 and 1, not {threshold!r}", param="acceptance_threshold")
+        raise RequestError(f"must be a number between 0 and 1, not {shown(threshold)}", param="acceptance_threshold")
 
 
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
-from ferrum.core.errors import ConfigError
 from ferrum.core.options import about, check_options
 from ferrum.core.serial import JsonRecord
 from ferrum.core.types import Pooling
-
-_PORTS: Final = range(65536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +14,7 @@ class ServerConfig(JsonRecord):
     """How requests come in. Raises ConfigError, naming the field, for a value that cannot be."""
 
     host: str = field(default="127.0.0.1", metadata=about("Address to listen on."))
-    port: int = field(default=8000, metadata=about("Port to listen on; 0 takes a free one."))
+    port: int = field(default=8000, metadata=about("Port to listen on; 0 takes a free one.", least=0, most=65535))
     served_model_name: str | None = field(
         default=None, metadata=about("Name of the model for clients; none: the name it was loaded by.")
     )
@@ -76,6 +72,4 @@ class ServerConfig(JsonRecord):
     )
 
     def __post_init__(self) -> None:
-        if self.port not in _PORTS:
-            raise ConfigError(f"must be in 0..65535, not {self.port}", param="port")
         check_options(self)

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import schemas
-from ferrum.server.schemas import Items, Whole
+from ferrum.server.schemas import Items, TokenId, Whole
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
@@ -142,7 +142,7 @@ class GenerationBody(Body):
     min_p: float | None = _sampling("min_p")
     seed: Whole | None = _sampling("seed")
     stop: str | Items[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
-    stop_token_ids: Items[Whole] | None = _sampling("stop_token_ids")
+    stop_token_ids: Items[TokenId] | None = _sampling("stop_token_ids")
     bad_words: Items[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
     ignore_eos: bool | None = _sampling("ignore_eos")
@@ -153,7 +153,7 @@ class GenerationBody(Body):
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
     logit_bias: dict[str, Any] | None = _sampling("logit_bias")
-    allowed_token_ids: Items[Whole] | None = _sampling("allowed_token_ids")
+    allowed_token_ids: Items[TokenId] | None = _sampling("allowed_token_ids")
     skip_special_tokens: bool | None = _sampling("skip_special_tokens")
     stream: bool | None = Field(default=None, description="Send the reply as server-sent events.")
     stream_options: StreamOptions | None = None
@@ -256,7 +256,7 @@ class CompletionRequest(GenerationBody):
 
     model_config = _rules(schemas.COMPLETION)
 
-    prompt: str | Items[str] | Items[Whole] | Items[Items[Whole]] = Field(
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
         description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
     )
     suffix: str | None = Field(
@@ -277,7 +277,7 @@ class EmbeddingRequest(Body):
     NO_OPS = MappingProxyType({"user": "nothing is counted per user"})
 
     model: str = Field(description="A name from /v1/models.")
-    input: str | Items[str] | Items[Whole] | Items[Items[Whole]] = Field(
+    input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
         description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
     )
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -323,4 +323,4 @@ class DetokenizeRequest(Body):
     """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
 
     model: str | None = None
-    tokens: Items[Whole] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})
+    tokens: Items[TokenId] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

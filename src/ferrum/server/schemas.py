@@ -6,22 +6,33 @@ and lists the rules that no schema can say.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from pydantic import FailFast, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ferrum.core.params import TOKEN_SCHEMA
+from ferrum.core.shown import MOST_BITS
 
 Schema: TypeAlias = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class _Whole:
-    """Tells pydantic of `Whole`."""
+    """Tells pydantic of integers as JSON Schema has them: 4.0 is one, for JSON knows no other numbers than those.
+
+    Args:
+        most: they are less than it and more than its opposite; None: no bound, which takes half the time.
+    """
+
+    most: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = core_schema.float_schema(strict=True)
-        kinds = [core_schema.int_schema(strict=True), core_schema.no_info_after_validator_function(_whole, written)]
+        least = None if self.most is None else -self.most
+        integers = core_schema.int_schema(strict=True, gt=least, lt=self.most)
+        written = core_schema.float_schema(strict=True, gt=least, lt=self.most)
+        kinds = [integers, core_schema.no_info_after_validator_function(_whole, written)]
         return core_schema.union_schema(list(kinds), mode="left_to_right", custom_error_type="int_type")
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
@@ -34,8 +45,11 @@ def _whole(number: float) -> int:
     return int(number)
 
 
-Whole: TypeAlias = Annotated[int, _Whole()]
-"""An integer as JSON Schema has them: 4.0 is one, for JSON knows no other numbers than those; true and "4" are none."""
+Whole: TypeAlias = Annotated[int, _Whole(1 << (MOST_BITS - 1))]
+"""An integer that somebody can mean; true and "4" are none."""
+
+TokenId: TypeAlias = Annotated[int, _Whole()]
+"""An integer, of which there may be many: admission knows which ones are token ids."""
 
 Element = TypeVar("Element")
 

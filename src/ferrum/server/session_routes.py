@@ -26,7 +26,7 @@ from ferrum.server.prepare import Caller
 from ferrum.server.replies import CompletionReply, Reply
 from ferrum.server.requests import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
 from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
-from ferrum.server.schemas import Items, Whole
+from ferrum.server.schemas import Items, TokenId, Whole
 from ferrum.server.service import Service
 from ferrum.server.sessions import HeldSession, Sessions
 from ferrum.server.writers import Head, Job
@@ -37,14 +37,14 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The sessio
 class SessionBody(Body):
     """A text, or its token ids."""
 
-    prompt: str | Items[Whole] = Field(description="A text or its token ids.", json_schema_extra=schemas.TEXT)
+    prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=schemas.TEXT)
 
 
 class NewSession(Body):
     """The body of POST /v1/sessions."""
 
     model: str | None = Field(default=None, description="A name from /v1/models.")
-    prompt: str | Items[Whole] | None = Field(
+    prompt: str | Items[TokenId] | None = Field(
         default=None,
         description="What it begins with: a text or its token ids.",
         json_schema_extra=schemas.either({"type": "null"}, schemas.TEXT),

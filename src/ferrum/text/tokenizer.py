@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
+from ferrum.core.shown import shown
 from ferrum.text.decoding import decoding_rules
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
@@ -185,7 +186,7 @@ class FileTokenizer:
         try:
             return self._backend.id_to_token(token_id)
         except (OverflowError, TypeError):
-            raise InvalidToken(f"{token_id!r} is not a token id", param="token_ids") from None
+            raise InvalidToken(f"{shown(token_id)} is not a token id", param="token_ids") from None
 
     def _named_id(self, config: TokenizerConfig, name: str) -> int | None:
         token = config.special_tokens.get(name)
