@@ -152,10 +152,14 @@ def test_what_only_stands_where_parameters_belong_is_refused() -> None:
             with pytest.raises(RequestError) as caught:
                 model.beam_search("a", length_penalty=penalty)  # type: ignore[arg-type]
             assert caught.value.param == "length_penalty"
-        for stopping in (1, 0, None, np.True_, "always"):
+        for stopping in (1, 0, None, np.True_, "always", np.array([True, False])):
             with pytest.raises(RequestError) as caught:
                 model.beam_search("a", early_stopping=stopping)  # type: ignore[arg-type]
             assert caught.value.param == "early_stopping"
+        for ends in ("no", None, np.array([True, False])):
+            with pytest.raises(RequestError) as caught:
+                model.beam_search("a", ignore_eos=ends)  # type: ignore[arg-type]
+            assert caught.value.param == "ignore_eos"
         for width in (0, True, 2.0, None):
             with pytest.raises(RequestError) as caught:
                 model.beam_search("a", width)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from contract_kit import INFO, FakeContractExecutor, make_fake
@@ -207,6 +208,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (optimization(custom_flags={"fast": "yes"}), "custom_flags"),
         (replace(BASE, executor_options={"colour": "red"}), "executor_options"),
         (replace(BASE, executor_options={"quantize": "int3"}), "executor_options"),
+        (replace(BASE, executor_options={"kernels": np.array(["auto", "native"])}), "executor_options"),
         (replace(BASE, executor_options={"kernels": "cuda"}), "executor_options"),
     ],
 )

@@ -103,9 +103,13 @@ def test_shapes_that_make_no_sense_are_refused(ids):
 
 @contract("1.PrefillInput")
 def test_a_wish_for_other_logits_is_refused():
-    with pytest.raises(RequestError) as caught:
-        PrefillInput([1], logits="some")
-    assert caught.value.param == "logits"
+    for wish in ("some", np.array(["last", "all"]), np.array("last"), ["last"], None, 1):
+        with pytest.raises(RequestError) as caught:
+            PrefillInput([1], logits=wish)
+        assert caught.value.param == "logits"
+        with pytest.raises(RequestError) as caught:
+            UnifiedBatchItem("a", [1], 0, logits_policy=wish)
+        assert caught.value.param == "logits_policy"
     assert PrefillInput([1], logits=LogitsPolicy.ALL).logits == "all"
 
 
@@ -163,9 +167,10 @@ def test_a_unified_batch_counts_its_tokens_and_wishes():
             UnifiedBatchItem("e", [1], 0, logits_policy=policy)
         assert caught.value.param == "logits_policy"
     assert UnifiedBatchItem("e", [1], 0, logits_policy="all").policy is LogitsPolicy.ALL
-    with pytest.raises(RequestError) as caught:
-        UnifiedBatch(None)
-    assert caught.value.param == "items"
+    for none in (None, np.array("a"), ["a"]):
+        with pytest.raises(RequestError) as caught:
+            UnifiedBatch(none)
+        assert caught.value.param == "items"
 
 
 @contract("1.SpeculativeDecodeOutput")

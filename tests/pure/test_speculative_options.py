@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ferrum.core.errors import ConfigError
@@ -32,7 +33,9 @@ def test_a_name_and_a_mapping_say_the_same() -> None:
         ({"speculative": {"method": "magic"}}, "speculative"),
         ({"speculative": {"method": "draft_model"}}, "speculative"),
         ({"speculative": {"method": "ngram", "model": "small"}}, "speculative"),
+        ({"speculative": {"method": np.array(["ngram", "ngram"])}}, "speculative"),
         ({"speculative": {"prompt_lookup_max": 3}}, "speculative"),
+        ({"speculative": {"prompt_lookup_max": 3, 3: 3}}, "speculative"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 17}, "num_speculative_tokens"),
         ({"speculative": {"num_speculative_tokens": "many"}}, "num_speculative_tokens"),

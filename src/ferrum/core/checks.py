@@ -13,7 +13,7 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.integers import integer
+from ferrum.core.integers import integer, listed
 from ferrum.core.shown import shown
 from ferrum.core.step import Rows, Sampling, Score, Span, Want
 
@@ -33,6 +33,7 @@ def is_one_of(value: Any, choices: Iterable[object]) -> bool:
 
 def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[Input]:
     """What a verb is given, in order. Raises RequestError where that is no list of inputs of its kind."""
+    given = listed(given)
     check_kind(given, Iterable, param=param)
     inputs = list(given)
     for each in inputs:

@@ -6,13 +6,13 @@ kind. Inputs take token ids as nested lists or arrays and keep them as tuples: n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import index
 from typing import Any, NewType, TypeAlias
 
-from ferrum.core.checks import check_kind
+from ferrum.core.checks import inputs_of, is_one_of
 from ferrum.core.errors import InvalidToken, RequestError
 from ferrum.core.integers import integer, listed, whole
 from ferrum.core.serial import JsonRecord
@@ -159,7 +159,7 @@ class PrefillInput:
         for name in ("attention_mask", "position_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else _matrix(name, value, _number))
-        if self.logits not in (LogitsPolicy.LAST, LogitsPolicy.ALL):
+        if not is_one_of(self.logits, (LogitsPolicy.LAST, LogitsPolicy.ALL)):
             raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
     @property
@@ -290,7 +290,7 @@ class UnifiedBatchItem:
     def __post_init__(self) -> None:
         object.__setattr__(self, "q_tokens", _only_row("q_tokens", self.q_tokens))
         object.__setattr__(self, "pos_offset", whole("pos_offset", self.pos_offset))
-        if self.logits_policy not in tuple(LogitsPolicy):
+        if not is_one_of(self.logits_policy, LogitsPolicy):
             raise RequestError(
                 f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}", param="logits_policy"
             )
@@ -309,8 +309,7 @@ class UnifiedBatch:
     items: tuple[UnifiedBatchItem, ...]
 
     def __post_init__(self) -> None:
-        check_kind(self.items, Iterable, param="items")
-        object.__setattr__(self, "items", tuple(self.items))
+        object.__setattr__(self, "items", tuple(inputs_of(UnifiedBatchItem, self.items, param="items")))
 
     @property
     def total_q_tokens(self) -> int:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.capabilities import AttentionType, head_sharing
-from ferrum.core.checks import check_kind
+from ferrum.core.checks import check_kind, is_one_of
 from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
 from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
@@ -262,7 +262,7 @@ def _options(config: ExecutorConfig) -> Problems:
     for name, value in config.executor_options.items():
         if name not in _OPTIONS:
             yield "executor_options", f"there is no option {shown(name)}, only {', '.join(_OPTIONS)}"
-        elif value not in _OPTIONS[name]:
+        elif not is_one_of(value, _OPTIONS[name]):
             yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {shown(value)}"
         elif name == "kernels" and value == Device.CUDA and config.device is not Device.CUDA:
             yield "executor_options", f"kernels for cuda do not compute on {config.device}"

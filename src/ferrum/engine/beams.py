@@ -70,7 +70,7 @@ class BeamRules:
             raise ContextOverflow(f"more than the {self.context} tokens of the context", param="max_tokens")
         object.__setattr__(self, "length_penalty", _penalty(self.length_penalty, self.max_tokens))
         stopping: object = self.early_stopping
-        if not isinstance(stopping, bool) and stopping != "never":
+        if not isinstance(stopping, bool | str) or stopping not in (True, False, "never"):
             raise RequestError(f"must be true, false or 'never', not {shown(stopping)}", param="early_stopping")
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
+from ferrum.core.checks import check_kind
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
@@ -168,6 +169,7 @@ class LLM(FrontDoor):
             FerrumError: the failure of any beam.
             EngineDead: the engine is closed meanwhile.
         """
+        check_kind(ignore_eos, bool, param="ignore_eos")
         ends = () if ignore_eos else self._front.admission.eos_token_ids
         rules = BeamRules(
             beam_width=beam_width,

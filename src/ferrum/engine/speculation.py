@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ferrum.core.checks import is_one_of
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import ConfigError, ModelNotFound
@@ -36,9 +37,9 @@ def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
         return dict(options)
     unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
     if unknown:
-        raise ConfigError(f"has no field {shown(min(unknown))}", param="speculative")
+        raise ConfigError(f"has no field {shown(min(unknown, key=str))}", param="speculative")
     method = given.get("method", NGRAM if given.get("model") is None else DRAFT_MODEL)
-    if method not in (NGRAM, DRAFT_MODEL):
+    if not is_one_of(method, (NGRAM, DRAFT_MODEL)):
         raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {shown(method)}", param="speculative")
     if (method == DRAFT_MODEL) != (given.get("model") is not None):
         raise ConfigError(f"a model is given for {DRAFT_MODEL}, and for nothing else", param="speculative")
