@@ -18,6 +18,7 @@ from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.core.types import Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.front import Parts
+from ferrum.engine.router import Places
 from ferrum.engine.running import Running
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
@@ -118,9 +119,9 @@ def _record(served: Served) -> None:
     engine = served.service.engine
     opened = engine.open
 
-    def open_and_keep(requests: list[Request]) -> Running:
+    def open_and_keep(requests: list[Request], places: Places | None) -> Running:
         served.requests += requests
-        return opened(requests)
+        return opened(requests, places)
 
     engine.open = open_and_keep  # type: ignore[method-assign, assignment]
 

@@ -93,6 +93,20 @@ def test_more_inputs_than_the_queue_holds_are_served_in_turns() -> None:
         server.wait_idle()
 
 
+def test_a_body_keeps_its_places_from_its_first_turn_to_its_last() -> None:
+    recipe = FakeRecipe(seconds_per_step=0.005)
+    with serving(chat_parts(recipe, max_requests=4)) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(vectors, server, input=["ab"] * 200)
+        wait_for(lambda: server.service.num_live == 1)
+        others = []
+        while not asked.done():
+            others.append(server.complete(max_tokens=100, ignore_eos=True))
+        assert len(asked.result()) == 200
+        for each in others[:-1]:
+            assert error_of(each, 429)["code"] == "queue_full"
+        wait_for(lambda: server.complete(prompt=["a"] * 4, max_tokens=1).status_code == 200)
+
+
 def test_inputs_that_wait_for_their_turn_are_served_though_the_server_drains() -> None:
     with serving(chat_parts(FakeRecipe(seconds_per_step=0.05))) as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(vectors, server, input=["ab"] * (2 * TOGETHER + 1))

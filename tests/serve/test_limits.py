@@ -104,7 +104,7 @@ def test_the_time_to_wait_is_that_of_all_rates() -> None:
     limits = Limits({"a": KeyLimits(requests_per_minute=60, tokens_per_minute=60)}, lambda: 1, clock)
     for _ in range(60):
         limits.begin("a")
-    limits.enter("a", [admission().admit([1] * 100, greedy(), tenant="a")])
+    limits.queue("a", [admission().admit([1] * 100, greedy(), tenant="a")])
     clock.now += refused(limits)
     limits.begin("a")
 
@@ -124,7 +124,7 @@ def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
     limits = Limits({"a": KeyLimits(tokens_per_minute=60), "b": KeyLimits(tokens_per_minute=60)}, lambda: 1, clock)
     request = admission().admit([1] * 100, greedy(50), tenant="a")
     limits.begin("a")
-    limits.enter("a", [request])
+    limits.queue("a", [request])
     limits.delta(request, Delta("r", token_ids=(1,) * 50))
     limits.leave("a", 1)
     assert refused(limits) == 91
@@ -133,7 +133,7 @@ def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
     assert refused(limits) == 1, "asking meanwhile makes it no longer"
     clock.now += 0.5
     limits.begin("a")
-    limits.enter("a", [request])
+    limits.queue("a", [request])
     assert refused(limits) == 100, "what was saved up before the debt is gone"
 
 

@@ -19,6 +19,7 @@ from ferrum.engine.admission import Prompt
 from ferrum.engine.door import FrontDoor
 from ferrum.engine.front import Front, Parts
 from ferrum.engine.outputs import Delta
+from ferrum.engine.router import Places
 from ferrum.engine.running import Running
 from ferrum.engine.stream import RequestStream
 from ferrum.engine.waking import Waking
@@ -98,10 +99,13 @@ class AsyncEngine(FrontDoor):
         """
         self._front.router.deliver_on(asyncio.get_running_loop())
 
-    def open(self, requests: Sequence[Request]) -> Running:
+    def open(self, requests: Sequence[Request], places: Places | None = None) -> Running:
         """Queue admitted requests (`front.admission`) now, all of them or none, on the running event loop.
 
         Whoever opens must read to the end or `abort`.
+
+        Args:
+            places: those that are kept for them, see `Router.keep`; None: there have to be others.
 
         Raises:
             EngineDead, QueueFull: nothing was queued.
@@ -113,7 +117,7 @@ class AsyncEngine(FrontDoor):
             if self._loop is not None and not self._loop.is_closed() and self.num_live:
                 raise RequestError("requests of another event loop are live")
             self._loop, self._waking = loop, Waking(loop)
-        return Running(self._front.router, self._front.tokenizer, requests)
+        return Running(self._front.router, self._front.tokenizer, requests, places)
 
     def _wake_all(self, streams: Sequence[RequestStream]) -> None:
         """Wake the consumers of a step; called from any thread."""

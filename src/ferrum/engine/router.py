@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeAlias
 
@@ -43,6 +44,17 @@ class Observer(Protocol):
     def delta(self, request: Request, delta: Delta) -> None:
         """A choice has news."""
         ...
+
+
+@dataclass(slots=True, eq=False)
+class Places:
+    """Places in the queue that are kept for requests which come in turns.
+
+    Attributes:
+        free: how many no request has now. Below 0 a request that has ended by its text is yet to leave the engine.
+    """
+
+    free: int
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -83,6 +95,8 @@ class Router:
         self._host = host
         self._wake_all = wake_all
         self._streams: dict[str, RequestStream] = {}
+        self._kept: list[Places] = []
+        self._lent: dict[str, Places] = {}  # by the requests that have one of them
         self._asked: dict[tuple[str, str], RequestStream] = {}  # the last of each tenant's id, as clients know it
         self._ended: FerrumError | None = None
         self._told = False
@@ -114,11 +128,31 @@ class Router:
         self.check_process()
         if self._ended is not None:
             raise EngineDead(str(self._ended))
-        if len(self._streams) + count > self.max_requests:
-            raise QueueFull(f"{len(self._streams)} requests are waiting or running, as many as may be")
+        taken = len(self._streams) + sum(each.free for each in self._kept)
+        if taken + count > self.max_requests:
+            raise QueueFull(f"{taken} requests are waiting or running, as many as may be")
 
-    def open(self, request: Request, tokenizer: Tokenizer | None, wake: Wake) -> RequestStream:
+    @contextmanager
+    def keep(self, count: int) -> Iterator[Places]:
+        """Keep so many places until the end of the block. Raises as `check_open`."""
+        self.check_process()
+        with self._lock:
+            self.check_open(count)
+            places = Places(count)
+            self._kept.append(places)
+        try:
+            yield places
+        finally:
+            with self._lock:
+                self._kept.remove(places)
+
+    def open(
+        self, request: Request, tokenizer: Tokenizer | None, wake: Wake, places: Places | None = None
+    ) -> RequestStream:
         """Send a request to the engine; `wake` is called whenever its stream has news.
+
+        Args:
+            places: one of them is for it; None: there has to be another.
 
         Raises:
             EngineDead, QueueFull: as `check_open`.
@@ -126,12 +160,15 @@ class Router:
         """
         self.check_process()  # the lock may have been held for ever when a fork copied it
         with self._lock:
-            self.check_open()
+            self.check_open(0 if places is not None else 1)
             observe = self._observe if self.observers or self.recorder is not None else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
             self._streams[sent.request_id] = self._asked[request.tenant, request.request_id] = stream
+            if places is not None:
+                self._lent[sent.request_id] = places
+                places.free -= 1
             self._host.send(sent)
         return stream
 
@@ -210,6 +247,8 @@ class Router:
         if stream.settled:
             with self._lock:
                 self._streams.pop(event.request_id, None)
+                if (places := self._lent.pop(event.request_id, None)) is not None:
+                    places.free += 1
                 asked = (stream.request.tenant, stream.request_id)
                 if self._asked.get(asked) is stream:
                     del self._asked[asked]
@@ -221,6 +260,7 @@ class Router:
             self._ended = ended
             streams = list(self._streams.values())
             self._streams.clear()
+            self._lent.clear()
             self._asked.clear()
         for stream in streams:
             stream.fail(ended)

@@ -9,7 +9,7 @@ from typing import Self
 
 from ferrum.core.types import Request
 from ferrum.engine.outputs import Delta
-from ferrum.engine.router import Router, Wake
+from ferrum.engine.router import Places, Router, Wake
 from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
 
@@ -61,17 +61,23 @@ class Running:
         RequestError: one of the ids is live.
     """
 
-    def __init__(self, router: Router, tokenizer: Tokenizer | None, requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        tokenizer: Tokenizer | None,
+        requests: Sequence[Request],
+        places: Places | None = None,
+    ) -> None:
         self.requests = tuple(requests)
         self._router = router
         self._waiting: asyncio.Future[None] | None = None
         self._ready: deque[int] = deque()
         self._left = len(self.requests)
         self._streams: list[RequestStream] = []
-        router.check_open(len(self.requests))
+        router.check_open(0 if places is not None else len(self.requests))
         try:
             for place, request in enumerate(self.requests):
-                self._streams.append(router.open(request, tokenizer, self._waker(place)))
+                self._streams.append(router.open(request, tokenizer, self._waker(place), places))
         except BaseException:
             self.abort()
             raise

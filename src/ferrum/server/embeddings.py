@@ -16,6 +16,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.front import Front
+from ferrum.engine.router import Places
 from ferrum.server.errors import CancelledError, invalid
 from ferrum.server.generation import watched
 from ferrum.server.guard import CLIENT_GONE
@@ -108,15 +109,16 @@ class Embeddings(Response):
 
     async def _compute(self, receive: Receive) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = []
-        together = min(TOGETHER, self._caller.together)
-        for start in range(0, len(self._requests), together):
-            vectors += await self._part(self._requests[start : start + together], receive, begun=start > 0)
-            self._check_dimensions(len(vectors[0]))
+        together = min(TOGETHER, self._caller.together, len(self._requests))
+        with self._service.hold(together, self._caller.tenant) as places:
+            for start in range(0, len(self._requests), together):
+                vectors += await self._part(self._requests[start : start + together], receive, places)
+                self._check_dimensions(len(vectors[0]))
         return vectors
 
-    async def _part(self, requests: Sequence[Request], receive: Receive, *, begun: bool) -> list[tuple[float, ...]]:
+    async def _part(self, requests: Sequence[Request], receive: Receive, places: Places) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = [()] * len(requests)
-        with self._service.run(self._name, requests, self._caller.tenant, begun=begun) as running:
+        with self._service.run(self._name, requests, self._caller.tenant, places) as running:
             async with watched(receive, self._leave, running):
                 async for place, delta in running:
                     if finish_of(delta) is not None:

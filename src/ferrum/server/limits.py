@@ -113,15 +113,19 @@ class Limits:
         if key is not None and key.max_live is not None and key.live + count > key.max_live:
             raise _refused(f"{key.live} requests of the key wait or run; {key.max_live} may", self._retry_after())
 
-    def enter(self, tenant: str, requests: Sequence[Request]) -> None:
-        """The tenant's requests are queued."""
+    def enter(self, tenant: str, count: int) -> None:
+        """So many requests of the tenant have a place."""
+        if tenant in self._keys:
+            self._keys[tenant].live += count
+
+    def queue(self, tenant: str, requests: Sequence[Request]) -> None:
+        """The tenant's requests are queued: the tokens of their prompts count."""
         key = self._keys.get(tenant)
         if key is not None:
-            key.live += len(requests)
             self._spend(key, sum(len(request.prompt) for request in requests))
 
     def leave(self, tenant: str, count: int) -> None:
-        """So many of the tenant's requests are over."""
+        """So many places of the tenant's are free."""
         if tenant in self._keys:
             self._keys[tenant].live -= count
 

@@ -75,12 +75,14 @@ def add_requests(router: APIRouter, service: Service) -> None:
         done: list[ReplayedRequest] = []
         for each in records:
             await _check_origin(service, each)
-            again = Replay(each, top)
-            wanted = replace(again.request, deadline=deadline)
-            with service.run(wanted.request_id, [wanted], caller.tenant, begun=bool(done)) as running:
-                if not await _followed(running, again, request.receive):
-                    return Response(status_code=CLIENT_GONE)
-            done.append(await asyncio.to_thread(replayed_request, again, top))
+        with service.hold(1, caller.tenant) as places:
+            for each in records:
+                again = Replay(each, top)
+                wanted = replace(again.request, deadline=deadline)
+                with service.run(wanted.request_id, [wanted], caller.tenant, places) as running:
+                    if not await _followed(running, again, request.receive):
+                        return Response(status_code=CLIENT_GONE)
+                done.append(await asyncio.to_thread(replayed_request, again, top))
         same = all(each.same for each in done)
         response = reply(ReplayedRequests(id=request_id, object="request.replay", same=same, replays=done))
         response.headers.update(headers)

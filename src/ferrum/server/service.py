@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.types import Request
 from ferrum.engine.client import AsyncEngine
+from ferrum.engine.router import Places
 from ferrum.engine.running import Running
 from ferrum.server.aside import Beside
 from ferrum.server.config import ServerConfig
@@ -206,30 +207,44 @@ class Service:
         return len(self._live)
 
     @contextmanager
-    def run(self, name: str, requests: Sequence[Request], tenant: str, *, begun: bool = False) -> Iterator[Running]:
+    def hold(self, count: int, tenant: str) -> Iterator[Places]:
+        """Keep so many places for requests of a body that run in turns: after the first none of them is refused.
+
+        Raises:
+            ApiError, FerrumError: there are not so many now.
+        """
+        self.check_ready()
+        self.limits.check_place(tenant, count)
+        with self.engine.front.router.keep(count) as places:
+            self.limits.enter(tenant, count)
+            try:
+                yield places
+            finally:
+                self.limits.leave(tenant, count)
+                self._rate.finished()
+
+    @contextmanager
+    def run(
+        self, name: str, requests: Sequence[Request], tenant: str, places: Places | None = None
+    ) -> Iterator[Running]:
         """Queue requests under one name of their tenant's; they are over, or aborted, at the end of the block.
 
         Args:
-            begun: others of the same body ran before: a server that drains goes on with it.
+            places: those that are held for them; None: as many are held until then.
 
         Raises:
             ApiError, FerrumError: they cannot be queued now.
         """
-        if not (begun and self.state is State.DRAINING):
-            self.check_ready()
         if (tenant, name) in self._live:
             raise RequestError(f"{name!r} is live", param="request_id")
-        self.limits.check_place(tenant, len(requests))
-        running = self.engine.open(requests)
-        self.limits.enter(tenant, requests)
-        self._live[tenant, name] = running
-        try:
-            yield running
-        finally:
-            running.abort()
-            del self._live[tenant, name]
-            self.limits.leave(tenant, len(requests))
-            self._rate.finished()
+        with self.hold(len(requests), tenant) if places is None else nullcontext(places) as held:
+            running = self._live[tenant, name] = self.engine.open(requests, held)
+            self.limits.queue(tenant, requests)
+            try:
+                yield running
+            finally:
+                running.abort()
+                del self._live[tenant, name]
 
     def cancel(self, request_id: str, tenant: str) -> str:
         """End a request of the tenant, by the id of its reply or by the one that it was given; the former.
