@@ -13,7 +13,7 @@ from sampling_twin import request
 
 from ferrum.core.params import SamplingParams
 from ferrum.sampling.kept import Keeper
-from ferrum.sampling.rules import Row, edited
+from ferrum.sampling.rules import Row, edited, take_back
 
 V = 12
 TOKENS = st.lists(st.integers(0, V - 1), max_size=6)
@@ -41,6 +41,24 @@ def test_a_growing_sequence_is_edited_as_one_that_begins_there(
         growing.history.extend(new)  # type: ignore[attr-defined]
         fresh = request([*growing.history, *drafts], prompt=len(prompt), **params)
         got = edited(logits, Row(growing, drafts))
+        np.testing.assert_array_equal(got.view(np.int32), edited(logits, Row(fresh)).view(np.int32))
+
+
+@given(TOKENS.filter(bool), st.lists(st.tuples(TOKENS, st.integers(0, 6)), min_size=1, max_size=5), RULES)
+def test_a_sequence_of_which_guesses_are_taken_back_is_edited_as_one_without_them(
+    prompt: list[int], turns: list[tuple[list[int], int]], params: dict[str, Any]
+) -> None:
+    logits = np.random.default_rng(len(prompt)).normal(0, 3, V).astype(np.float32)
+    cut = request(prompt, prompt=len(prompt), **params)
+    history = cut.history
+    assert isinstance(history, list)
+    for new, gone in turns:
+        length = max(len(prompt), len(history) - gone)
+        take_back(cut, length)
+        del history[length:]
+        history += new
+        fresh = request(list(history), prompt=len(prompt), **params)
+        got = edited(logits, Row(cut))
         np.testing.assert_array_equal(got.view(np.int32), edited(logits, Row(fresh)).view(np.int32))
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from collections.abc import Sequence as Series
+from typing import Any
 
 import pytest
 
 from contract_kit import POISON, FakeContractExecutor, make_fake
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError
 from ferrum.core.params import SamplingParams
+from ferrum.core.step import StepBatch
 from ferrum.core.types import Request, Sequence
+from ferrum.sampling import rules
+from ferrum.sampling.kept import Counts
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.draft_model import DraftModel, _Cached
@@ -74,6 +79,34 @@ def test_a_broken_model_is_asked_no_more(executor: FakeContractExecutor, caplog:
     assert passes == [1, 1, 1] and model.limit(sequence_of("b")) == 0
     assert guessed(model, sequence) == [0]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_guesses_are_sampled_after_the_sequence_and_the_guesses_before_them_and_each_token_is_counted_once(
+    executor: FakeContractExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every draft the whole text was counted anew."""
+    model, sequence = DraftModel(executor, SetCosts()), sequence_of("a", *[1, 2, 3] * 6)
+    submit, seen, counted = executor.submit, [], []
+
+    class Watched(Counts):
+        def __call__(self, drafts: Series[int] = ()) -> Any:
+            counted.append(len(self._history) - self._end)
+            return super().__call__(drafts)
+
+    def look(batch: StepBatch) -> Any:
+        for span in batch.spans:
+            if span.sampling is not None:
+                seen.append(list(span.sampling.history))
+                rules._seen(span.sampling, Watched, span.sampling.history, 0)()
+        return submit(batch)
+
+    monkeypatch.setattr(executor, "submit", look)
+    for right in (3, 0, 1, 2, 3, 0, 0):
+        text = list(sequence.tokens)
+        (guesses,) = model.draft([Wish(sequence, 3)])
+        assert seen[-3:] == [[*text, *guesses[:count]] for count in range(3)]
+        sequence.extend((*guesses[:right], 5))
+    assert sum(counted) <= len(sequence.tokens) + 7 * 3
 
 
 def test_what_a_request_allows_was_looked_through_when_it_was_made_and_is_not_again(

@@ -29,16 +29,20 @@ class Keeper(Generic[Thing]):
             finalize(owner, self._things.pop, key, None).atexit = False
         return self._things[key]
 
+    def kept(self, owner: object) -> Thing | None:
+        """The owner's thing, where there is one."""
+        return self._things.get(id(owner))
+
 
 class Counts:
     """How often each token stands in a sequence from `start` on. As it grows, only what is new is counted.
 
     Args:
-        history: the sequence, which is only ever appended to.
+        history: the sequence, which is appended to, and cut where `take_back` has been told so.
     """
 
     def __init__(self, history: Sequence[int], start: int) -> None:
-        self._history, self._end = history, start
+        self._history, self._start, self._end = history, start, start
         self._counts: Counter[int] = Counter()
 
     def __call__(self, drafts: Sequence[int] = ()) -> tuple[Int64, F32]:
@@ -50,3 +54,12 @@ class Counts:
             counts = counts.copy()
             counts.update(drafts)
         return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.float32, len(counts))
+
+    def take_back(self, length: int) -> None:
+        """Count no more what stands from `length` on, where the sequence is about to be cut."""
+        length = max(length, self._start)
+        for token in self._history[length : self._end]:
+            self._counts[token] -= 1
+            if not self._counts[token]:
+                del self._counts[token]
+        self._end = min(self._end, length)

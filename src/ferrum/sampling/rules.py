@@ -177,6 +177,13 @@ def _counts(row: Row) -> tuple[Int64, F32]:
     return _generated(row.sampling, Counts, row.sampling.history, row.sampling.prompt_length)(row.drafts)
 
 
+def take_back(sampling: Sampling, length: int) -> None:
+    """Forget what stands in a history from `length` on, where its owner is about to cut it: guesses that were wrong."""
+    for counts in (_seen.kept(sampling), _generated.kept(sampling)):
+        if counts is not None:
+            counts.take_back(length)
+
+
 def presence_penalty(logits: Editable, row: Row) -> None:
     """Subtract the penalty from every token generated so far (OpenAI's definition: the prompt does not count)."""
     if row.params.presence_penalty:

@@ -16,9 +16,9 @@ from typing import Final
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.memory import MemoryPlan
-from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
+from ferrum.sampling.rules import take_back
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Wish
 
@@ -33,10 +33,15 @@ class _Cached:
     """What the model has stored of a sequence: its first `known` tokens, then guesses.
 
     Attributes:
-        params: the sequence's, without log-probabilities; made once, for they may be large.
+        sampling: the sequence's, without log-probabilities and with a history of its own. It is made once, for its
+            parameters may be large, and so may be what the rules have counted.
+        history: that history: the sequence's tokens when a draft began, and what was guessed after them.
+        told: how many were the sequence's.
     """
 
-    params: SamplingParams
+    sampling: Sampling
+    history: list[int]
+    told: int = 0
     known: int = 0
     guesses: list[int] = field(default_factory=list)
 
@@ -54,6 +59,20 @@ class _Cached:
             right += 1
         return min(self.known + right, len(sequence.tokens) - 1)
 
+    def go_back(self, sequence: Sequence, agreed: int) -> None:
+        """Take the guesses back that are not the sequence's, and take in what is new of it."""
+        right = max(self.told, agreed)
+        take_back(self.sampling, right)
+        self.history[right:] = sequence.tokens[right:]
+        self.known, self.guesses, self.told = agreed, [], len(sequence.tokens)
+
+
+def _new(sequence: Sequence) -> _Cached:
+    """Nothing is stored yet."""
+    history: list[int] = []
+    params = sequence.sampling.params.but(logprobs=None, prompt_logprobs=None)
+    return _Cached(replace(sequence.sampling, params=params, history=history, masks=()), history)
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -61,7 +80,6 @@ class _Draft:
 
     wish: Wish
     cached: _Cached
-    sampling: Sampling
     tokens: list[int] = field(default_factory=list)
 
 
@@ -135,14 +153,12 @@ class DraftModel:
         sequence = wish.sequence
         cached = self._cached.get(sequence.cache_id)
         if cached is None:
-            params = sequence.sampling.params.but(logprobs=None, prompt_logprobs=None)
-            cached = self._cached[sequence.cache_id] = _Cached(params)
+            cached = self._cached[sequence.cache_id] = _new(sequence)
         agreed = cached.agreed(sequence)
         if agreed < cached.length:
             self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
-        cached.known, cached.guesses = agreed, []
-        sampling = replace(sequence.sampling, params=cached.params, history=list(sequence.tokens), masks=())
-        return _Draft(wish, cached, sampling)
+        cached.go_back(sequence, agreed)
+        return _Draft(wish, cached)
 
     def _first(self, draft: _Draft) -> Span:
         """The tokens that the model has not read; the last of them is followed by the first guess."""
@@ -154,12 +170,14 @@ class DraftModel:
             start,
             tokens,
             want=Want.TOKEN if done else Want.NONE,
-            sampling=draft.sampling if done else None,
+            sampling=draft.cached.sampling if done else None,
         )
 
     def _next(self, draft: _Draft) -> Span:
         """The last guess, which is followed by the next one."""
-        return Span(draft.wish.sequence.cache_id, draft.cached.length, (draft.tokens[-1],), sampling=draft.sampling)
+        return Span(
+            draft.wish.sequence.cache_id, draft.cached.length, (draft.tokens[-1],), sampling=draft.cached.sampling
+        )
 
     def _run(self, drafts: Series[_Draft], spans: Series[Span]) -> list[_Draft]:
         """Run a step; the drafts that want one more guess after it."""
@@ -177,9 +195,7 @@ class DraftModel:
             else:
                 draft.cached.known = span.end
             draft.tokens += result.tokens
-            history = draft.sampling.history
-            assert isinstance(history, list)
-            history += result.tokens
+            draft.cached.history += result.tokens
             if result.tokens and len(draft.tokens) < draft.wish.limit:
                 going_on.append(draft)
         return going_on
