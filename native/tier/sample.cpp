@@ -78,9 +78,9 @@ vf gumbel(vu word) {
     return -exact_log(-exact_log(u));
 }
 
-// Words of the `kDrawn` tokens from `first` on: of token first + i, word[i % 4] of lane i / 4.
-constexpr int64_t kDrawn = 4 * kLanes;
+constexpr int64_t kDrawn = 4 * kLanes;  // tokens of a block: a vector of counters makes their words
 
+// Those of the block from `first` on: of token first + i, word[i % 4] of lane i / 4.
 Words words_of(int64_t first, const DrawKey& key) { return philox((vu)lane_index() + static_cast<uint32_t>(first / 4), key); }
 
 struct Best {
@@ -101,11 +101,11 @@ struct Best {
     }
 };
 
-// Noise n takes a u of at least exp(-exp(-n)), which is above 1 - exp(-n): so many leading bits of its word are ones, less a bit
-// for what rounding may hide.
-float octaves_to(float noise) { return noise * 1.4426950408889634f - 0.02f; }
-
 constexpr int kNoiseBits = 23;  // of a word
+
+// How many leading bits of a word are ones where it makes at least so much noise: its u is at least exp(-exp(-noise)), which is
+// above 1 - exp(-noise). A fiftieth less, which is far more than roundings hide.
+float octaves_to(float noise) { return noise * 1.4426950408889634f - 0.02f; }
 
 uint32_t least_word(float octaves) {
     return octaves < 1.0f ? 0 : ~uint32_t{0} << (32 - static_cast<int>(octaves));
