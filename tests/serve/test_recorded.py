@@ -106,6 +106,7 @@ def test_all_prompts_of_a_body_run_again_though_the_server_drains(tmp_path: Path
     parts = recorded(chat_parts(replace(RECIPE, seconds_per_step=0.02)), tmp_path)
     with serving(parts) as server, ThreadPoolExecutor(1) as pool:
         server.complete(prompt=["ab", "cd"], request_id="two", **LOUD)
+        server.wait_idle()  # the reply is there before the request has left
         again = pool.submit(server.post, "/v1/requests/two/replay")
         wait_for(lambda: server.service.num_live == 1)
         server.service.drain()
