@@ -140,6 +140,9 @@ struct DrawKey {
     uint32_t position, choice;
 };
 
+// A row is looked at in stretches; every sixteenth number of one makes a strand. An empty strand's largest is minus infinity.
+constexpr int64_t kStretch = 1024, kStrands = 16;
+
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
@@ -159,10 +162,12 @@ struct KernelTable {
     bool (*finite)(const float* x, int64_t count);
 
     // Over a row of logits; `x` are distances below the greatest, divided by the temperature.
-    float (*largest)(const float* x, int64_t count);  // NaN where there is one
+    float (*largest)(const float* x, int64_t count);                             // NaN where there is one
+    float (*largest_of_strands)(const float* x, int64_t count, float* strands);  // the same, and the largest of each strand
     int64_t (*first_equal)(const float* x, int64_t count, float value);
     void (*scale_below)(const float* x, int64_t count, float peak, float divisor, float* out);
-    int64_t (*mass_of)(const float* x, int64_t count, int64_t* each);  // sum; `each` may be null
+    int64_t (*mass_of)(const float* x, int64_t count, float peak, int64_t* each);  // of x - peak: sum; `each` may be null
+    int64_t (*count_before)(const float* x, int64_t count, int64_t token);         // those greater, and its equals of lower id
     void (*exp_of)(const float* x, int64_t count, float* out);
     float (*log_of)(float x);
     int64_t (*collect_from)(const float* x, int64_t count, float cut, int32_t* tokens);  // x >= cut, ascending

@@ -13,7 +13,10 @@ struct Better {
     bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
-constexpr int64_t kBlock = 64;  // tokens whose greatest stands for them when a threshold is sought
+// Of values from 0 down, the greater in the lower drawer; the last one takes all that have next to no mass.
+constexpr int kDrawers = 1024;
+
+int drawer_of(float value) { return static_cast<int>(std::min(-value, 24.0f) * (static_cast<float>(kDrawers - 1) / 24.0f)); }
 
 }  // namespace
 
@@ -23,11 +26,12 @@ int64_t Sampler::greedy(const float* logits, int64_t count) const {
 }
 
 int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key) {
-    const float peak = kernels_.largest(logits, count);
+    const bool by_count = rules.top_k > 0 && rules.top_k < count;
+    const float peak = by_count ? look_over(logits, count) : kernels_.largest(logits, count);
     if (!(peak > -INFINITY)) return -1;
     scaled_.resize(static_cast<size_t>(count));
     float* x = scaled_.data();
-    const bool by_count = rules.top_k > 0 && rules.top_k < count, by_mass = rules.top_p < 1.0, by_share = rules.min_p > 0.0f;
+    const bool by_mass = rules.top_p < 1.0, by_share = rules.min_p > 0.0f;
     if (by_count)
         keep_top_k_scaled(logits, count, peak, rules.temperature, rules.top_k);
     else
@@ -39,26 +43,32 @@ int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules
 }
 
 std::vector<int32_t> Sampler::top(const float* logits, int64_t count, int64_t most) {
+    look_over(logits, count);
+    return first(logits, count, most);
+}
+
+float Sampler::look_over(const float* logits, int64_t count) {
+    strands_.resize(static_cast<size_t>((count + kStretch - 1) / kStretch * kStrands));
+    return kernels_.largest_of_strands(logits, count, strands_.data());
+}
+
+std::vector<int32_t> Sampler::first(const float* logits, int64_t count, int64_t most) {
     keep_top_k(logits, count, most);
     std::vector<int32_t> best = tokens_;
     std::sort(best.begin(), best.end(), Better{logits});
     return best;
 }
 
-// The `most`-th greatest of the blocks' greatest is a threshold that at least `most` tokens reach, and few others.
-float Sampler::reached_by(const float* x, int64_t count, int64_t most) {
-    const int64_t blocks = (count + kBlock - 1) / kBlock;
-    if (most > blocks) return -INFINITY;
-    values_.resize(static_cast<size_t>(blocks));
-    for (int64_t block = 0; block < blocks; ++block)
-        values_[static_cast<size_t>(block)] = kernels_.largest(x + block * kBlock, std::min(kBlock, count - block * kBlock));
-    std::nth_element(values_.begin(), values_.begin() + most - 1, values_.end(), std::greater<float>());
-    return values_[static_cast<size_t>(most) - 1];
+// The `most`-th greatest of the strands' greatest is a threshold that at least `most` tokens reach, and few others.
+float Sampler::reached_by(int64_t most) {
+    if (most > static_cast<int64_t>(strands_.size())) return -INFINITY;
+    std::nth_element(strands_.begin(), strands_.begin() + most - 1, strands_.end(), std::greater<float>());
+    return strands_[static_cast<size_t>(most) - 1];
 }
 
 void Sampler::collect(const float* x, int64_t count, float cut) {
-    tokens_.resize(static_cast<size_t>(count));
-    tokens_.resize(static_cast<size_t>(kernels_.collect_from(x, count, cut, tokens_.data())));
+    found_.resize(static_cast<size_t>(count));  // and stays so: `tokens_` would be cleared anew for every row
+    tokens_.assign(found_.data(), found_.data() + kernels_.collect_from(x, count, cut, found_.data()));
 }
 
 void Sampler::gather(const float* x) {
@@ -76,14 +86,14 @@ void Sampler::cut_to(const float* x, int64_t most) {
 void Sampler::keep_top_k(const float* x, int64_t count, int64_t most) {
     tokens_.clear();
     if (most <= 0) return;
-    collect(x, count, reached_by(x, count, most));
+    collect(x, count, reached_by(most));
     cut_to(x, most);
 }
 
 // As if all logits had been scaled first, but only those are that may be among the first. Scaling keeps the order and may
 // make equals of neighbours: the threshold is lowered by more than its roundings can move.
 void Sampler::keep_top_k_scaled(const float* logits, int64_t count, float peak, float temperature, int64_t most) {
-    const double cut = reached_by(logits, count, most), margin = 1e-6 * (static_cast<double>(peak) - cut);
+    const double cut = reached_by(most), margin = 1e-6 * (static_cast<double>(peak) - cut);
     collect(logits, count, std::nextafter(static_cast<float>(cut - margin), -INFINITY));
     gather(logits);
     kernels_.scale_below(values_.data(), static_cast<int64_t>(values_.size()), peak, temperature, values_.data());
@@ -95,13 +105,13 @@ void Sampler::keep_top_k_scaled(const float* logits, int64_t count, float peak, 
 int64_t Sampler::weigh(const float* x) {
     gather(x);
     masses_.resize(tokens_.size());
-    return kernels_.mass_of(values_.data(), static_cast<int64_t>(tokens_.size()), masses_.data());
+    return kernels_.mass_of(values_.data(), static_cast<int64_t>(tokens_.size()), 0.0f, masses_.data());
 }
 
 // The fewest best whose mass reaches the share. Most nuclei are small: of a whole row candidates come from the top, in
 // widening cuts.
 void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) {
-    const int64_t total = all ? kernels_.mass_of(x, count, nullptr) : weigh(x);
+    const int64_t total = all ? kernels_.mass_of(x, count, 0.0f, nullptr) : weigh(x);
     const int64_t needed = std::min(static_cast<int64_t>(std::ceil(share * static_cast<double>(total))), total);
     if (all)
         for (const float cut : {-2.0f, -6.0f, -10.0f, -14.0f, -20.0f, -INFINITY}) {
@@ -110,17 +120,29 @@ void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) 
         }
     auto [least, equals] = edge_of(needed);
     size_t kept = 0;
-    for (size_t i = 0; i < tokens_.size(); ++i)
-        if (values_[i] > least || (values_[i] == least && equals-- > 0)) tokens_[kept++] = tokens_[i];
+    for (size_t i = 0; i < tokens_.size(); ++i) {  // without branches: they would follow no pattern
+        tokens_[kept] = tokens_[i];
+        const int64_t level = static_cast<int64_t>(values_[i] == least) & static_cast<int64_t>(equals > 0);
+        equals -= level;
+        kept += static_cast<size_t>(values_[i] > least) | static_cast<size_t>(level);
+    }
     tokens_.resize(kept);
 }
 
-// Without sorting the weighed tokens: like quickselect, but by mass. Tokens of one value have one mass.
+// Without sorting the weighed tokens: like quickselect, but by mass, in the one drawer of values in which the edge lies. Tokens of
+// one value have one mass.
 Sampler::Edge Sampler::edge_of(int64_t needed) {
     for (std::vector<Weighed>& each : weighed_) each.resize(tokens_.size());
     Weighed *from = weighed_[0].data(), *to = weighed_[1].data();
-    size_t count = tokens_.size();
-    for (size_t i = 0; i < count; ++i) from[i] = {values_[i], masses_[i]};
+    int64_t drawers[kDrawers] = {};
+    for (size_t i = 0; i < tokens_.size(); ++i) drawers[drawer_of(values_[i])] += masses_[i];
+    int edge = 0;
+    for (; drawers[edge] < needed; ++edge) needed -= drawers[edge];
+    size_t count = 0;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+        from[count] = {values_[i], masses_[i]};
+        count += drawer_of(values_[i]) == edge;
+    }
     for (int turn = 0;; turn = 1 - turn) {
         const float a = from[0].value, b = from[count / 2].value, c = from[count - 1].value;
         const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
@@ -158,21 +180,15 @@ void Sampler::keep_min_p(const float* x, int64_t count, float least, bool all) {
     tokens_.resize(kept);
 }
 
-float Sampler::log_total(const float* logits, int64_t count) {
-    scaled_.resize(static_cast<size_t>(count));
-    kernels_.scale_below(logits, count, kernels_.largest(logits, count), 1.0f, scaled_.data());
-    const int64_t total = kernels_.mass_of(scaled_.data(), count, nullptr);
+float Sampler::log_total(const float* logits, int64_t count, float peak) const {
+    const int64_t total = kernels_.mass_of(logits, count, peak, nullptr);
     return kernels_.log_of(static_cast<float>(total) / 1099511627776.0f);
 }
 
 Description Sampler::describe(const float* logits, int64_t count, int64_t token, int64_t most) {
-    const float peak = kernels_.largest(logits, count);
+    const float peak = look_over(logits, count);
     if (!std::isfinite(peak)) return {peak, peak, 0, {}};  // refused: with a NaN in it a row has neither order nor total
-    const float value = logits[token];
-    int64_t before = 0;
-    for (int64_t i = 0; i < count; ++i) before += logits[i] > value;
-    for (int64_t i = 0; i < token; ++i) before += logits[i] == value;
-    return {peak, log_total(logits, count), 1 + before, top(logits, count, most)};
+    return {peak, log_total(logits, count, peak), 1 + kernels_.count_before(logits, count, token), first(logits, count, most)};
 }
 
 }  // namespace ferrum

@@ -33,8 +33,8 @@ public:
     int64_t greedy(const float* logits, int64_t count) const;
     // A draw after temperature, top-k, top-p and min-p; -1 as above.
     int64_t draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key);
-    // log(sum(exp(logits - greatest))) by whole masses.
-    float log_total(const float* logits, int64_t count);
+    // log(sum(exp(logits - peak))) by whole masses; peak: the greatest.
+    float log_total(const float* logits, int64_t count, float peak) const;
     // The `most` first tokens, best first, the lower id among equals.
     std::vector<int32_t> top(const float* logits, int64_t count, int64_t most);
     Description describe(const float* logits, int64_t count, int64_t token, int64_t most);
@@ -50,7 +50,10 @@ private:
         int64_t equals;
     };
 
-    float reached_by(const float* x, int64_t count, int64_t most);
+    float look_over(const float* logits, int64_t count);  // the greatest, NaN where there is one; fills `strands_`
+    // Of a row that has been looked over: as `top`; and a value that at least `most` tokens reach.
+    std::vector<int32_t> first(const float* logits, int64_t count, int64_t most);
+    float reached_by(int64_t most);
     void collect(const float* x, int64_t count, float cut);
     void gather(const float* x);
     void cut_to(const float* x, int64_t most);
@@ -62,7 +65,8 @@ private:
     void keep_min_p(const float* x, int64_t count, float least, bool all);
 
     const KernelTable& kernels_;
-    std::vector<float> scaled_, values_, exponentials_;
+    std::vector<float> scaled_, values_, exponentials_, strands_;
+    std::vector<int32_t> found_;
     std::vector<int32_t> tokens_;  // the candidates, ascending once a rule has kept some
     std::vector<int64_t> masses_;
     std::vector<Weighed> weighed_[2];

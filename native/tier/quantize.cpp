@@ -33,12 +33,6 @@ vf bounded(vf x, float low, float high) {
     return select(above > high, spread(high), above);
 }
 
-bool any(vi mask) {
-    for (int lane = 0; lane < kLanes; ++lane)
-        if (mask[lane] != 0) return true;
-    return false;
-}
-
 // To f16, to the nearest, ties to even.
 vh narrow_halves(vf x) {
 #if defined(__AVX512VNNI__)
@@ -60,8 +54,8 @@ template <int GROUP>
 Rounding set_scale(Block<GROUP>& b, vf exact) {
     b.half = narrow_halves(exact);
     b.scale = widen_halves(reinterpret_cast<const std::byte*>(&b.half));
-    if (!any(~finite(b.scale))) return Rounding::fine;
-    return any(~finite(exact)) ? Rounding::not_finite : Rounding::too_large;
+    if (lanes_where(~finite(b.scale)) == 0) return Rounding::fine;
+    return lanes_where(~finite(exact)) != 0 ? Rounding::not_finite : Rounding::too_large;
 }
 
 // To the nearest integer, halves away from zero.

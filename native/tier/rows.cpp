@@ -173,9 +173,7 @@ bool finite(const float* x, int64_t count) {
     vi bad{};
     for (int64_t i = 0; i < count; i += kLanes)  // of a non-finite number all exponent bits are set
         bad |= ((vi)load_part(x + i, count - i) & 0x7f800000) == 0x7f800000;
-    for (int lane = 0; lane < kLanes; ++lane)
-        if (bad[lane] != 0) return false;
-    return true;
+    return lanes_where(bad) == 0;
 }
 
 }  // namespace ferrum::FERRUM_TIER

@@ -7,9 +7,12 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-using vl = int64_t __attribute__((vector_size(8 * kLanes)));
+// Half as many lanes as a vector has: their whole numbers fill one.
+using vhf = float __attribute__((vector_size(2 * kLanes)));
+using vd = double __attribute__((vector_size(4 * kLanes)));
+using vl = int64_t __attribute__((vector_size(4 * kLanes)));
 
-constexpr float kNever = -__builtin_inff();
+constexpr float kNever = -__builtin_inff(), kNothing = __builtin_nanf("");
 
 vf exact_polynomial(vf x, const float* c, int count) {
     vf total = spread(c[0]);
@@ -17,14 +20,21 @@ vf exact_polynomial(vf x, const float* c, int count) {
     return total;
 }
 
-// e^x of x <= 0, the reference's: 0 below 2^-126.
-vf exact_exp(vf x) {
-    const vf bounded = x < spread(-200.0f) ? spread(-200.0f) : x;
-    const vf n = nearest(bounded * spread(1.4426950408889634f));
-    const vf r = (bounded - n * spread(0.693145751953125f)) - n * spread(1.4286068203094172e-06f);
-    const vf exponent = n < spread(-126.0f) ? spread(-126.0f) : n;
-    const vf value = exact_polynomial(r, kExp, 8) * power_of_two(nearest_bits(exponent));
-    return n < spread(-126.0f) ? vf{} : value;
+// e^x of x <= 0, the reference's: 0 below 2^-126. Several vectors in step: one after the other they would wait for themselves.
+template <int N>
+void exact_exp(vf (&x)[N]) {
+    vf n[N], total[N];
+    for (int v = 0; v < N; ++v) x[v] = x[v] < spread(-200.0f) ? spread(-200.0f) : x[v];
+    for (int v = 0; v < N; ++v) n[v] = nearest(x[v] * spread(1.4426950408889634f));
+    for (int v = 0; v < N; ++v) x[v] = (x[v] - n[v] * spread(0.693145751953125f)) - n[v] * spread(1.4286068203094172e-06f);
+    for (int v = 0; v < N; ++v) total[v] = spread(kExp[0]);
+    for (int i = 1; i < 8; ++i)
+        for (int v = 0; v < N; ++v) total[v] = total[v] * x[v] + spread(kExp[i]);
+    for (int v = 0; v < N; ++v) {
+        const vf exponent = n[v] < spread(-126.0f) ? spread(-126.0f) : n[v];
+        const vf value = total[v] * power_of_two(nearest_bits(exponent));
+        x[v] = n[v] < spread(-126.0f) ? vf{} : value;
+    }
 }
 
 // Natural logarithm of positive normal numbers (sampling/math.py).
@@ -41,10 +51,27 @@ vf exact_log(vf x) {
 }
 
 // Multiples of 2^-40 of the greatest probability; x <= 0.
-vf masses(vf x) {
-    const vf scaled = exact_exp(x) * spread(1099511627776.0f);
+template <int N>
+void to_masses(vf (&x)[N]) {
+    exact_exp(x);
     const vf integer = spread(8388608.0f);  // from 2^23 on all floats are whole numbers
-    return scaled >= integer ? scaled : (scaled + integer) - integer;
+    for (vf& each : x) {
+        const vf scaled = each * spread(1099511627776.0f);
+        each = scaled >= integer ? scaled : (scaled + integer) - integer;
+    }
+}
+
+// The whole numbers of one half of a vector as integers; at least 0 and below 2^52, so that 2^52 more is a double whose low bits
+// they are.
+template <int HALF>
+vl whole_half(vf x) {
+#if defined(__AVX512VNNI__)
+    return (vl)_mm512_cvttps_epi64(_mm512_extractf32x8_ps(x, HALF));
+#else
+    vhf half;
+    std::memcpy(&half, reinterpret_cast<const std::byte*>(&x) + HALF * sizeof half, sizeof half);
+    return (vl)(__builtin_convertvector(half, vd) + 0x1p52) & 0xfffffffffffff;
+#endif
 }
 
 struct Words {
@@ -52,7 +79,7 @@ struct Words {
 
     bool any_from(uint32_t least) const {
         const vu a = word[0] > word[1] ? word[0] : word[1], b = word[2] > word[3] ? word[2] : word[3];
-        return max_lanes(-((a > b ? a : b) >= spread(least))) != 0;
+        return lanes_where((a > b ? a : b) >= spread(least)) != 0;
     }
 };
 
@@ -111,29 +138,59 @@ uint32_t least_word(float octaves) {
     return octaves < 1.0f ? 0 : ~uint32_t{0} << (32 - static_cast<int>(octaves));
 }
 
+// `filler` in the lanes that `left` numbers do not fill.
+vf load_or(const float* x, int64_t left, float filler) {
+    if (left >= kLanes) return load<vf>(x);
+    if (left <= 0) return spread(filler);
+    return lane_index() < static_cast<int32_t>(left) ? load_part(x, left) : spread(filler);
+}
+
+// The largest of what is taken, and whether something was NaN, lane by lane.
+struct Peak {
+    vf top = spread(kNever);
+    vi unordered{};
+
+    void take(vf value) {
+        unordered |= value != value;
+        top = larger(value, top);
+    }
+    void take(const Peak& other) {
+        unordered |= other.unordered;
+        top = larger(other.top, top);
+    }
+    float value() const { return lanes_where(unordered) != 0 ? __builtin_nanf("") : max_lanes(top); }
+};
+
+// Of a vector's lanes those that `left` numbers fill.
+uint32_t first_lanes(int64_t left) { return left >= kLanes ? ~uint32_t{0} : (uint32_t{1} << left) - 1; }
+
 }  // namespace
 
 float largest(const float* x, int64_t count) {
-    vf top = spread(kNever);
-    vi unordered{};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t left = count - i;
-        const vf value = left >= kLanes ? load<vf>(x + i) : load_part(x + i, left);
-        const vf masked = left >= kLanes ? value : (lane_index() < static_cast<int32_t>(left) ? value : spread(kNever));
-        unordered |= masked != masked;
-        top = larger(masked, top);
+    Peak peak;
+    for (int64_t i = 0; i < count; i += kLanes) peak.take(load_or(x + i, count - i, kNever));
+    return peak.value();
+}
+
+float largest_of_strands(const float* x, int64_t count, float* strands) {
+    constexpr int kVectors = kStrands / kLanes;
+    Peak all;
+    for (int64_t begin = 0; begin < count; begin += kStretch, strands += kStrands) {
+        Peak strand[kVectors];
+        for (int64_t i = begin; i < least(begin + kStretch, count); i += kStrands)
+            for (int v = 0; v < kVectors; ++v) strand[v].take(load_or(x + i + v * kLanes, count - i - v * kLanes, kNever));
+        for (int v = 0; v < kVectors; ++v) {
+            store(strands + v * kLanes, strand[v].top);
+            all.take(strand[v]);
+        }
     }
-    for (int lane = 0; lane < kLanes; ++lane)
-        if (unordered[lane] != 0) return __builtin_nanf("");
-    return max_lanes(top);
+    return all.value();
 }
 
 int64_t first_equal(const float* x, int64_t count, float value) {
     for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t left = least(kLanes, count - i);
-        const vi equal = load_part(x + i, left) == spread(value);
-        for (int lane = 0; lane < left; ++lane)
-            if (equal[lane] != 0) return i + lane;
+        const uint32_t equal = lanes_where(load_part(x + i, count - i) == spread(value)) & first_lanes(count - i);
+        if (equal != 0) return i + __builtin_ctz(equal);
     }
     return -1;
 }
@@ -145,24 +202,43 @@ void scale_below(const float* x, int64_t count, float peak, float divisor, float
     }
 }
 
-int64_t mass_of(const float* x, int64_t count, int64_t* each) {
+int64_t mass_of(const float* x, int64_t count, float peak, int64_t* each) {
+    constexpr int kVectors = 4;
     vl total{};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t left = least(kLanes, count - i);
-        const vf value = left == kLanes ? load<vf>(x + i)
-                                        : (lane_index() < static_cast<int32_t>(left) ? load_part(x + i, left) : spread(kNever));
-        const vl whole = __builtin_convertvector(masses(value), vl);
-        total += whole;
-        if (each != nullptr)
-            for (int lane = 0; lane < left; ++lane) each[i + lane] = whole[lane];
+    for (int64_t begin = 0; begin < count; begin += kVectors * kLanes) {
+        vf mass[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+            const int64_t i = begin + v * kLanes;
+            mass[v] = load_or(x + i, count - i, kNever) - spread(peak);
+        }
+        to_masses(mass);
+        for (int v = 0; v < kVectors; ++v) {
+            const vl whole[2] = {whole_half<0>(mass[v]), whole_half<1>(mass[v])};
+            total += whole[0] + whole[1];
+            const int64_t i = begin + v * kLanes;
+            if (each != nullptr && i < count)
+                std::memcpy(each + i, whole, static_cast<size_t>(least(kLanes, count - i)) * sizeof *each);
+        }
     }
     int64_t sum = 0;
-    for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
+    for (int lane = 0; lane < kLanes / 2; ++lane) sum += total[lane];
     return sum;
 }
 
+int64_t count_before(const float* x, int64_t count, int64_t token) {
+    const vf value = spread(x[token]);
+    vi found{};
+    for (int64_t i = 0; i < token; i += kLanes) found -= load_or(x + i, token - i, kNothing) >= value;
+    for (int64_t i = token; i < count; i += kLanes) found -= load_or(x + i, count - i, kNothing) > value;
+    return sum_lanes(found);
+}
+
 void exp_of(const float* x, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; i += kLanes) store_part(out + i, exact_exp(load_part(x + i, count - i)), count - i);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        vf value[1] = {load_part(x + i, count - i)};
+        exact_exp(value);
+        store_part(out + i, value[0], count - i);
+    }
 }
 
 float log_of(float x) { return exact_log(spread(x))[0]; }
@@ -170,12 +246,17 @@ float log_of(float x) { return exact_log(spread(x))[0]; }
 int64_t collect_from(const float* x, int64_t count, float cut, int32_t* tokens) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t left = least(kLanes, count - i);
-        const vf value = load_part(x + i, left);
-        const vi enough = value >= spread(cut);
-        if (max_lanes(-enough) == 0) continue;
-        for (int lane = 0; lane < left; ++lane)
-            if (enough[lane] != 0) tokens[found++] = static_cast<int32_t>(i + lane);
+        uint32_t enough = lanes_where(load_part(x + i, count - i) >= spread(cut)) & first_lanes(count - i);
+        if (enough == 0) continue;
+#if defined(__AVX512VNNI__)
+        if (i + kLanes <= count) {  // so many are free: no more have been found than looked at
+            const __m512i ids = (__m512i)(lane_index() + static_cast<int32_t>(i));
+            _mm512_storeu_si512(tokens + found, _mm512_maskz_compress_epi32(static_cast<__mmask16>(enough), ids));
+            found += __builtin_popcount(enough);
+            continue;
+        }
+#endif
+        for (; enough != 0; enough &= enough - 1) tokens[found++] = static_cast<int32_t>(i + __builtin_ctz(enough));
     }
     return found;
 }
@@ -184,13 +265,23 @@ int64_t draw_among(const float* x, const int32_t* tokens, int64_t count, const D
     Best best;
     for (int64_t i = 0; i < count; i += kLanes) {
         const int64_t here = least(kLanes, count - i);
-        vu token{};
-        for (int lane = 0; lane < here; ++lane) token[lane] = static_cast<uint32_t>(tokens[i + lane]);
+        uint32_t ids[kLanes] = {};
+        float values[kLanes];
+        for (int lane = 0; lane < here; ++lane) {
+            ids[lane] = static_cast<uint32_t>(tokens[i + lane]);
+            values[lane] = x[ids[lane]];
+        }
+        const vf value = load_or(values, here, kNever);
+        const float octaves = octaves_to(best.value - max_lanes(value));
+        if (!(octaves < kNoiseBits + 1)) continue;
+        const vu token = load<vu>(ids);
         const Words words = philox(token >> 2, key);
         const vu low = (token & 1u) != 0u ? words.word[1] : words.word[0];
         const vu high = (token & 1u) != 0u ? words.word[3] : words.word[2];
-        const vf noise = gumbel((token & 2u) != 0u ? high : low);
-        for (int lane = 0; lane < here; ++lane) best.offer(x[tokens[i + lane]] + noise[lane], tokens[i + lane]);
+        const vu word = (token & 2u) != 0u ? high : low;
+        if (lanes_where(word >= spread(least_word(octaves))) == 0) continue;
+        const vf noise = gumbel(word);
+        for (int lane = 0; lane < here; ++lane) best.offer(values[lane] + noise[lane], tokens[i + lane]);
     }
     return best.token;
 }

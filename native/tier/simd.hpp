@@ -221,6 +221,19 @@ inline int32_t max_lanes(vi v) {
 #endif
 }
 
+// Of a comparison, a bit for each lane in which it holds, the lowest for the first.
+inline uint32_t lanes_where(vi holds) {
+#if defined(__AVX512VNNI__)
+    return _mm512_movepi32_mask((__m512i)holds);
+#elif defined(__AVX2__)
+    return static_cast<uint32_t>(_mm256_movemask_ps((__m256)holds));
+#else
+    uint32_t lanes = 0;
+    for (int lane = 0; lane < kLanes; ++lane) lanes |= static_cast<uint32_t>(holds[lane]) >> 31 << lane;
+    return lanes;
+#endif
+}
+
 // Into the second-level cache: it waits for more lines at once than the first-level one, which the hardware fills from it.
 inline void prefetch(const std::byte* line) {
     __builtin_prefetch(line, 0, 2);

@@ -19,9 +19,11 @@ void attention(const AttentionArgs& a, const AttentionItem& item, std::byte* scr
 void page_sums(const std::byte* data, int64_t bytes, int64_t begin, int64_t end, uint64_t* sums);
 bool finite(const float* x, int64_t count);
 float largest(const float* x, int64_t count);
+float largest_of_strands(const float* x, int64_t count, float* strands);
 int64_t first_equal(const float* x, int64_t count, float value);
 void scale_below(const float* x, int64_t count, float peak, float divisor, float* out);
-int64_t mass_of(const float* x, int64_t count, int64_t* each);
+int64_t mass_of(const float* x, int64_t count, float peak, int64_t* each);
+int64_t count_before(const float* x, int64_t count, int64_t token);
 void exp_of(const float* x, int64_t count, float* out);
 float log_of(float x);
 int64_t collect_from(const float* x, int64_t count, float cut, int32_t* tokens);
