@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, Sequence, TokenEvent
 from ferrum.engine.stream import RequestStream
 from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.sequence import begin
-from ferrum.speculative.ngram import A_LOOK, SIZES, NGramIndex, NGramProposer
+from ferrum.speculative.ngram import A_LOOK, SIZES, NGramProposer
 from ferrum.speculative.prediction import Follower, Predicted, PredictionProposer
 from ferrum.speculative.speculator import Speculator
 
@@ -131,6 +133,15 @@ def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
     assert follower.following(3) == (3, 53, 1)
 
 
+@given(text=st.lists(st.integers(0, 2), max_size=40), tail=st.lists(st.integers(0, 2), max_size=5))
+def test_a_lost_output_is_found_at_the_last_of_the_longest_ngrams(text: list[int], tail: list[int]) -> None:
+    places = {
+        size: [end for end in range(size, len(text) + 1) if text[end - size : end] == tail[-size:]] for size in SIZES
+    }
+    expected = next((places[size][-1] for size in SIZES if size <= len(tail) and places[size]), None)
+    assert Predicted(tuple(text)).place_after(tuple(tail)) == expected
+
+
 def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
     proposer, sequence = PredictionProposer(), sequence_of([1, 2], PREDICTED)
     guess = proposer.look(sequence, 3)
@@ -168,27 +179,21 @@ def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:
     assert size < 2 << 20, "three lists of tokens, and not three indexes of 14 MB"
 
 
-def test_the_choices_of_a_request_share_one_index_of_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes thirty times what the prediction takes: with one each, 128 choices of a long one are too much."""
-    indexed: list[int] = []
-    extend = NGramIndex.extend
-
-    def counted(self: NGramIndex, text: tuple[int, ...], end: int) -> None:
-        indexed.append(end)
-        extend(self, text, end)
-
-    monkeypatch.setattr(NGramIndex, "extend", counted)
-    request = Request("a", (1, 2), SamplingParams(n=3), 0, prediction=PREDICTED)
+def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None:
+    request = Request("a", (1, 2), SamplingParams(n=8), 0, prediction=tuple(range(100, 20_100)))
     stream = RequestStream(request, "a", None, lambda: None)
     proposer, choices = PredictionProposer(), begin(request)
     assert all(proposer.look(choice, 3) for choice in choices)
-    assert not indexed, "nobody has left it"
+    tracemalloc.start()
     for index, choice in enumerate(choices):
-        choice.tokens += [5, 110, 111]
-        stream.push(TokenEvent("a", index, (5, 110, 111)))
+        choice.tokens += [5, 1110, 1111]
+        stream.push(TokenEvent("a", index, (5, 1110, 1111)))
         guess = proposer.look(choice, 3)
-        assert guess is not None and guess.tokens == (112, 113, 114)
-    assert indexed == [len(PREDICTED)] * 2, "once for the client and once for the engine"
+        assert guess is not None and guess.tokens == (1112, 1113, 1114)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    array = 8 * len(request.prediction)
+    assert 2 * array < taken < 3 * array, "once for the client and once for the engine"
     for choice in choices:
         proposer.forget(choice)
     again = begin(Request("a", (1, 2), SamplingParams(), 0, prediction=(7, 8, 9)))[0]
