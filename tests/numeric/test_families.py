@@ -60,6 +60,10 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"rms_norm_eps": float("nan")}, CheckpointError, ("rms_norm_eps",)),
         ({"tie_word_embeddings": "yes"}, CheckpointError, ("tie_word_embeddings",)),
         ({"hidden_act": "gelu"}, Unsupported, ("hidden_act", "gelu")),
+        ({"is_causal": False}, Unsupported, ("is_causal",)),
+        ({"is_causal": None}, Unsupported, ("is_causal",)),
+        ({"per_layer_config": {"1": {"sliding_window": 8}}}, Unsupported, ("per_layer_config",)),
+        ({"transformers_weights": "other.safetensors"}, Unsupported, ("transformers_weights", "other.safetensors")),
         ({"mlp_bias": True}, Unsupported, ("mlp_bias",)),
         ({"partial_rotary_factor": 0.5}, Unsupported, ("partial_rotary_factor", "0.5")),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, Unsupported, ("partial_rotary_factor", "0.5")),
@@ -88,7 +92,7 @@ def test_what_cannot_be_is_refused_by_its_field(changes, error, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("idle", [{"pretraining_tp": 2}, {"partial_rotary_factor": 1.0}])
+@pytest.mark.parametrize("idle", [{"pretraining_tp": 2}, {"partial_rotary_factor": 1.0}, {"is_causal": True}])
 def test_what_makes_no_other_model_is_taken(idle):
     """Llama 2 of 13B is published with slices of `pretraining_tp`, which are those of the same products."""
     assert decoder_spec({**CONFIG, **idle}) == decoder_spec(CONFIG)

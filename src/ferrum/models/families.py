@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import ferrum.models
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
 from ferrum.models.config import FamilyConfig
 from ferrum.models.spec import DecoderSpec
@@ -37,4 +37,21 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    return FAMILIES.get(names[0])(FamilyConfig(config, context))
+    family = FAMILIES.get(names[0])
+    _refuse(config)
+    return family(FamilyConfig(config, context))
+
+
+def _refuse(config: Mapping[str, Any]) -> None:
+    """Refuse what `transformers` reads in any family's configuration, and no family here computes.
+
+    Embedding models are published under a decoder's architecture with `is_causal` false (gte-Qwen2): their tokens look
+    ahead. There null is false, too.
+    """
+    if not config.get("is_causal", True):
+        raise Unsupported(f"config.json: is_causal={config['is_causal']!r}", "a token attends to those before it only")
+    if config.get("per_layer_config"):
+        raise Unsupported("config.json: per_layer_config", "all layers of a model have the same sizes and numbers")
+    if config.get("transformers_weights") is not None:
+        file = config["transformers_weights"]
+        raise Unsupported(f"config.json: transformers_weights={file!r}", "weights have files of the usual names")
