@@ -87,7 +87,11 @@ CASES = (
     Case("llama3", "LlamaConfig", {"head_dim": 32, **LLAMA3}),
     Case("llama-linear", "LlamaConfig", {**rope("linear", factor=4.0), "attention_bias": True}),
     Case("llama-dynamic", "LlamaConfig", {**rope("dynamic", factor=4.0), "max_position_embeddings": 64}, context=200),
-    Case("llama-yarn", "LlamaConfig", rope("yarn", factor=2.0, original_max_position_embeddings=64, beta_fast=16.0)),
+    Case(
+        "llama-yarn",
+        "LlamaConfig",
+        rope("yarn", factor=2.0, original_max_position_embeddings=64, beta_fast=16.0, truncate=None),
+    ),
     Case("mistral", "MistralConfig", {"sliding_window": 20}),
     Case(
         "mistral-mixed",

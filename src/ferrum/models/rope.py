@@ -136,7 +136,8 @@ def _yarn(rope: _Rope) -> RopeSpec:
         return rope.rotated * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.section.number("beta_fast", 32.0)), dimension(rope.section.number("beta_slow", 1.0))
-    if rope.section.flag("truncate", True):
+    # What `transformers` makes of null; absence means true.
+    if rope.section.flag("truncate", "truncate" not in rope.section.values):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotated - 1)
     width = high - low if high != low else 0.001
