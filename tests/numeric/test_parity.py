@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.models.families import FAMILIES, load_families
+from ferrum.models.families import FAMILIES, decoder_spec, load_families
 from ferrum.runtime.load import load_executor
 
 TOLERANCE = 1e-4
@@ -32,6 +34,13 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
 def test_every_family_has_a_case():
     load_families()
     assert {type(model_of(case)).__name__ for case in CASES} == set(FAMILIES.names())
+
+
+@pytest.mark.parametrize("name", ["llama2", "mistral", "mistral-mixed", "qwen2", "qwen3"])
+def test_a_context_that_is_not_named_is_the_twins(name):
+    config = json.loads((directory_of(find(name)) / "config.json").read_text())
+    del config["max_position_embeddings"]
+    assert decoder_spec(config).max_sequence_length == type(model_of(find(name)).config)().max_position_embeddings
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

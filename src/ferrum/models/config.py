@@ -28,6 +28,11 @@ class FamilyConfig:
         self.values = values
         self.context = context
 
+    def with_defaults(self, **values: Any) -> FamilyConfig:
+        """The same configuration with these values for what is absent or null."""
+        unsaid = {name: value for name, value in values.items() if self.values.get(name) is None}
+        return FamilyConfig({**self.values, **unsaid}, self.context)
+
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         """An integer within bounds; null counts as absent."""
         value = self.values.get(name)

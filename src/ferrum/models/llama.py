@@ -10,6 +10,9 @@ from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
+QWEN_CONTEXT: Final = 1 << 15
+"""Of Qwen models whose configuration does not name theirs."""
+
 _DEFAULT_WINDOW: Final = 4096
 _LAYER_TYPES: Final = ("sliding_attention", "full_attention")
 
