@@ -60,6 +60,8 @@ def test_both_spellings_of_rope_are_one(scaling):
         ({"rms_norm_eps": float("nan")}, CheckpointError, ("rms_norm_eps",)),
         ({"tie_word_embeddings": "yes"}, CheckpointError, ("tie_word_embeddings",)),
         ({"hidden_act": "gelu"}, Unsupported, ("hidden_act", "gelu")),
+        ({"model_type": "gemma"}, Unsupported, ("model_type", "gemma", "LlamaForCausalLM")),
+        ({"model_type": "mistral"}, Unsupported, ("model_type", "mistral", "LlamaForCausalLM")),
         ({"is_causal": False}, Unsupported, ("is_causal",)),
         ({"is_causal": None}, Unsupported, ("is_causal",)),
         ({"per_layer_config": {"1": {"sliding_window": 8}}}, Unsupported, ("per_layer_config",)),
@@ -112,7 +114,7 @@ def test_mistrals_layers_slide_where_they_are_said_to():
     """Ministral 8B is published as a Mistral with `layer_types`; `transformers` saves it under a name of its own."""
     pattern = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     config = {**CONFIG, "sliding_window": 32, "layer_types": pattern}
-    spec = decoder_spec({**config, "architectures": ["MistralForCausalLM"]})
+    spec = decoder_spec({**config, "architectures": ["MistralForCausalLM"], "model_type": "ministral"})
     assert [layer.attention.window for layer in spec.layers] == [None, 32, 32, None]
     assert spec == decoder_spec({**config, "architectures": ["MinistralForCausalLM"]})
 

@@ -39,6 +39,7 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
     family = FAMILIES.get(names[0])
     _refuse(config)
+    _check_type(config.get("model_type"), names[0], family)
     return family(FamilyConfig(config, context))
 
 
@@ -55,3 +56,15 @@ def _refuse(config: Mapping[str, Any]) -> None:
     if config.get("transformers_weights") is not None:
         file = config["transformers_weights"]
         raise Unsupported(f"config.json: transformers_weights={file!r}", "weights have files of the usual names")
+
+
+def _check_type(kind: Any, name: str, family: Callable[[FamilyConfig], DecoderSpec]) -> None:
+    """Refuse a `model_type`, by which `transformers` chooses the model, beside an architecture of another one."""
+    kinds = {_type_of(each) for each in FAMILIES.names() if FAMILIES.get(each) is family}
+    if kind is not None and str(kind).replace("_", "") not in kinds:
+        raise Unsupported(f"config.json: model_type={kind!r} beside the architecture {name}", "it is of another model")
+
+
+def _type_of(architecture: str) -> str:
+    """The type of an architecture's configuration, without underscores."""
+    return architecture.removesuffix("ForCausalLM").lower()
