@@ -76,6 +76,52 @@ def test_special_tokens_of_the_configuration(tmp_path: Path, layout: str) -> Non
     assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
 
 
+def added(text: str, **flags: bool) -> dict[str, Any]:
+    return {"content": text, "special": True, "lstrip": True, "rstrip": False, "normalized": False} | flags
+
+
+def bare(text: str, **flags: bool) -> dict[str, Any]:
+    return {"__type": "AddedToken", "content": text, **flags}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"image_token": "<X>", "additional_special_tokens": ["<extra>"], "pad_token": "<pad>"},
+        {"image_token": bare("<X>", lstrip=True), "extra_special_tokens": {"audio_token": "<extra>"}},
+        {"extra_special_tokens": {"audio_token": bare("<X>")}, "additional_special_tokens": ["<extra>"]},
+        {"model_specific_special_tokens": {"audio_token": "<X>"}, "pad_token": "<pad>"},
+        {"image_token": "<think>", "audio_token": None, "video_token": "", "text_token": {"content": "<X>"}},
+        {"additional_special_tokens": ["<think>", "<X>"]},
+        {"extra_special_tokens": ["<X>"], "added_tokens_decoder": {"400": added("<X>", special=False)}},
+        {"pad_token": "<X>", "added_tokens_decoder": {"400": added("<X>", special=False)}},
+        {"pad_token": "<think>", "added_tokens_decoder": {"381": added("<think>", special=False)}},
+        {"pad_token": bare("<X>", lstrip=True, special=False), "eos_token": "<think>"},
+    ],
+    ids=str,
+)
+def test_named_tokens_are_special_and_listed_ones_stay_what_they_are(
+    tmp_path: Path, layout: str, config: dict[str, Any]
+) -> None:
+    ours, theirs = load(write(tmp_path, LAYOUTS[layout](), **config))
+    assert ours.special_ids == {place for place, token in theirs.added_tokens_decoder.items() if token.special}
+    assert ours.vocab_size == len(theirs)
+    text = "fox <X> a<think>b <pad><extra> dog</s>"
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_templates_know_the_tokens_that_only_this_model_names(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ image_token }}{{ audio_token }}{{ messages[0].content }}"
+    names = {"image_token": "<X>", "extra_special_tokens": {"audio_token": "<extra>"}}
+    directory = write(tmp_path, LAYOUTS["byte_level"](), chat_template=source, **names)
+    template, messages = load_chat_template(directory), [{"role": "user", "content": "q"}]
+    assert template is not None
+    assert template.render(messages) == load(directory)[1].apply_chat_template(messages, tokenize=False)
+
+
 @pytest.fixture(scope="module")
 def chat_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ChatTemplate, PreTrainedTokenizerFast]]:
     pairs = {}

@@ -247,8 +247,12 @@ def _add_missing(backend: Backend, tokens: Iterable[AddedTokenSpec]) -> None:
     """Give the backend the tokens that only the configuration lists, in its order: they take the next free ids."""
     from tokenizers import AddedToken
 
-    present = {(token.content, token.special) for token in backend.get_added_tokens_decoder().values()}
-    missing = [token for token in tokens if (token.content, token.special) not in present]
+    present = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    missing = [
+        token
+        for token in tokens
+        if token.content not in present or (not token.yields and token.special is not present[token.content])
+    ]
     if missing:
         backend.add_tokens(
             [
@@ -256,7 +260,7 @@ def _add_missing(backend: Backend, tokens: Iterable[AddedTokenSpec]) -> None:
                     token.content,
                     lstrip=token.lstrip,
                     rstrip=token.rstrip,
-                    normalized=token.normalized,
+                    normalized=not token.special if token.normalized is None else token.normalized,
                     single_word=token.single_word,
                     special=token.special,
                 )

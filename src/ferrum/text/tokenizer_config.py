@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,17 +24,19 @@ class AddedTokenSpec:
     Attributes:
         content: the text it stands for.
         lstrip, rstrip: whether it swallows the white space before and after it.
-        normalized: whether it is looked for in the normalised text.
+        normalized: whether it is looked for in the normalised text; None: unless it is special.
         single_word: whether it matches whole words only.
         special: whether it is a control token, left out of decoded text.
+        yields: a token of that text that the tokenizer has already stays what it is.
     """
 
     content: str
     lstrip: bool = False
     rstrip: bool = False
-    normalized: bool = False
+    normalized: bool | None = None
     single_word: bool = False
     special: bool = True
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class TokenizerConfig:
     """The settings of a tokenizer that are not in `tokenizer.json`.
 
     Attributes:
-        special_tokens: text of the named special tokens (`bos_token`, `eos_token`, ...), those that there are.
+        special_tokens: text of the named special tokens (`bos_token`, `eos_token`, and those that only this model has:
+            `image_token`, ...), those that there are.
         added_tokens: every added token that the configuration mentions: the listed ones by ascending id, then the named
             and the extra ones.
         add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said.
@@ -73,10 +76,13 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
         # Older checkpoints keep the named tokens in a file of their own, and there it has the last word.
         raw |= read_json_object(root / "special_tokens_map.json") or {}
     templates, origin = _chat_templates(root, raw)
-    named = {name: _token(path, name, raw[name]) for name in NAMED_TOKENS if raw.get(name) is not None}
+    values = {name: raw[name] for name in NAMED_TOKENS if raw.get(name) is not None} | _own_tokens(path, raw)
+    named = {name: _token(path, name, value) for name, value in values.items()}
     added: dict[str, AddedTokenSpec] = {}
     for token in (*_listed_tokens(path, raw), *named.values(), *_extra_tokens(path, raw)):
         added.setdefault(token.content, token)
+    for token in named.values():  # whatever else is said of it
+        added[token.content] = replace(added[token.content], special=True)
     return TokenizerConfig(
         special_tokens={name: token.content for name, token in named.items()},
         added_tokens=tuple(added.values()),
@@ -95,12 +101,30 @@ def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     return [_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int)]
 
 
+def _own_tokens(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens for which this model has names of its own; a name may be a variable of its chat template."""
+    own = {name: raw[name] for name in raw if name.endswith("_token") and name not in NAMED_TOKENS}
+    found = {name: value for name, value in own.items() if _is_token(value)}
+    extra, listed = raw.get("extra_special_tokens"), raw.get("model_specific_special_tokens") or {}
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{path}: model_specific_special_tokens must be an object")
+    return found | (extra if isinstance(extra, dict) else {}) or listed
+
+
+def _is_token(value: object) -> bool:
+    return bool(value) and (isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == "AddedToken"))
+
+
 def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
-    extra = raw.get("extra_special_tokens") or raw.get("additional_special_tokens") or []
+    """Special tokens without a name, under the newer or the older name of their list."""
+    extra = raw.get("extra_special_tokens") or []
     if not isinstance(extra, list | dict):
         raise CheckpointError(f"{path}: extra_special_tokens must be a list or an object")
-    values = extra.values() if isinstance(extra, dict) else extra
-    return [_token(path, "extra_special_tokens", value) for value in values]
+    if not extra or isinstance(extra, dict):
+        extra = raw.get("additional_special_tokens") or []
+    if not isinstance(extra, list):
+        raise CheckpointError(f"{path}: additional_special_tokens must be a list")
+    return [replace(_token(path, "extra_special_tokens", value), yields=True) for value in extra]
 
 
 def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
@@ -109,14 +133,13 @@ def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
         value = {"content": value, "special": True}
     if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
         raise CheckpointError(f"{path}: {name} must be a token's text or an object with its `content`")
-    special = bool(value.get("special", name in NAMED_TOKENS))
     return AddedTokenSpec(
         content=value["content"],
         lstrip=bool(value.get("lstrip", False)),
         rstrip=bool(value.get("rstrip", False)),
-        normalized=bool(value.get("normalized", not special)),
+        normalized=bool(value["normalized"]) if "normalized" in value else None,
         single_word=bool(value.get("single_word", False)),
-        special=special,
+        special=bool(value.get("special", name in NAMED_TOKENS)),
     )
 
 
