@@ -113,6 +113,19 @@ def test_named_tokens_are_special_and_listed_ones_stay_what_they_are(
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("config", [{}, {"pad_token": "<pad>"}, {"bos_token": None, "eos_token": "<think>"}], ids=str)
+def test_tokens_that_only_an_older_file_lists(tmp_path: Path, layout: str, config: dict[str, Any]) -> None:
+    listed = {"<pad>": 401, "<X>": 400, "fox": 402, "<s>": 0, "<think>": 381}
+    (write(tmp_path, LAYOUTS[layout](), **config) / "added_tokens.json").write_text(json.dumps(listed))
+    ours, theirs = load(tmp_path)
+    assert ours.special_ids == {place for place, token in theirs.added_tokens_decoder.items() if token.special}
+    text = "<s>fox <X> a<think>b <pad> dog"
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 def test_templates_know_the_tokens_that_only_this_model_names(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ image_token }}{{ audio_token }}{{ messages[0].content }}"
     names = {"image_token": "<X>", "extra_special_tokens": {"audio_token": "<extra>"}}

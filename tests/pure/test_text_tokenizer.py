@@ -162,7 +162,10 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
         ("tokenizer_config.json", b'{"model_max_length": NaN}'),
         ("tokenizer_config.json", b'{"chat_template": 3}'),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", b'{"additional_special_tokens": "a"}'),
+        ("tokenizer_config.json", b'{"model_specific_special_tokens": ["a"]}'),
         ("special_tokens_map.json", b'{"eos_token": []}'),
+        ("added_tokens.json", b'{"<X>": "5"}'),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:

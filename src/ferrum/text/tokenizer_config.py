@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ TEMPLATES_FOLDER: Final = "additional_chat_templates"
 """Where a checkpoint keeps templates beside the default one, a file each."""
 
 _CONFIG: Final = "tokenizer_config.json"
+_OLDER: Final = "added_tokens.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,21 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     root = Path(directory)
     path = root / _CONFIG
     raw = read_json_object(path) or {}
+    older = {}
     if "added_tokens_decoder" not in raw:
         # Older checkpoints keep the named tokens in a file of their own, and there it has the last word.
         raw |= read_json_object(root / "special_tokens_map.json") or {}
+        older = read_json_object(root / _OLDER) or {}
     templates, origin = _chat_templates(root, raw)
     values = {name: raw[name] for name in NAMED_TOKENS if raw.get(name) is not None} | _own_tokens(path, raw)
     named = {name: _token(path, name, value) for name, value in values.items()}
+    extra = _extra_tokens(path, raw)
+    special = {token.content for token in (*named.values(), *extra)}
     added: dict[str, AddedTokenSpec] = {}
-    for token in (*_listed_tokens(path, raw), *named.values(), *_extra_tokens(path, raw)):
+    for token in (*_listed_tokens(path, raw), *_older_tokens(root / _OLDER, older, special), *named.values(), *extra):
         added.setdefault(token.content, token)
     for token in named.values():  # whatever else is said of it
-        added[token.content] = replace(added[token.content], special=True)
+        added[token.content] = replace(added[token.content], special=True, yields=False)
     return TokenizerConfig(
         special_tokens={name: token.content for name, token in named.items()},
         added_tokens=tuple(added.values()),
@@ -99,6 +104,13 @@ def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     if not isinstance(entries, dict) or not all(key.isdecimal() and len(key) < 20 for key in entries):
         raise CheckpointError(f"{path}: added_tokens_decoder must map token ids to tokens")
     return [_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int)]
+
+
+def _older_tokens(path: Path, ids: Mapping[str, Any], special: Set[str]) -> list[AddedTokenSpec]:
+    """The tokens of older checkpoints' list, which says the id of each and no more, by ascending id."""
+    if not all(text and type(token_id) is int for text, token_id in ids.items()):
+        raise CheckpointError(f"{path}: must map tokens to their ids")
+    return [AddedTokenSpec(text, special=text in special, yields=True) for text in sorted(ids, key=ids.__getitem__)]
 
 
 def _own_tokens(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
