@@ -126,6 +126,15 @@ def test_tokens_that_only_an_older_file_lists(tmp_path: Path, layout: str, confi
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_special_tokens_that_are_split_are_text(tmp_path: Path, layout: str) -> None:
+    ours, theirs = load(write(tmp_path, LAYOUTS[layout](), split_special_tokens=True))
+    for text in ("fox <s> dog</s>", "a<think>b"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 def test_templates_know_the_tokens_that_only_this_model_names(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ image_token }}{{ audio_token }}{{ messages[0].content }}"
     names = {"image_token": "<X>", "extra_special_tokens": {"audio_token": "<extra>"}}

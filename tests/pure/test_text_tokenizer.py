@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -17,7 +18,7 @@ from ferrum.engine.session import GrowingText
 from ferrum.text.decoding import byte_of_letter, decoding_rules
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
-from text_samples import BOS, EOS, LAYOUTS, LINES, byte_fallback, byte_level, write
+from text_samples import BOS, EOS, LAYOUTS, LINES, byte_fallback, byte_level, unigram, write
 
 BACKENDS = {name: build() for name, build in LAYOUTS.items()}
 TOKENIZERS = {name: FileTokenizer(backend, TokenizerConfig()) for name, backend in BACKENDS.items()}
@@ -217,6 +218,19 @@ def test_decoders_that_need_more_than_one_token_are_refused(tmp_path: Path, deco
     backend.decoder = decoder
     with pytest.raises(Unsupported, match="decoder"):
         load(write(tmp_path, backend))
+
+
+@pytest.mark.parametrize(
+    ("build", "forced", "told"), [(unigram, False, True), (byte_level, False, False), (byte_level, True, True)]
+)
+def test_spaces_that_are_to_be_cleaned_up_stay_and_this_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[], Backend], forced: bool, told: bool
+) -> None:
+    """BPE tokenizers are published with the flag, and `transformers` passes it over there unless it is forced."""
+    force = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": forced}
+    tokenizer = load(write(tmp_path, build(), clean_up_tokenization_spaces=True, **force))
+    assert tokenizer.decode(tokenizer.encode("a , b .")) == "a , b ."
+    assert [f"{tmp_path}" in each.message for each in caplog.records] == [True] * told
 
 
 def test_without_a_decoder_tokens_are_words() -> None:

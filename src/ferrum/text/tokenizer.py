@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
+from ferrum.core.news import tell_once
 from ferrum.core.shown import shown
 from ferrum.text.decoding import decoding_rules
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
@@ -226,6 +227,9 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         backend.no_truncation()
         backend.no_padding()
         _add_missing(backend, config.added_tokens)
+        backend.encode_special_tokens = config.split_special_tokens
+    if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
+        tell_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
     return FileTokenizer(backend, config, origin=str(path))
 
 

@@ -16,6 +16,7 @@ TEMPLATES_FOLDER: Final = "additional_chat_templates"
 
 _CONFIG: Final = "tokenizer_config.json"
 _OLDER: Final = "added_tokens.json"
+_FORCED: Final = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class TokenizerConfig:
         added_tokens: every added token that the configuration mentions: the listed ones by ascending id, then the named
             and the extra ones.
         add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said.
+        split_special_tokens: whether special tokens that a text spells out are taken for plain text.
+        clean_up_spaces, clean_up_bpe: whether decoding should take out spaces before punctuation, and for BPE models,
+            too; for a notice, since nothing here does.
         chat_templates: template sources by name; a single one is called `default`.
         chat_template_origin: the file they come from.
         model_max_length: most tokens of a sequence, or None where the file names no real limit.
@@ -59,6 +63,9 @@ class TokenizerConfig:
     added_tokens: tuple[AddedTokenSpec, ...] = ()
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
+    split_special_tokens: bool = False
+    clean_up_spaces: bool = False
+    clean_up_bpe: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     chat_template_origin: str = ""
     model_max_length: int | None = None
@@ -93,6 +100,9 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
         added_tokens=tuple(added.values()),
         add_bos_token=_flag(path, raw, "add_bos_token"),
         add_eos_token=_flag(path, raw, "add_eos_token"),
+        split_special_tokens=_flag(path, raw, "split_special_tokens") or False,
+        clean_up_spaces=_flag(path, raw, "clean_up_tokenization_spaces") or False,
+        clean_up_bpe=_flag(path, raw, _FORCED) or False,
         chat_templates=templates,
         chat_template_origin=origin,
         model_max_length=_max_length(path, raw.get("model_max_length")),
