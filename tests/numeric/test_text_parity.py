@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from chat_samples import CONVERSATIONS, TEMPLATES, TOOLS
@@ -98,6 +99,8 @@ def bare(text: str, **flags: bool) -> dict[str, Any]:
         {"pad_token": "<X>", "added_tokens_decoder": {"400": added("<X>", special=False)}},
         {"pad_token": "<think>", "added_tokens_decoder": {"381": added("<think>", special=False)}},
         {"pad_token": bare("<X>", lstrip=True, special=False), "eos_token": "<think>"},
+        {"added_tokens_decoder": {"380": added("<think>", special=False, single_word=True)}},
+        {"added_tokens_decoder": {"380": added("<think>", single_word=True)}, "pad_token": "<think>"},
     ],
     ids=str,
 )
@@ -111,6 +114,18 @@ def test_named_tokens_are_special_and_listed_ones_stay_what_they_are(
     ids = ours.encode(text)
     assert ids == theirs.encode(text)
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}], ids=str)
+def test_a_named_token_keeps_its_flags(tmp_path: Path, layout: str, flags: dict[str, bool]) -> None:
+    backend = LAYOUTS[layout]()
+    backend.add_tokens([AddedToken("<X>", normalized=False, **flags)])
+    ours, theirs = load(write(tmp_path, backend, pad_token="<X>"))
+    for text in ("fox <X> dog", "fox<X>dog"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

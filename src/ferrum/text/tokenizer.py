@@ -16,6 +16,7 @@ from ferrum.text.decoding import decoding_rules
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
 _SHORT: Final = 1 << 10
@@ -249,25 +250,27 @@ def _library_faults(origin: str) -> Iterator[None]:
 
 def _add_missing(backend: Backend, tokens: Iterable[AddedTokenSpec]) -> None:
     """Give the backend the tokens that only the configuration lists, in its order: they take the next free ids."""
+    held = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    given = [_given(token, held.get(token.content)) for token in tokens]
+    if missing := [token for token in given if token is not None]:
+        backend.add_tokens(missing)
+
+
+def _given(token: AddedTokenSpec, held: AddedToken | None) -> AddedToken | None:
+    """What a backend is to be given of a token, where it holds this one of that text; None: nothing."""
     from tokenizers import AddedToken
 
-    present = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
-    missing = [
-        token
-        for token in tokens
-        if token.content not in present or (not token.yields and token.special is not present[token.content])
-    ]
-    if missing:
-        backend.add_tokens(
-            [
-                AddedToken(
-                    token.content,
-                    lstrip=token.lstrip,
-                    rstrip=token.rstrip,
-                    normalized=not token.special if token.normalized is None else token.normalized,
-                    single_word=token.single_word,
-                    special=token.special,
-                )
-                for token in missing
-            ]
-        )
+    if held is not None and token.replaces != "flags":
+        if token.replaces == "nothing" or held.special == token.special:
+            return None
+        held.special = token.special
+        return held
+    wanted = AddedToken(
+        token.content,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=not token.special if token.normalized is None else token.normalized,
+        single_word=token.single_word,
+        special=token.special,
+    )
+    return None if repr(wanted) == repr(held) else wanted

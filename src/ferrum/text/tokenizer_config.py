@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ferrum.core.errors import CheckpointError
 from ferrum.text.files import read_json_object, read_text
@@ -29,7 +29,7 @@ class AddedTokenSpec:
         normalized: whether it is looked for in the normalised text; None: unless it is special.
         single_word: whether it matches whole words only.
         special: whether it is a control token, left out of decoded text.
-        yields: a token of that text that the tokenizer has already stays what it is.
+        replaces: what it changes of a token of that text that the tokenizer has already.
     """
 
     content: str
@@ -38,7 +38,7 @@ class AddedTokenSpec:
     normalized: bool | None = None
     single_word: bool = False
     special: bool = True
-    yields: bool = False
+    replaces: Literal["flags", "special", "nothing"] = "special"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     for token in (*_listed_tokens(path, raw), *_older_tokens(root / _OLDER, older, special), *named.values(), *extra):
         added.setdefault(token.content, token)
     for token in named.values():  # whatever else is said of it
-        added[token.content] = replace(added[token.content], special=True, yields=False)
+        listed = replace(added[token.content], special=True)
+        added[token.content] = listed if listed.replaces == "flags" else replace(listed, replaces="special")
     return TokenizerConfig(
         special_tokens={name: token.content for name, token in named.items()},
         added_tokens=tuple(added.values()),
@@ -113,14 +114,17 @@ def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     entries = raw.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict) or not all(key.isdecimal() and len(key) < 20 for key in entries):
         raise CheckpointError(f"{path}: added_tokens_decoder must map token ids to tokens")
-    return [_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int)]
+    listed = (_token(path, "added_tokens_decoder", entries[key]) for key in sorted(entries, key=int))
+    return [replace(token, replaces="flags") for token in listed]
 
 
 def _older_tokens(path: Path, ids: Mapping[str, Any], special: Set[str]) -> list[AddedTokenSpec]:
     """The tokens of older checkpoints' list, which says the id of each and no more, by ascending id."""
     if not all(text and type(token_id) is int for text, token_id in ids.items()):
         raise CheckpointError(f"{path}: must map tokens to their ids")
-    return [AddedTokenSpec(text, special=text in special, yields=True) for text in sorted(ids, key=ids.__getitem__)]
+    return [
+        AddedTokenSpec(text, special=text in special, replaces="nothing") for text in sorted(ids, key=ids.__getitem__)
+    ]
 
 
 def _own_tokens(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +150,7 @@ def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
         extra = raw.get("additional_special_tokens") or []
     if not isinstance(extra, list):
         raise CheckpointError(f"{path}: additional_special_tokens must be a list")
-    return [replace(_token(path, "extra_special_tokens", value), yields=True) for value in extra]
+    return [replace(_token(path, "extra_special_tokens", value), replaces="nothing") for value in extra]
 
 
 def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
