@@ -15,6 +15,7 @@ from tiny import directory_of, find
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.core.types import Pooling
 from ferrum.models.names import EMBEDDING
 from ferrum.quant.formats import SCHEMES
 from ferrum.quant.groups import GROUPS
@@ -26,6 +27,7 @@ from ferrum.runtime.packed import PackedParameters, _config_checksum
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat import load_chat_template
+from ferrum.text.pooling import load_pooling
 
 NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")
 MATRIX = "model.layers.0.mlp.up_proj.weight"
@@ -76,7 +78,11 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
     (source / "chat_template.jinja").write_text("plain")
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (source / "modules.json").write_text('[{"path": "1_Pooling", "type": "Pooling"}]')
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
     pack_directory(Checkpoint(source), tmp_path / "out", "int8")
+    assert load_pooling(tmp_path / "out") is Pooling.LAST
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
     assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"model":{"merges":["a b"]}}'
     template = load_chat_template(tmp_path / "out")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +18,9 @@ import pytest
 from engine_fakes import POISON, FakeRecipe
 from fakes import FakeModel
 from ferrum import PrefillInput, load_executor
+from ferrum.core.errors import Unsupported
 from ferrum.engine.client import AsyncEngine
-from ferrum.runtime.hub import BUILT_IN
+from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.server.embeddings import TOGETHER
 from serve_kit import Served, chat_parts, error_of, serving, wait_for
 
@@ -61,6 +65,22 @@ def test_the_last_hidden_state(hidden: Any) -> None:
     with serving(lambda: AsyncEngine(BUILT_IN, max_tokens_per_step=64), pooling="last") as server:
         [vector] = vectors(server, input=[IDS])
         np.testing.assert_allclose(vector, unit(hidden[-1].astype(np.float64)), rtol=1e-12)
+
+
+def test_the_pooling_is_the_models_own_unless_another_is_chosen(tmp_path: Path, hidden: Any) -> None:
+    model = shutil.copytree(resolve_model(BUILT_IN), tmp_path / "model")
+    types = {"": "Transformer", "1_Pooling": "Pooling"}
+    (model / "modules.json").write_text(json.dumps([{"path": path, "type": types[path]} for path in types]))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    with serving(lambda: AsyncEngine(str(model))) as server:
+        [vector] = vectors(server, input=[IDS])
+        np.testing.assert_allclose(vector, unit(hidden[-1].astype(np.float64)), rtol=1e-12)
+    with serving(lambda: AsyncEngine(str(model)), pooling="mean") as server:
+        assert vectors(server, input=[IDS]) != [vector]
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    with pytest.raises(Unsupported, match="pooling by cls_token"), serving(lambda: AsyncEngine(str(model))):
+        pass
 
 
 def test_the_sdk_reads_them_in_both_encodings(server: Served) -> None:

@@ -58,6 +58,14 @@ def test_a_download_holds_what_a_model_needs_and_no_pickles(hub):
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_of_an_embedding_model_the_pooling_is_fetched_too(hub):
+    modules = json.dumps([{"path": "1_Pooling", "type": "Pooling"}]).encode()
+    hub.repos["maker/vectors"] = FakeRepo(FILES | {"modules.json": modules, "1_Pooling/config.json": b"{}"})
+    path = resolve_model("maker/vectors")
+    assert names_in(path) == FETCHED | {"modules.json", "1_Pooling/config.json"}
+    assert resolve_model("maker/vectors", offline=True) == path
+
+
 def test_the_second_call_downloads_nothing(hub):
     first = resolve_model("maker/model")
     before = len(hub.seen("GET /maker"))

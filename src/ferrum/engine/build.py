@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.chat import load_chat_template
 from ferrum.text.generation import GenerationConfig, load_generation_config
+from ferrum.text.pooling import load_pooling
 from ferrum.text.tokenizer import load_tokenizer
 from ferrum.text.tokenizer_config import read_tokenizer_config
 
@@ -168,6 +170,7 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
         max_requests=config.max_queue,
         config=config,
         recorder=_recorder(config, directory),
+        pooling=partial(load_pooling, directory),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
+from ferrum.core.types import Pooling
 from ferrum.engine.admission import Admission
 from ferrum.engine.host import Host
 from ferrum.engine.messages import EngineInfo
@@ -36,6 +37,7 @@ class Parts:
         max_requests: how many requests may be waiting and running.
         config: the options that all this was made from; None where it was not made from options.
         recorder: makes what keeps the requests of the engine; None: they are not kept.
+        pooling: tells how the checkpoint's hidden states become an embedding. Raises CheckpointError, Unsupported.
     """
 
     host: Host
@@ -46,6 +48,7 @@ class Parts:
     max_requests: int = DEFAULT_MAX_REQUESTS
     config: EngineConfig | None = None
     recorder: Callable[[EngineInfo], Recorder] | None = None
+    pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
 
 
 class Front:
@@ -56,6 +59,7 @@ class Front:
         tokenizer: None where token ids alone are served.
         recommended: the checkpoint's sampling by parameter name, unless switched off; `default_params` are made of it.
         chat_template: the model's own; None where it has none.
+        pooling: see `Parts`.
 
     Args:
         parts: its host is started here.
@@ -72,6 +76,7 @@ class Front:
         self.default_params = SamplingParams.from_dict(self.recommended)
         self.chat_template = parts.chat_template
         self._special_tokens = parts.special_tokens
+        self.pooling = parts.pooling
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         if parts.recorder is not None:
             self.router.recorder = parts.recorder(self.router.info)

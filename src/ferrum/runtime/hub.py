@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
 from ferrum.runtime.checkpoint import has_weights, read_config
+from ferrum.text.pooling import pooling_file
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -177,15 +179,10 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     with hub_errors(repo, revision) as named:
-        path = Path(
-            snapshot_download(
-                repo,
-                revision=revision,
-                local_files_only=offline,
-                allow_patterns=list(_WANTED),
-                ignore_patterns=list(_UNWANTED),
-            )
-        )
+        fetch = partial(snapshot_download, repo, revision=revision, local_files_only=offline)
+        path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
+        if (pooling := pooling_file(path)) is not None:  # of folders the only file that is read
+            path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
     return path

@@ -26,6 +26,7 @@ from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.runtime.tensor_file import file_header
+from ferrum.text.pooling import pooling_file
 from ferrum.text.quick_form import quick_form
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
@@ -199,12 +200,14 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _companions(directory: Path) -> list[str]:
-    """The files of a model's directory that come along: all but weights and configuration; of folders, templates."""
+    """The files of a model's directory that come along: all but weights and configuration; of folders, what is read."""
     if not directory.is_dir():  # a store that lies in no file
         return []
     files = [path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG]
     files = [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
     files += [path for path in directory.glob(f"{TEMPLATES_FOLDER}/*.jinja") if path.is_file()]
+    pooling = pooling_file(directory)
+    files += [directory / pooling] if pooling is not None and (directory / pooling).is_file() else []
     return sorted(str(path.relative_to(directory)) for path in files)
 
 

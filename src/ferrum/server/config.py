@@ -60,8 +60,11 @@ class ServerConfig(JsonRecord):
         default=300.0, metadata=about("How long running requests may go on after SIGTERM.", least=0.0)
     )
     pooling: str = field(
-        default="mean",
-        metadata=about("How hidden states become an embedding.", tuple(map(str, Pooling))),
+        default="auto",
+        metadata=about(
+            "How hidden states become an embedding; auto: as the model's files say, else their mean.",
+            ("auto", *map(str, Pooling)),
+        ),
     )
     otlp_traces_endpoint: str | None = field(
         default=None,

@@ -16,7 +16,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 
-from ferrum.core.types import Pooling
 from ferrum.server import replies, schemas
 from ferrum.server.chat import chat_job
 from ferrum.server.completions import completion_job
@@ -207,9 +206,9 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         caller = caller_of(service, request)
         service.check_model(body.model)
         headers = ignored(body, strict=True)
-        name, pooling = f"embd-{uuid.uuid4().hex}", Pooling(service.config.pooling)
+        name = f"embd-{uuid.uuid4().hex}"
         requests = await service.beside.run(
-            len(await request.body()), embedding_requests, service.engine.front, body, caller, name, pooling
+            len(await request.body()), embedding_requests, service.engine.front, body, caller, name, service.pooling
         )
         return Embeddings(service, body, requests, name, caller, headers)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
-from ferrum.core.types import Request
+from ferrum.core.types import Pooling, Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.router import Places
 from ferrum.engine.running import Running
@@ -84,6 +84,7 @@ class Service:
 
     Attributes:
         failure: what kept the engine from being built.
+        pooling: what makes an embedding, from when the engine is built.
         registry: all metrics; those of the engine from when it is built.
         retry_after: whole seconds after which a place should be free.
         limits: the books of the tenants.
@@ -95,6 +96,7 @@ class Service:
         self.started = int(time.time())
         self.state = State.LOADING
         self.failure: Exception | None = None
+        self.pooling = Pooling.MEAN
         self._built: Future[AsyncEngine] = Future()
         self._engine: AsyncEngine | None = None
         self._live: dict[tuple[str, str], Running] = {}
@@ -112,6 +114,8 @@ class Service:
         Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
             self._engine = await asyncio.wrap_future(self._built)
+            chosen = self.config.pooling
+            self.pooling = self._engine.front.pooling() if chosen == "auto" else Pooling(chosen)
         except Exception as error:  # noqa: BLE001 - the command raises it again
             self.failure = error
             self.state = State.FAILED

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ferrum.core.errors import CheckpointError
+
+T = TypeVar("T")
 
 MOST_BYTES: Final = 64 << 20
 """A longer file is taken for an attack on the memory."""
@@ -36,6 +38,15 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: the file is there and is not a readable JSON object.
     """
+    return _read_json(path, dict, "object")
+
+
+def read_json_array(path: Path) -> list[Any] | None:
+    """The JSON array in a file, or None where there is no such file. Errors as `read_json_object`."""
+    return _read_json(path, list, "array")
+
+
+def _read_json(path: Path, kind: type[T], name: str) -> T | None:
     text = read_text(path)
     if text is None:
         return None
@@ -43,6 +54,6 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{path}: must hold a JSON {name}, not {type(value).__name__}")
     return value

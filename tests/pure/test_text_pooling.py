@@ -1,0 +1,89 @@
+"""How an embedding model's files say that its hidden states become a vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.types import Pooling
+from ferrum.text.pooling import load_pooling, pooling_file
+
+FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def flags(*on: str) -> dict[str, Any]:
+    """A pooling's configuration as most files have it."""
+    return {"word_embedding_dimension": 8, **{f"pooling_mode_{name}": name in on for name in FLAGS}}
+
+
+def modules(*kinds: str) -> list[dict[str, Any]]:
+    return [{"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"library.{kind}"} for i, kind in enumerate(kinds)]
+
+
+def written(directory: Path, config: Any, *kinds: str) -> Path:
+    (directory / "modules.json").write_text(json.dumps(modules(*(kinds or ("Transformer", "Pooling", "Normalize")))))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        (flags("lasttoken"), Pooling.LAST),
+        (flags("mean_tokens"), Pooling.MEAN),
+        (flags("mean_sqrt_len_tokens"), Pooling.MEAN),
+        ({"pooling_mode": "lasttoken", "include_prompt": True}, Pooling.LAST),
+        ({"pooling_mode": ["mean"]}, Pooling.MEAN),
+    ],
+)
+def test_the_pooling_is_that_of_the_files(tmp_path: Path, config: dict[str, Any], pooling: Pooling) -> None:
+    assert load_pooling(written(tmp_path, config)) is pooling
+    assert pooling_file(tmp_path) == "1_Pooling/config.json"
+
+
+def test_a_model_without_such_files_has_the_mean(tmp_path: Path) -> None:
+    assert load_pooling(tmp_path) is Pooling.MEAN and pooling_file(tmp_path) is None
+    (tmp_path / "modules.json").write_text(json.dumps(modules("Transformer")))
+    assert load_pooling(tmp_path) is Pooling.MEAN and pooling_file(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds", "names"),
+    [
+        (flags("cls_token"), (), "1_Pooling/config.json: pooling by cls_token "),
+        (flags("mean_tokens", "max_tokens"), (), "pooling by mean_tokens and max_tokens "),
+        (flags(), (), "pooling by nothing "),
+        ({"pooling_mode": "weightedmean"}, (), "pooling by weightedmean "),
+        (flags("mean_tokens"), ("Transformer", "Pooling", "Dense"), r"modules.json: library.Dense "),
+    ],
+)
+def test_vectors_made_in_another_way_are_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], kinds: tuple[str, ...], names: str
+) -> None:
+    with pytest.raises(Unsupported, match=f"{names}is not supported: .*choose `mean` or `last`"):
+        load_pooling(written(tmp_path, config, *kinds))
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    (written(tmp_path, flags("lasttoken")) / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json: is missing, though modules\.json names it"):
+        load_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "{}", "[1]", '[{"type": 7}]', '[{"type": "Pooling"}]'),
+        *(f'[{{"type": "Pooling", "path": "{path}"}}]' for path in ("", "..", "../other", "/etc", "a/b")),
+    ],
+)
+def test_damaged_lists_of_modules_are_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    for read in (load_pooling, pooling_file):
+        with pytest.raises(CheckpointError, match=r"modules\.json"):
+            read(tmp_path)
