@@ -329,6 +329,14 @@ def test_the_checkpoints_recommended_parameters_are_the_default() -> None:
         assert len(output.outputs[0].token_ids) == 3
 
 
+def test_a_recommended_least_length_gives_way_to_the_limit_that_nobody_named() -> None:
+    made = parts()
+    recommended = GenerationConfig(sampling={"min_tokens": 100})
+    with LLM.from_parts(Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended)) as model:
+        limit = SamplingParams().max_tokens
+        assert model.default_sampling_params.min_tokens == model.default_sampling_params.max_tokens == limit
+
+
 def test_a_closed_engine_says_so() -> None:
     model = llm()
     model.close()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ferrum.core.errors import CheckpointError
+from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.text.generation import GenerationConfig, load_generation_config
+from ferrum.text.generation import GenerationConfig, load_generation_config, over_recommended
 
 
 def write(directory: Path, name: str = "generation_config.json", **entries: Any) -> None:
@@ -92,6 +92,16 @@ def test_nonsense_names_the_file_and_the_entry(tmp_path: Path, entry: dict[str, 
 def test_a_least_length_alone_is_no_contradiction(tmp_path: Path) -> None:
     write(tmp_path, min_new_tokens=100)
     assert load_generation_config(tmp_path).sampling == {"min_tokens": 100}
+
+
+def test_a_recommended_least_length_gives_way_to_any_limit_and_a_given_one_to_none() -> None:
+    recommended = {"min_tokens": 100}
+    for given in ({}, {"max_tokens": 3}, {"max_tokens": 0}, {"max_tokens": 200}, {"max_tokens": None}):
+        params = over_recommended(recommended, given)
+        assert params.min_tokens == (100 if params.max_tokens is None else min(100, params.max_tokens))
+    with pytest.raises(RequestError) as caught:
+        over_recommended({"max_tokens": 5}, {"min_tokens": 6})
+    assert caught.value.param == "min_tokens"
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])

@@ -20,6 +20,7 @@ from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.options import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
+from ferrum.text.generation import over_recommended
 
 if TYPE_CHECKING:
     from ferrum.bench.report import Document
@@ -136,13 +137,13 @@ def sampling_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sa
     Raises:
         RequestError: a value that makes no sense; `param` names the option.
     """
-    values = {**defaults, **chosen(sampling_fields(), given)}
+    values = chosen(sampling_fields(), given)
     if "logit_bias" in values:
         pairs = [_pair(each) for each in values["logit_bias"]]
         values["logit_bias"] = dict(pairs)
         if len(values["logit_bias"]) < len(pairs):
             raise RequestError("a token has two", param="logit_bias")
-    return SamplingParams(**values)
+    return over_recommended(defaults, values)
 
 
 def _pair(text: str) -> tuple[str, float]:

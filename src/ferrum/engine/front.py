@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
-from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling
 from ferrum.engine.admission import Admission
 from ferrum.engine.host import Host
@@ -17,7 +16,7 @@ from ferrum.engine.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.engine.stream import RequestStream
 from ferrum.text.chat import ChatTemplate
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.generation import GenerationConfig, over_recommended
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -73,7 +72,7 @@ class Front:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.recommended = parts.generation.sampling
-        self.default_params = SamplingParams.from_dict(self.recommended)
+        self.default_params = over_recommended(self.recommended, {})
         self.chat_template = parts.chat_template
         self._special_tokens = parts.special_tokens
         self.pooling = parts.pooling

@@ -13,6 +13,7 @@ from ferrum.engine.front import Front
 from ferrum.server.errors import ApiError, invalid, unsupported
 from ferrum.server.requests import Body, GenerationBody
 from ferrum.server.schemas import MAX_ID
+from ferrum.text.generation import over_recommended
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
 
@@ -151,11 +152,7 @@ def sampling_params(body: GenerationBody, defaults: Mapping[str, Any], given: Ma
         RequestError: a value that makes no sense.
     """
     of_body = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    values = {**defaults, **of_body, **given}
-    limit = values.get("max_tokens")
-    if "min_tokens" not in of_body and isinstance(limit, int):
-        values["min_tokens"] = min(values.get("min_tokens", 0), max(0, limit))  # a recommendation gives way
-    return SamplingParams(**values)
+    return over_recommended(defaults, {**of_body, **given})
 
 
 def wider(first: int | None, second: int | None) -> int | None:
