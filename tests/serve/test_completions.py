@@ -16,7 +16,7 @@ from ferrum.server.requests import CompletionRequest
 from ferrum.server.writers import Head
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
-from serve_kit import Served, error_of, events
+from serve_kit import Served, chat_parts, error_of, events, serving
 from text_samples import BOS, PieceTokenizer, byte_fallback
 
 
@@ -170,6 +170,15 @@ def test_truncation_keeps_the_end(server: Served) -> None:
     short, long = server.requests
     assert LetterTokenizer().decode(short.prompt) == "ef"
     assert len(long.prompt) == server.service.context - 10
+
+
+def test_a_recommended_limit_takes_no_more_than_half_of_the_context_from_a_prompt_that_is_cut() -> None:
+    with serving(chat_parts(sampling={"max_tokens": 1_000_000})) as server:
+        long = [{"role": "user", "content": "a" * 5000}]
+        assert server.chat(messages=long, max_tokens=None, truncate_prompt_tokens=-1, stop=["a"]).status_code == 200
+        assert error_of(server.chat(messages=long, max_tokens=1_000_000, truncate_prompt_tokens=-1), 400)
+        [request] = server.requests
+        assert len(request.prompt) == server.service.context - server.service.context // 2
 
 
 def test_a_request_over_the_context_is_refused_before_it_runs(server: Served) -> None:

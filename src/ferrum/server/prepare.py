@@ -194,7 +194,7 @@ def admit(
     for place, prompt in enumerate(prompts):
         try:
             request = front.admission.admit(
-                _truncated(front, context, body, prompt, params, add_special_tokens),
+                _truncated(front, context, body, prompt, params, limit, add_special_tokens),
                 params,
                 request_id=part_id(name, place) if len(prompts) > 1 else name,
                 priority=body.priority or 0,
@@ -213,14 +213,22 @@ def admit(
 
 
 def _truncated(
-    front: Front, context: int, body: GenerationBody, prompt: str | list[int], params: SamplingParams, special: bool
+    front: Front,
+    context: int,
+    body: GenerationBody,
+    prompt: str | list[int],
+    params: SamplingParams,
+    limit: int | None,
+    special: bool,
 ) -> str | list[int]:
     """The prompt, or the ids of its end where it is to be cut."""
     keep = body.truncate_prompt_tokens
     if keep is None or (front.tokenizer is None and isinstance(prompt, str)):
         return prompt  # admission refuses text without a tokenizer
     if keep == -1:
-        keep = max(1, context - (1 if params.max_tokens is None else params.max_tokens))
+        room = 1 if params.max_tokens is None else params.max_tokens
+        # A default may be as long as the context: nobody asked for an answer in place of the prompt.
+        keep = max(1, context - (min(room, context // 2) if limit is None else room))
     if isinstance(prompt, str):
         assert front.tokenizer is not None
         prompt = front.tokenizer.encode(prompt, add_special_tokens=special)
