@@ -266,8 +266,10 @@ def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:
     assert (nowhere["code"], nowhere["message"]) == ("not_found", "Not Found")
     for path in ("/v1/responses", "/v1/messages"):
         assert error_of(server.http.post(path, json={}), 404)
-    response = server.http.get("/v1/chat/completions")
-    assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == "POST"
+    routes = {"/v1/chat/completions": "POST", "/health": "GET, HEAD", "/v1/sessions": "GET, POST"}
+    for path, methods in {**routes, "/v1/sessions/x": "DELETE, GET", "/v1/models/a/b": "GET"}.items():
+        response = server.http.put(path)
+        assert error_of(response, 405)["code"] == "method_not_allowed" and response.headers["allow"] == methods
 
 
 def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:

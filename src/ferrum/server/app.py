@@ -80,6 +80,7 @@ def create_app(
         add(router, service)
     add_page(router, keys=config.api_key_file is not None)
     app.include_router(router)
+    app.state.routes = router.routes
     for kind in (FerrumError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, error_response)
     app.openapi = partial(document, app, service)  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from ferrum.core.errors import (
     CapacityError,
@@ -147,9 +148,19 @@ async def error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return response_of(from_validation(error))
     if isinstance(error, StarletteHTTPException):
-        return response_of(from_framework(error))
+        told = from_framework(error)
+        if told.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            told.headers = _allowed(request) or told.headers
+        return response_of(told)
     state = request.scope["state"]
     return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
+
+
+def _allowed(request: Request) -> dict[str, str]:
+    """The header of all methods that a path has: the framework names those of one route, and there is one for each."""
+    routes = (each for each in request.app.state.routes if each.matches(request.scope)[0] is not Match.NONE)
+    methods = {method for route in routes for method in route.methods or ()}
+    return {"allow": ", ".join(sorted(methods))} if methods else {}
 
 
 def response_of(error: ApiError) -> Response:
