@@ -101,6 +101,8 @@ def test_a_prediction_is_no_longer_than_the_context() -> None:
 
 def test_a_full_context_can_still_be_scored() -> None:
     assert len(admission().admit([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
+    with pytest.raises(ContextOverflow, match=r"^((?!output).)*$"):
+        admission().admit([1] * (CONTEXT + 1), greedy(0))
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,11 @@ class Admission:
         tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param="prompt")
         if not tokens:
             raise RequestError("must not be empty", param="prompt")
-        needed = len(tokens) + (0 if params.max_tokens == 0 else 1)
-        if needed > self._max_sequence_length:
+        scored = params.max_tokens == 0
+        if len(tokens) + (not scored) > self._max_sequence_length:
+            wrong = "are more than there are" if scored else "leave no room for output"
             raise ContextOverflow(
-                f"{len(tokens)} tokens leave no room for output in a context of {self._max_sequence_length}",
-                param="prompt",
+                f"{len(tokens)} tokens {wrong} in a context of {self._max_sequence_length}", param="prompt"
             )
         return tokens
 
