@@ -6,6 +6,8 @@ import builtins
 import json
 import logging
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -104,6 +106,26 @@ def test_without_its_libraries_it_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     assert execute(["serve"]) == 2
     assert "pip install 'ferrum[server]'" in capsys.readouterr().err
+
+
+def test_every_line_of_the_log_is_an_object_whoever_writes_it() -> None:
+    script = """
+import logging, warnings
+from ferrum.server.run import log_to_stderr
+log_to_stderr()
+for name in ("asyncio", "opentelemetry.exporter", "uvicorn.error", "ferrum.server"):
+    logging.getLogger(name).error("in the\\nmidst")
+warnings.warn("look out")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["logger"] for line in lines[:4]] == [
+        "asyncio",
+        "opentelemetry.exporter",
+        "uvicorn.error",
+        "ferrum.server",
+    ]
+    assert len(lines) == 5 and "look out" in lines[4]["message"]
 
 
 def test_a_log_line_is_one_object_whatever_is_in_it() -> None:

@@ -155,11 +155,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Send the logs of ferrum and of uvicorn to standard error."""
+    """Send all logs to standard error: those of ferrum and of uvicorn, and the warnings of whatever else runs here."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(capture=True)
     for name in ("ferrum", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+        logging.getLogger(name).setLevel(logging.INFO)
