@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -14,10 +15,10 @@ import pytest
 
 from ferrum.cli.main import execute
 from ferrum.core.errors import ModelNotFound
+from ferrum.core.log_lines import JsonFormatter
 from ferrum.engine.build import build
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
-from ferrum.server.run import JsonFormatter
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +127,19 @@ warnings.warn("look out")
         "ferrum.server",
     ]
     assert len(lines) == 5 and "look out" in lines[4]["message"]
+
+
+def test_the_engines_process_logs_as_the_server_that_starts_it() -> None:
+    script = """
+from ferrum import LLM, SamplingParams
+from ferrum.engine.process import Child
+with LLM("ferrum-tiny", host="process", child=Child(log_objects=True), generation_config="none") as llm:
+    llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
+"""
+    environment = {**os.environ, "FERRUM_LOG_TOKENS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {line["logger"] for line in lines} == {"ferrum.tokens"}
 
 
 def test_a_log_line_is_one_object_whatever_is_in_it() -> None:

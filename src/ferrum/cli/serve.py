@@ -41,7 +41,7 @@ def serve(
         if engine_host == "process":  # it starts while this one imports the server
             from ferrum.engine.process import Child
 
-            of_engine["child"] = stack.enter_context(Child())
+            of_engine["child"] = stack.enter_context(Child(log_objects=True))
         try:
             from ferrum.server.run import serve as run
         except ImportError as error:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from ferrum.core.errors import EngineDead
+from ferrum.core.log_lines import log_objects
 from ferrum.engine import wire
 from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
@@ -40,7 +41,9 @@ streams, pages come back from disk beside the loop that steps.
 
 _LOG: Final = logging.getLogger(__name__)
 
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor})"
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor}, {log_objects})"
+)
 
 
 class Child:
@@ -48,11 +51,14 @@ class Child:
 
     A context manager: at the end of the block it is gone. It is in a session of its own: Ctrl-C is its parent's
     business. Without its parent it ends by itself.
+
+    Args:
+        log_objects: it logs as servers do, see `core/log_lines.py`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_objects: bool = False) -> None:
         here, there = socket.socketpair()
-        program = _PROGRAM.format(path=sys.path, descriptor=there.fileno())
+        program = _PROGRAM.format(path=sys.path, descriptor=there.fileno(), log_objects=log_objects)
         with there:  # ours must be closed, else the end of the process would not end the connection
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
@@ -217,10 +223,13 @@ class _Reports:
             _LOG.exception("a report of the engine could not be delivered")
 
 
-def child(descriptor: int) -> None:
+def child(descriptor: int, as_objects: bool) -> None:
     """The engine's process: reads its recipe, then messages, from an inherited socket, and writes its reports there."""
     # The process is ours alone, and so is what it logs: what was asked for by a switch is to be seen.
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    if as_objects:
+        log_objects(logging.INFO)
+    else:
+        logging.basicConfig(format="%(message)s", level=logging.INFO)
     os.set_inheritable(descriptor, False)
     end = socket.socket(fileno=descriptor)
     inbox = SocketInbox(end)

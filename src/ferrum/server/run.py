@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import sys
 import time
@@ -17,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
+from ferrum.core.log_lines import log_objects
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
@@ -137,28 +137,8 @@ def _settled(make_engine: Callable[[], AsyncEngine]) -> AsyncEngine:
     return engine
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line. A record's `fields` are among its keys; prompts are nobody's fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
 def log_to_stderr() -> None:
     """Send all logs to standard error: those of ferrum and of uvicorn, and the warnings of whatever else runs here."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
-    logging.getLogger().addHandler(handler)
-    logging.captureWarnings(capture=True)
+    log_objects(logging.WARNING)
     for name in ("ferrum", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
