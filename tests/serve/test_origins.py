@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ferrum.core.errors import ConfigError
+from ferrum.server.config import ServerConfig
 from serve_kit import serving
+
+
+def test_an_origin_that_no_browser_would_name_is_refused() -> None:
+    for origin in ("*", "null", "http://localhost:3000", "https://a.example", "tauri://localhost", "http://[::1]:8080"):
+        assert ServerConfig(allow_origin=origin).allow_origin == origin
+    no_origins = ("localhost:3000", "http://a.example/", "http://a.example/x", "http://A.example", "http://a,http://b")
+    for origin in (*no_origins, "http://a.example:80", "https://a.example:443", "http://", ""):
+        with pytest.raises(ConfigError) as caught:
+            ServerConfig(allow_origin=origin)
+        assert caught.value.param == "allow_origin"
 
 
 def test_no_browser_of_another_site_may_use_it_unless_told() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import Final
 
+from ferrum.core.errors import ConfigError
 from ferrum.core.options import about, check_options
 from ferrum.core.serial import JsonRecord
 from ferrum.core.types import Pooling
+
+_ORIGIN: Final = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")
+"""Origins as browsers spell them (RFC 6454, 6.2): in small letters, without a path or the port of their scheme."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +82,9 @@ class ServerConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.allow_origin is not None and not _ORIGIN.fullmatch(self.allow_origin):
+            # No browser would ever name it so, and the option would have no effect.
+            raise ConfigError(
+                f"must be *, or as in http://localhost:3000, with nothing behind it, not {self.allow_origin!r}",
+                param="allow_origin",
+            )
