@@ -174,6 +174,10 @@ def test_a_request_is_found_by_its_id_unless_that_is_not_enough(tmp_path: Path) 
         find_record(tmp_path, "both")
     with pytest.raises(RecordNotFound):
         find_record(tmp_path, "three")
+    (tmp_path / file_name("t", "several/0")).touch()
+    with pytest.raises(RequestError, match="several/0") as caught:
+        find_record(tmp_path, "several")
+    assert caught.value.param == "id" and find_record(tmp_path, "several/0").is_file()
     with pytest.raises(RecordNotFound):
         read_record(tmp_path / "three.jsonl")
 

@@ -57,16 +57,22 @@ def find_record(directory: Path, id: str) -> Path:
 
     Raises:
         RecordNotFound: there is none.
-        RequestError: several tenants have one of that id.
+        RequestError: several tenants have one of that id, or it is that of a body with several prompts.
     """
-    alone = file_name("", id)
-    found = [path for path in directory.glob(f"*{SUFFIX}") if path.name == alone or path.name.endswith(f"@{alone}")]
+    found = _files_of(directory, id)
+    if not found and _files_of(directory, f"{id}/0"):
+        raise RequestError(f"{id!r} had several prompts, each with a record: name one, as in {f'{id}/0'!r}", param="id")
     if not found:
         raise RecordNotFound(f"no request {id!r} is recorded in {str(directory)!r}", param="id")
     if len(found) > 1:
         names = ", ".join(sorted(map(str, found)))
         raise RequestError(f"several keys have a request {id!r}; name one of the files {names}", param="id")
     return found[0]
+
+
+def _files_of(directory: Path, id: str) -> list[Path]:
+    name = file_name("", id)
+    return [path for path in directory.glob(f"*{SUFFIX}") if path.name == name or path.name.endswith(f"@{name}")]
 
 
 @dataclass(slots=True, eq=False)
