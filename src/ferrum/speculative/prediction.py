@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
-
-import numpy as np
-import numpy.typing as npt
 
 from ferrum.core.types import Sequence
 from ferrum.speculative.ngram import SIZES
 from ferrum.speculative.proposer import Guess
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 NEAR: Final = 64
 """How far behind the place of a change the output is expected to take up the prediction again."""
@@ -32,6 +33,8 @@ class Predicted:
 
     @cached_property
     def _tokens(self) -> npt.NDArray[np.int64]:
+        import numpy as np  # clients follow predictions, too, and few are given one
+
         return np.array(self.text, np.int64)
 
     def place_after(self, tail: tuple[int, ...]) -> int | None:
@@ -39,6 +42,8 @@ class Predicted:
 
         Looked for anew each time: of 128,000 tokens in 0.2 ms, where an index of them would take all sequences 128 ms.
         """
+        import numpy as np
+
         found, reached = None, 0
         ends = np.ones(len(self.text) + 1, np.bool_)  # where the last `reached` tokens of `tail` end
         for size in sorted(SIZES):
