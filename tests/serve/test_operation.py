@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import threading
@@ -259,6 +260,31 @@ def test_a_body_of_another_type_is_a_415(server: Served) -> None:
     charset = {"content-type": "application/json; charset=utf-8"}
     body = b'{"model": "fake", "prompt": "a", "max_tokens": 1}'
     assert server.http.post("/v1/completions", content=body, headers=charset).status_code == 200
+
+
+def test_a_compressed_body_is_a_415(server: Served) -> None:
+    body, kind = b'{"model": "fake", "prompt": "a", "max_tokens": 1}', {"content-type": "application/json"}
+    zipped = {**kind, "content-encoding": "gzip"}
+    response = server.http.post("/v1/completions", content=gzip.compress(body), headers=zipped)
+    assert "'gzip'" in error_of(response, 415)["message"] and response.headers["accept-encoding"] == "identity"
+    plain = {**kind, "content-encoding": "Identity"}
+    assert server.http.post("/v1/completions", content=body, headers=plain).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://x/v1/models", 200),
+        (b"HTTP://x:80/v1/models/fake?a=b", 200),
+        (b"https://x", 200),
+        (b"/http://x/v1/models", 404),
+        (b"/v1/models/http://x/fake", 404),
+    ],
+)
+def test_a_target_may_have_the_form_for_proxies(server: Served, target: bytes, status: int) -> None:
+    with wire(server) as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert connection.makefile("rb").readline().split()[1] == b"%d" % status
 
 
 def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:

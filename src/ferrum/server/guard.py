@@ -33,6 +33,9 @@ CLOSE: Final = {"connection": "close"}
 LINGER_BYTES: Final = 64 << 20
 """How much of a refused body is still received, and dropped."""
 
+_ORIGIN: Final = re.compile("^https?://[^/]*", re.IGNORECASE)
+"""What stands before the path where a target has the form for proxies; servers take it, too (RFC 9112, 3.2.2)."""
+
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -59,6 +62,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = _ORIGIN.sub("", scope["path"]) or "/"
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

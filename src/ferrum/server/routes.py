@@ -53,11 +53,15 @@ class JsonRequest(Request):
     """
 
     async def body(self) -> bytes:
-        """The body. Raises ApiError where its content type is not JSON."""
+        """The body. Raises ApiError where its content type is not JSON, or it is encoded."""
         mail = Mail()
         mail["content-type"] = self.headers.get("content-type", "")
         if mail.get_content_type() != "application/json":
             raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            told = f"the body must come as it is, not in the content encoding {encoding!r}"
+            raise ApiError(415, told, code="unsupported_media_type", headers={"accept-encoding": "identity"})
         return await super().body()
 
     async def json(self) -> Any:
@@ -101,7 +105,7 @@ BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     **ERRORS,
     408: error_reply("The body, or the request, took too long."),
     413: error_reply("The body is too large."),
-    415: error_reply("The body is not JSON."),
+    415: error_reply("The body is not JSON, or compressed."),
     429: error_reply("Too many requests are live; see Retry-After."),
     499: error_reply("The request was cancelled."),
     500: error_reply("An internal error."),
