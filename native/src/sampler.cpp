@@ -28,7 +28,7 @@ int64_t Sampler::greedy(const float* logits, int64_t count) const {
 int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key) {
     const bool by_count = rules.top_k > 0 && rules.top_k < count;
     const float peak = by_count ? look_over(logits, count) : kernels_.largest(logits, count);
-    if (!(peak > -INFINITY)) return -1;
+    if (!std::isfinite(peak)) return -1;  // distances below such a one are no numbers, and have no drawer
     scaled_.resize(static_cast<size_t>(count));
     float* x = scaled_.data();
     const bool by_mass = rules.top_p < 1.0, by_share = rules.min_p > 0.0f;

@@ -31,7 +31,7 @@ public:
 
     // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
     int64_t greedy(const float* logits, int64_t count) const;
-    // A draw after temperature, top-k, top-p and min-p; -1 as above.
+    // A draw after temperature, top-k, top-p and min-p; -1 as above, and where a token is at infinity.
     int64_t draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key);
     // log(sum(exp(logits - peak))) by whole masses; peak: the greatest.
     float log_total(const float* logits, int64_t count, float peak) const;
