@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
-from ferrum.core.errors import EngineDead, InvalidToken, RequestError
+from ferrum.core.errors import EngineDead, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.engine import batch
 from ferrum.engine.front import Parts
@@ -194,6 +194,13 @@ def test_a_callable_makes_the_progress_bar() -> None:
     assert [(bar.total, bar.done, bar.closed) for bar in bars] == [(3, 3, True)]
 
 
+@pytest.mark.parametrize("bar", [None, object(), 5])
+def test_what_makes_no_bar_is_refused_before_anything_runs(bar: object) -> None:
+    with llm() as model, pytest.raises(RequestError) as caught:
+        model.generate(["a"], greedy(2), use_tqdm=lambda **_: bar)  # type: ignore[arg-type]
+    assert caught.value.param == "use_tqdm"
+
+
 def test_the_bar_for_people_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with llm() as model:
         model.generate(["a", "b"], greedy(2))
@@ -295,6 +302,15 @@ def test_a_conversation_goes_through_the_template() -> None:
         assert essence(both) == essence([output, output])
         [own] = model.chat(messages, greedy(3), use_tqdm=False, chat_template=OWN_TEMPLATE)
         assert own.prompt == "!hi"
+
+
+def test_a_conversation_may_be_as_clients_of_servers_write_it() -> None:
+    said = [{"type": "text", "text": "hi"}]
+    with chatty() as model:
+        [output] = model.chat([{"role": "developer", "content": said}], greedy(3), use_tqdm=False)
+        assert output.prompt == "[system]hi[bot]"
+        with pytest.raises(Unsupported, match=r"messages\[0\].content\[0\].type"):
+            model.chat([{"role": "user", "content": [{"type": "image_url"}]}], use_tqdm=False)
 
 
 def test_a_conversation_that_cannot_be_rendered_is_refused() -> None:

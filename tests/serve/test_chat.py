@@ -135,11 +135,20 @@ def test_content_parts_become_text_and_a_developer_speaks_as_the_system(server: 
     assert rendered["prompt"] == "[system]D[user]a\nb[bot]" and rendered["count"] == len(rendered["token_ids"])
 
 
+def test_a_template_of_parts_gets_parts(server: Served) -> None:
+    guard = "{% for part in messages[0].content %}{{ part.text }};{% endfor %}"
+    for content in ("a", [{"type": "text", "text": "a"}]):
+        body = {"messages": [{"role": "user", "content": content}], "chat_template": guard}
+        assert server.post("/v1/chat/completions/render", **body).json()["prompt"] == "a;"
+
+
 def test_tool_messages_are_rendered_and_must_be_whole(server: Served) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"role": "tool", "tool_call_id": "c", "content": "1"}
     assert server.chat(messages=[*USER, asked, answer]).status_code == 200
+    older = {"role": "assistant", "content": None, "function_call": call["function"]}
+    assert server.chat(messages=[*USER, older, {"role": "function", "name": "f", "content": "1"}]).status_code == 200
     bad = {"role": "tool", "content": "1"}
     assert error_of(server.chat(messages=[*USER, bad]), 400)["param"] == "messages[1].tool_call_id"
     broken = {**asked, "tool_calls": [{**call, "function": {"name": "f", "arguments": "{"}}]}

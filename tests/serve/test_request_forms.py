@@ -36,6 +36,11 @@ def test_what_is_no_good_json_is_a_400(server: Served, body: bytes) -> None:
     assert server.complete(max_tokens=1).status_code == 200
 
 
+def test_metadata_of_too_many_entries_is_refused_in_plain_words(server: Served) -> None:
+    response = server.chat(metadata={str(number): "x" for number in range(17)})
+    assert error_of(response, 400)["message"] == "metadata: has 17 entries, more than 16"
+
+
 def test_a_body_of_another_type_is_a_415(server: Served) -> None:
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
         assert error_of(server.http.post("/v1/completions", content=b"{}", headers=headers), 415)

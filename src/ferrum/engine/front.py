@@ -17,6 +17,7 @@ from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.engine.stream import RequestStream
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig, over_recommended
+from ferrum.text.messages import for_template
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -111,6 +112,7 @@ class Front:
 
         Raises:
             RequestError: no tokenizer or template, or messages that the template refuses.
+            Unsupported: a message with content that is no text.
         """
         for name, value, kind, wanted in (
             ("chat_template", chat_template, str, "text"),
@@ -127,7 +129,7 @@ class Front:
         if template is None:
             raise RequestError("the model has none; give one, or a plain prompt", param="chat_template")
         return template.render(
-            messages,
+            for_template(messages, as_parts=template.reads_parts),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,

@@ -77,7 +77,7 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
     """The bar that `use_tqdm` asks for: rich's, none, or the caller's own.
 
     Raises:
-        RequestError: it is neither a bool nor callable.
+        RequestError: it is neither a bool nor callable, or what it makes is no bar.
     """
     if use_tqdm is True:
         return RichBar(total=total, desc=desc)
@@ -85,7 +85,10 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
         return NoBar()
     if not callable(use_tqdm):
         raise RequestError(f"must be true, false or a callable, not {shown(use_tqdm)}", param="use_tqdm")
-    return use_tqdm(total=total, desc=desc)
+    bar = use_tqdm(total=total, desc=desc)
+    if not (callable(getattr(bar, "update", None)) and callable(getattr(bar, "close", None))):
+        raise RequestError(f"must make a bar with `update` and `close`, not {shown(bar)}", param="use_tqdm")
+    return bar
 
 
 PATIENCE: Final = 0.5

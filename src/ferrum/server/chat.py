@@ -12,7 +12,7 @@ from ferrum.core.types import Request
 from ferrum.engine.front import Front
 from ferrum.engine.outputs import Delta, Logprobs
 from ferrum.server import writers
-from ferrum.server.conversation import conversation, joined, render
+from ferrum.server.conversation import conversation, render
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.prepare import (
     Caller,
@@ -36,8 +36,9 @@ from ferrum.server.replies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.requests import MAX_TOP_LOGPROBS, ChatRequest
+from ferrum.server.requests import MAX_TOP_LOGPROBS, ChatRequest, Prediction
 from ferrum.server.writers import Head, Namer, Tally
+from ferrum.text.messages import for_template, joined
 
 
 def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head: Head, name: str) -> ChatJob:
@@ -69,7 +70,7 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
             name=name,
             limit=limit,
             add_special_tokens=special,
-            prediction="" if body.prediction is None else joined(body.prediction.content, "prediction.content"),
+            prediction="" if body.prediction is None else _text(body.prediction),
         )
         check_told(body, [request], context, params.logprobs)
     except RequestError as error:
@@ -92,9 +93,13 @@ def _check(body: ChatRequest, caller: Caller) -> None:
         raise unsupported("include_reasoning", "reasoning is not told apart from text")
 
 
+def _text(prediction: Prediction) -> str:
+    return joined(prediction.model_dump()["content"], "prediction.content")
+
+
 def _continued(body: ChatRequest) -> str:
     """The text of the assistant's message that the reply goes on with."""
-    last = conversation(body.messages)[-1]
+    [last] = for_template(conversation(body.messages[-1:]))
     if last["role"] != "assistant" or "content" not in last:
         raise invalid("echo", "the last message is not the assistant's")
     return str(last["content"])

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import schemas
@@ -38,7 +38,8 @@ def _optional(description: str, schema: schemas.Schema) -> Any:
 def _few(metadata: Any) -> Any:
     """Their number first: millions of faults within, of which none would be read, would fill the memory."""
     if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
-        raise ValueError(f"has {len(metadata)} entries, more than {MAX_METADATA}")
+        told = {"count": len(metadata), "most": MAX_METADATA}
+        raise PydanticCustomError("too_many", "has {count} entries, more than {most}", told)
     return metadata
 
 
@@ -101,6 +102,7 @@ class Message(Body):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": schemas.TOOL_CALL})
+    function_call: dict[str, Any] | None = _optional("A call, as it was before `tool_calls`.", schemas.FUNCTION_CALL)
     refusal: str | None = None
 
 
@@ -311,7 +313,7 @@ class TokenizeRequest(Body):
     parse_special: bool | None = _optional(
         "False is refused: the tokenizer always parses them.", schemas.not_this(False)
     )
-    return_token_strs: bool | None = Field(default=None, description="The text of each token, too.")
+    return_token_strs: bool | None = Field(default=None, description="Each token as the vocabulary spells it, too.")
     with_pieces: bool | None = Field(default=None, description="Each token with its text.")
     add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
     continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")

@@ -183,23 +183,27 @@ MESSAGE: Final = rules(
         given("content"),
         given("refusal"),
         {"allOf": [given("role", {"const": "assistant"}), given("tool_calls", {"type": "array", "minItems": 1})]},
+        {"allOf": [given("role", {"const": "assistant"}), given("function_call", {"type": "object"})]},
     ),
     either(without("role", "tool"), given("tool_call_id")),
     either(without("role", "function"), given("name")),
 )
 
-TOOL_CALL: Final[Schema] = {
+FUNCTION_CALL: Final[Schema] = {
     "properties": {
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "arguments": {
-                    "anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]
-                },
-            },
-            "required": ["name"],
-        }
+        "name": {"type": "string"},
+        "arguments": {
+            "anyOf": [
+                {"type": "object"},
+                {"type": "string", "contentMediaType": "application/json"},
+                {"type": "null"},
+            ]
+        },
     },
+    "required": ["name"],
+}
+
+TOOL_CALL: Final[Schema] = {
+    "properties": {"function": {"type": "object", **FUNCTION_CALL}},
     "required": ["function"],
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,9 @@ Message = Mapping[str, Any]
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """The names that clients give a message's reasoning; templates read the first, some the second."""
+
+_READS_TEXT: Final = re.compile(r"""[.'"]text\b""")
+"""What a template of parts cannot do without."""
 
 _OURS: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -85,12 +90,25 @@ class ChatTemplate:
             **self._special_tokens,
             **{str(name): _plain(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
-            "tools": None if tools is None else _objects(tools, "tools"),
-            "documents": None if documents is None else _objects(documents, "documents"),
+            "tools": None if tools is None else json_objects(tools, "tools"),
+            "documents": None if documents is None else json_objects(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
         text = self.fill(self._choose(tools is not None), variables)
         return text if final is None else _cut_at_mark(text, final)
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether it finds a message's text only in content that is a list of parts, as the template of Llama Guard."""
+        if not any(map(_READS_TEXT.search, self.sources.values())):
+            return False
+        return self._shows([{"type": "text", "text": _END_MARK}]) and not self._shows(_END_MARK)
+
+    def _shows(self, content: str | list[dict[str, str]]) -> bool:
+        try:
+            return _END_MARK.rstrip() in self.render([{"role": "user", "content": content}])
+        except FerrumError:
+            return False
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self.sources:
@@ -145,7 +163,7 @@ def load_chat_template(directory: str | Path) -> ChatTemplate | None:
 
 def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """A plain copy of the messages, without empty fields: templates test for a field's presence, not for null."""
-    chat = _objects(messages, "messages")
+    chat = json_objects(messages, "messages")
     if not chat:
         raise RequestError("must hold at least one message", param="messages")
     chat = [{name: value for name, value in message.items() if value is not None} for message in chat]
@@ -157,7 +175,8 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return chat
 
 
-def _objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+    """Copies of objects in exact JSON types. Raises RequestError about `param` where they are none."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
         raise RequestError("must be a list of objects", param=param)
     return [_plain(value, param) for value in values]

@@ -1,0 +1,123 @@
+"""What becomes of clients' messages before a chat template reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chat_samples import LLAMA, TEMPLATES
+from ferrum.core.errors import RequestError, Unsupported
+from ferrum.text.chat import ChatTemplate
+from ferrum.text.messages import for_template, joined
+
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+CALLED = {**CALL, "function": {"name": "f", "arguments": {"x": 1}}}
+PARTS = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+
+GUARD = """\
+{%- for message in messages %}{{ message['role'] }}: \
+{%- for content in message['content'] %}{% if content['type'] == 'text' %}[{{ content['text'] }}]{% endif %}{% endfor %}
+{%- endfor %}"""
+"""Reads content as that of Llama Guard 3 does: parts alone."""
+
+EITHER = "{% for m in messages %}{{ m.content if m.content is string else m.content[0]['text'] }}{% endfor %}"
+
+
+def assistant(**fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", **fields}
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"role": "developer", "content": "D"}, {"role": "system", "content": "D"}),
+        ({"role": "user", "content": PARTS}, {"role": "user", "content": "a\nb"}),
+        (assistant(content=None, refusal="no"), assistant(content="no", refusal="no")),
+        (assistant(content="x", tool_calls=[]), assistant(content="x")),
+        (assistant(content="x", tool_calls=None), assistant(content="x")),
+        (assistant(content="x", tool_calls=[CALL]), assistant(content="x", tool_calls=[CALLED])),
+        (assistant(content="x", tool_calls=[CALLED]), assistant(content="x", tool_calls=[CALLED])),
+        (
+            assistant(content="x", function_call=CALL["function"]),
+            assistant(content="x", tool_calls=[{"type": "function", "function": CALLED["function"]}]),
+        ),
+        (
+            assistant(content="x", tool_calls=[{"function": {"name": "f", "arguments": None}}]),
+            assistant(content="x", tool_calls=[{"function": {"name": "f", "arguments": {}}}]),
+        ),
+        (
+            {"role": "ipython", "content": {"output": 5}, "extra": [1]},
+            {"role": "ipython", "content": {"output": 5}, "extra": [1]},
+        ),
+    ],
+)
+def test_messages_become_what_templates_read(given: dict[str, Any], made: dict[str, Any]) -> None:
+    assert for_template([USER, given]) == [USER, made]
+
+
+def test_what_was_given_stays_as_it_is() -> None:
+    message = assistant(content=[dict(part) for part in PARTS], tool_calls=[CALL], function_call=None)
+    for_template([message])
+    assert message == assistant(content=PARTS, tool_calls=[CALL], function_call=None)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": []}, "messages[1].content"),
+        ({"role": "user", "content": [5]}, "messages[1].content[0]"),
+        ({"role": "user", "content": [*PARTS, {"type": "text"}]}, "messages[1].content[2].text"),
+        (assistant(tool_calls={"a": 1}), "messages[1].tool_calls"),
+        (assistant(tool_calls=[5]), "messages[1].tool_calls[0]"),
+        (assistant(tool_calls=[CALL, {}]), "messages[1].tool_calls[1].function"),
+        (
+            assistant(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            assistant(tool_calls=[{"function": {"name": "f", "arguments": "[" * 100_000}}]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            assistant(tool_calls=[{"function": {"name": "f", "arguments": "[]"}}]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (assistant(function_call={}), "messages[1].function_call"),
+        (assistant(function_call={}, tool_calls=[CALL]), "messages[1].function_call"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_its_place(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        for_template([USER, message])
+    assert caught.value.param == param
+
+
+def test_only_text_is_content() -> None:
+    with pytest.raises(Unsupported) as caught:
+        for_template([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+    assert caught.value.feature == "messages[0].content[0].type"
+    assert joined("a", "x") == "a" and joined(PARTS, "x") == "a\nb"
+
+
+@pytest.mark.parametrize("content", ["mayonnaise?", [{"type": "text", "text": "mayonnaise?"}]])
+def test_a_template_of_parts_gets_parts(content: Any) -> None:
+    template = ChatTemplate(GUARD)
+    assert template.reads_parts
+    made = for_template([{"role": "user", "content": content}], as_parts=True)
+    assert template.render(made) == "user:[mayonnaise?]"
+
+
+@pytest.mark.parametrize(
+    "source", [*TEMPLATES.values(), EITHER, "{{ 'text' }}", "{{ raise_exception('text') }}", "{% 'text"]
+)
+def test_every_other_template_gets_text(source: str) -> None:
+    assert not ChatTemplate(source).reads_parts
+
+
+def test_no_calls_are_no_calls_to_a_template_that_looks_for_the_field() -> None:
+    template = ChatTemplate(LLAMA, {"bos_token": ""})
+    said = [USER, assistant(content="SECRET"), USER]
+    empty = [USER, assistant(content="SECRET", tool_calls=[]), USER]
+    assert template.render(for_template(empty)) == template.render(for_template(said))
