@@ -75,14 +75,14 @@ def test_recommendations_that_nobody_takes_refuse_no_model(model: Path) -> None:
     assert build(str(model), generation_config="none").generation.eos_token_ids == (7,)
 
 
-def test_the_tokenizers_end_token_serves_where_the_checkpoint_names_none(model: Path) -> None:
+def test_the_tokenizers_end_token_ends_texts_beside_those_that_the_checkpoint_names(model: Path) -> None:
     assert build(str(model)).generation.eos_token_ids == ()
     byte_level().save(str(model / "tokenizer.json"))
     (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
     parts = build(str(model))
     assert parts.tokenizer is not None and parts.generation.eos_token_ids == parts.tokenizer.eos_token_ids != ()
     (model / "config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert build(str(model)).generation.eos_token_ids == (7, 8)
+    assert build(str(model)).generation.eos_token_ids == (7, 8, *parts.tokenizer.eos_token_ids)
 
 
 def test_a_model_that_is_nowhere_is_not_found(model: Path) -> None:

@@ -200,4 +200,5 @@ def _generation(found: GenerationConfig, *, eos: tuple[int, ...]) -> GenerationC
         tell_once(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
     if found.ignored:
         tell_once(f"without effect in generation_config.json: {', '.join(found.ignored)}")
-    return found if found.eos_token_ids else replace(found, eos_token_ids=eos)
+    # Fine-tunes of base models often name the end of their turns in the tokenizer's files alone.
+    return replace(found, eos_token_ids=tuple(dict.fromkeys((*found.eos_token_ids, *eos))))
