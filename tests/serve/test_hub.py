@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import close_session
 
 from fake_hub import FakeRepo, hub_of
@@ -84,6 +85,19 @@ def test_a_cached_model_serves_without_the_hub(hub, monkeypatch, how):
         hub.status = 503
     assert resolve_model("maker/model", offline=True if how == "argument" else None) == path
     assert how == "hub down" or not hub.requests
+
+
+@pytest.mark.parametrize("without", ["LICENSE", "model.safetensors"])
+def test_what_another_program_fetched_is_complete_without_what_is_not_read(hub, without):
+    hub.repos["maker/model"] = FakeRepo({**FILES, "LICENSE": b"words"})
+    path = Path(snapshot_download("maker/model", allow_patterns=[name for name in FILES if name != without]))
+    hub.status = 503
+    if without == "LICENSE":
+        assert resolve_model("maker/model") == path == resolve_model("maker/model", offline=True)
+        return
+    for offline in (None, True):
+        with pytest.raises(HubUnreachable, match="not complete"):
+            resolve_model("maker/model", offline=offline)
 
 
 def test_offline_and_not_cached_is_said(hub, monkeypatch):

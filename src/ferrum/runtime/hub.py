@@ -177,14 +177,29 @@ def _near(name: str, others: Iterable[str] = ()) -> str:
 def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     """The hub library's snapshot. Errors as `resolve_model`."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     with hub_errors(repo, revision) as named:
         fetch = partial(snapshot_download, repo, revision=revision, local_files_only=offline)
-        path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
+        try:
+            path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
+        except LocalEntryNotFoundError as error:
+            path = _all_that_is_read(error)
         if (pooling := pooling_file(path)) is not None:  # of folders the only file that is read
             path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
+    return path
+
+
+def _all_that_is_read(error: Exception) -> Path:
+    """The directory that the hub library finds incomplete, where only files are missing that are not read.
+
+    Another program fetched it, without its licence, say. Raises the error where more is missing.
+    """
+    path = Path(getattr(error, "snapshot_path", ""))  # older versions of the library do not tell it
+    if not (_is_model(path) and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))):
+        raise error
     return path
 
 
