@@ -78,6 +78,18 @@ def test_the_sdk_gets_what_is_between(filling: Served) -> None:
     assert reply.usage is not None and reply.usage.prompt_tokens == 8
 
 
+def test_what_begins_a_text_is_not_cut_off(filling: Served) -> None:
+    y, z = LetterTokenizer().encode("yz")
+    kept = {1: (0,), 2: (0, z), 3: (0, y, z), 99: (0, *LetterTokenizer().encode("abyz"))}
+    for keep, prompt in kept.items():
+        assert filling.complete(prompt="abyz", truncate_prompt_tokens=keep).status_code == 200
+        assert filling.requests[-1].prompt == prompt
+    assert filling.complete(prompt="abyz", truncate_prompt_tokens=2, add_special_tokens=False).status_code == 200
+    assert filling.requests[-1].prompt == (y, z)
+    assert filling.complete(prompt=[0, 5, 6], truncate_prompt_tokens=2).status_code == 200
+    assert filling.requests[-1].prompt == (5, 6)
+
+
 def test_several_prompts_as_ids_have_the_suffix_in_common(filling: Served) -> None:
     filling.requests.clear()
     assert filling.complete(prompt=[[5], [6, 7]], suffix="", add_special_tokens=False).status_code == 200

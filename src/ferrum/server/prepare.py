@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import takewhile
+from operator import eq
 from typing import Any, Final
 
 from ferrum.core.errors import ContextOverflow, RequestError
@@ -31,7 +33,7 @@ def one_or_several(
     """
     several: Sequence[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
     if len(several) > limit:
-        raise invalid(field, f"holds {len(several)}, more than {limit}")
+        raise invalid(field, f"holds {len(several)}, more than the {limit} that find room together")
     for place, each in enumerate(several):
         if not each:  # a tokenizer that begins texts with a token of its own would make one of nothing
             raise invalid(f"{field}[{place}]" if len(several) > 1 else field, "must not be empty")
@@ -229,10 +231,14 @@ def _truncated(
         room = 1 if params.max_tokens is None else params.max_tokens
         # A default may be as long as the context: nobody asked for an answer in place of the prompt.
         keep = max(1, context - (min(room, context // 2) if limit is None else room))
-    if isinstance(prompt, str):
-        assert front.tokenizer is not None
-        prompt = front.tokenizer.encode(prompt, add_special_tokens=special)
-    return prompt[-keep:]
+    if not isinstance(prompt, str):
+        return prompt[-keep:]
+    assert front.tokenizer is not None
+    ids = front.tokenizer.encode(prompt, add_special_tokens=special)
+    # What begins every text, as the models want it that are used to it, is not what is to be cut.
+    around = front.tokenizer.encode("", add_special_tokens=special)
+    begin = sum(takewhile(bool, map(eq, ids, around)))
+    return ids if len(ids) <= keep else [*ids[:begin], *ids[len(ids) + begin - keep :]][:keep]
 
 
 def _check_room(request: Request, context: int, limit: int | None) -> None:
