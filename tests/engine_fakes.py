@@ -65,6 +65,9 @@ class LetterTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode()
 
+    def piece(self, token_id: int) -> str | None:
+        return None if token_id >= VOCABULARY else self.token_text(token_id)
+
 
 class MarkedTokenizer(LetterTokenizer):
     """With a token that begins texts, and the marks for filling in the middle in place of three letters."""

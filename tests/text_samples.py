@@ -106,6 +106,9 @@ class PieceTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def piece(self, token_id: int) -> str | None:
+        return self.token_text(token_id)
+
 
 def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, str] | None:
     """The end and the string of the stop that is complete first, the longest of several: by definition, slowly.

@@ -45,7 +45,7 @@ def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         ids = tokenizer.encode(render(front, body), add_special_tokens=bool(body.add_special_tokens))
-    strings = _each(ids, tokenizer.token_text) if body.return_token_strs else None
+    strings = _each(ids, lambda token: tokenizer.piece(token) or "") if body.return_token_strs else None
     pieces = _each(ids, partial(_piece, tokenizer)) if body.with_pieces else None
     return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
 

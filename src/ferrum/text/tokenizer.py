@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end token: for a checkpoint whose generation config names none."""
+        """The tokenizer's own end token: it ends texts beside those that the checkpoint names."""
         ...
 
     @property
@@ -82,6 +82,10 @@ class Tokenizer(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """A token on its own, for people (`decoded_token`): its bytes as text, U+FFFD for a part of a character."""
+        ...
+
+    def piece(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None for an id without one. Raises InvalidToken."""
         ...
 
 
@@ -165,10 +169,10 @@ class FileTokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
-        wanted = [i for i in ids if self._piece(i) is not None and not (skip_special_tokens and i in self._special)]
+        wanted = [i for i in ids if self.piece(i) is not None and not (skip_special_tokens and i in self._special)]
         if not wanted:
             return ""
-        first = self._rules.first(self._piece(wanted[0]) or "")
+        first = self._rules.first(self.piece(wanted[0]) or "")
         text = first + b"".join(map(self.token_bytes, wanted[1:]))
         return self._rules.without_prefix(text).decode("utf-8", "replace")
 
@@ -176,7 +180,7 @@ class FileTokenizer:
         """See `Tokenizer.token_bytes`."""
         known = self._bytes.get(token_id)
         if known is None:
-            piece = self._piece(token_id)
+            piece = self.piece(token_id)
             known = self._bytes[token_id] = b"" if piece is None else self._rules.middle(piece)
         return known
 
@@ -184,7 +188,8 @@ class FileTokenizer:
         """See `Tokenizer.token_text`."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
-    def _piece(self, token_id: int) -> str | None:
+    def piece(self, token_id: int) -> str | None:
+        """See `Tokenizer.piece`."""
         try:
             return self._backend.id_to_token(token_id)
         except (OverflowError, TypeError):
