@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from numbers import Real
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.integers import whole
@@ -119,12 +120,13 @@ class BeamSearch:
     def advance(self, nexts: Sequence[Logprobs]) -> None:
         """Take in the most likely next tokens of every running beam, `rules.looked_at` of them."""
         rules = self._rules
-        candidates = [
-            self._extended(beam, token, entry.logprob)
+        # A wide search has many more continuations than are looked at: only those become beams.
+        candidates = (
+            (beam.logprob + entry.logprob, beam, token)
             for beam, logprobs in zip(self.running, nexts, strict=True)
             for token, entry in logprobs.items()
-        ]
-        best = sorted(candidates, key=attrgetter("logprob"), reverse=True)[: rules.looked_at]
+        )
+        best = [self._extended(*each) for each in nlargest(rules.looked_at, candidates, key=itemgetter(0))]
         ended = [beam for beam in best[: rules.beam_width] if beam.finish_reason is not None]
         if not (rules.early_stopping is True and self._full):
             ranked = sorted([*self._finished, *ended], key=attrgetter("score"), reverse=True)
@@ -137,8 +139,8 @@ class BeamSearch:
     def _full(self) -> bool:
         return len(self._finished) == self._rules.beam_width
 
-    def _extended(self, beam: Beam, token: int, logprob: float) -> Beam:
-        tokens, total = (*beam.token_ids, token), beam.logprob + logprob
+    def _extended(self, total: float, beam: Beam, token: int) -> Beam:
+        tokens = (*beam.token_ids, token)
         reason = None
         if token in self._rules.ends:
             reason = "stop"
