@@ -296,6 +296,14 @@ def test_a_line_that_is_no_text_ends_no_conversation(
     assert code == 0 and out == f"> > {answer('[user]hi[bot]', 5)}\n> " and f"({refusal})" in err
 
 
+def test_a_model_without_a_template_has_no_conversation(
+    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrum.engine.door.build", lambda model, **options: parts())
+    code, out, err = ferrum("chat", "m")
+    assert (code, out) == (2, "") and err.startswith("ferrum: model: ") and "`ferrum run`" in err
+
+
 def test_answers_in_a_long_conversation_have_room(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,6 +207,18 @@ def test_what_a_server_says_amiss_is_the_failure_of_one_request(
     assert (got.error, len(got.pieces), got.prompt_tokens, got.tokens) == (error, 1, 5, 1)
 
 
+@pytest.mark.parametrize("field", ["content", "reasoning", "reasoning_content"])
+def test_what_a_model_thinks_is_text_too(monkeypatch: pytest.MonkeyPatch, field: str):
+    """Servers that tell it apart send it under a name of its own."""
+
+    async def answer(*_: object) -> AsyncIterator[bytes]:
+        yield f'data: {{"choices": [{{"delta": {{"{field}": "hm"}}}}]}}\n\ndata: [DONE]\n\n'.encode()
+
+    monkeypatch.setattr(serve_client, "exchange", answer)
+    client = serve_client.Client(Target(url="http://there/v1", model="m"), None, iter(range(99)).__next__)
+    assert len(asyncio.run(client(Planned(0.0, 5, 6), 0.0)).pieces) == 1
+
+
 @pytest.mark.parametrize(("told", "kept"), [('"new"', "new"), ("7", None), ("{}", None), ("null", None), ('""', None)])
 def test_a_fingerprint_is_a_text(monkeypatch: pytest.MonkeyPatch, told: str, kept: str | None):
     """A report with anything else could not be read again."""

@@ -193,7 +193,7 @@ def _given(value: Any, kind: type[Kind]) -> Kind:
 def _has_text(choice: Mapping[str, Any]) -> bool:
     """Whether a choice of an event carries any."""
     delta = _given(choice.get("delta"), dict)
-    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
+    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content"))
 
 
 async def get_json(url: str, path: str, key: str | None = None) -> Any:

@@ -39,7 +39,9 @@ def chat(
     with LLM(model, **chosen(engine_fields(), options)) as llm:
         params = sampling_params({"max_tokens": None, **llm.front.recommended}, options)
         messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
-        llm.front.render([*messages, {"role": "user", "content": "?"}])  # a model without a template is refused at once
+        if llm.front.chat_template is None:
+            raise RequestError("has no chat template; `ferrum run` goes on with a plain prompt", param="model")
+        llm.front.render([*messages, {"role": "user", "content": "?"}])  # what it cannot render is refused at once
         while (line := _ask()) is not None:
             _talk(llm, messages, line, params)
 

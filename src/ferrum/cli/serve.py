@@ -10,7 +10,7 @@ import typer
 from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
 from ferrum.core.config import HOSTS, EngineConfig
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.options import help_of
+from ferrum.core.options import help_of, listed
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
 """Options of the engine under their own names; `--host` is the server's address here."""
@@ -27,7 +27,9 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default="the built-in model")
     ] = None,
-    engine_host: Annotated[str, typer.Option(help=help_of(EngineConfig, "host"))] = SERVED_FROM,
+    engine_host: Annotated[
+        str, typer.Option(help=f"{help_of(EngineConfig, 'host')} One of {listed(HOSTS)}.")
+    ] = SERVED_FROM,
     **options: Any,
 ) -> None:
     """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
@@ -35,7 +37,7 @@ def serve(
 
     config = ServerConfig(**chosen(server_fields(), options))
     if engine_host not in HOSTS:
-        raise ConfigError(f"must be one of {', '.join(HOSTS)}, not {engine_host!r}", param="engine_host")
+        raise ConfigError(f"must be one of {listed(HOSTS)}, not {engine_host!r}", param="engine_host")
     of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
     with ExitStack() as stack:
         if engine_host == "process":  # it starts while this one imports the server
