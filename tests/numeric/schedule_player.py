@@ -120,7 +120,7 @@ class Player(RandomLoad):
             case = MODELS[plan.arithmetic.model] if plan.guesses == "same model" else DRAFT
             pool = {"kv_capacity": plan.kv_capacity, "page_size": 16, "threads": plan.threads}
             executor = stack.enter_context(plan.arithmetic.load(case, max_batch_size=plan.batch, **pool))
-            model = DraftModel(executor, SetCosts(0.05))
+            model = DraftModel(executor, SetCosts(0.05), SetCosts(0.05))
         return Speculator(SetCosts(1.0, plan.dear), most=plan.drafts, proposers=proposers, model=model)
 
     def _known(self, sequence: Choice) -> tuple[int, ...]:

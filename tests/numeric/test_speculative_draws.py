@@ -38,7 +38,7 @@ def load(case: str) -> LocalExecutor:
 def speculator(proposer: str) -> Speculator:
     """One to which rows cost nothing: it verifies all that is not hopeless."""
     if proposer == "model":
-        model = DraftModel(load("qwen3-gqa7"), SetCosts(0.0))
+        model = DraftModel(load("qwen3-gqa7"), SetCosts(0.0), SetCosts(0.0))
         return Speculator(SetCosts(), most=3, proposers=[], model=model)
     lookup = {"ngram": NGramProposer, "prediction": PredictionProposer}[proposer]
     return Speculator(SetCosts(), most=3, proposers=[lookup()])

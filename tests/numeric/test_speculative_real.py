@@ -135,7 +135,7 @@ def test_a_draft_model_that_fails_takes_no_answer_with_it(
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
 
-    def failing(executor: LocalExecutor, costs: StepCosts) -> DraftModel:
+    def failing(executor: LocalExecutor, *costs: StepCosts) -> DraftModel:
         run, steps = executor.lm.run, count()
 
         def run_sometimes(batch: StepBatch) -> StepOutput:
@@ -144,7 +144,7 @@ def test_a_draft_model_that_fails_takes_no_answer_with_it(
             return run(batch)
 
         monkeypatch.setattr(executor.lm, "run", run_sometimes)
-        return DraftModel(executor, costs)
+        return DraftModel(executor, *costs)
 
     monkeypatch.setattr(speculation, "DraftModel", failing)
     with model(PROPOSERS["another model"]) as llm:

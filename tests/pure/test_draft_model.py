@@ -44,7 +44,7 @@ def guessed(model: DraftModel, *sequences: Sequence) -> list[int]:
 def test_a_step_that_fails_takes_nobody_but_the_guesses_of_its_sequences(
     executor: FakeContractExecutor, error: FerrumError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = DraftModel(executor, SetCosts())
+    model = DraftModel(executor, SetCosts(), SetCosts())
     first, other = sequence_of("first"), sequence_of("other")
     assert guessed(model, first) == [3]
     executor.lm.explode = error
@@ -60,14 +60,14 @@ def test_a_step_that_fails_takes_nobody_but_the_guesses_of_its_sequences(
 
 
 def test_a_sequence_that_fails_alone_leaves_the_others_their_guesses(executor: FakeContractExecutor) -> None:
-    model = DraftModel(executor, SetCosts())
+    model = DraftModel(executor, SetCosts(), SetCosts())
     good, bad = sequence_of("good"), sequence_of("bad", 1, POISON)
     assert guessed(model, bad, good) == [0, 3]
     assert not model.limit(bad) and model.limit(good)
 
 
 def test_a_broken_model_is_asked_no_more(executor: FakeContractExecutor, caplog: pytest.LogCaptureFixture) -> None:
-    model = DraftModel(executor, SetCosts(0.0))
+    model = DraftModel(executor, SetCosts(0.0), SetCosts(0.0))
     drafter = Speculator(SetCosts(), most=3, proposers=[], model=model)
     sequence = sequence_of("a")
     executor.lm.explode = RuntimeError("out of order")
@@ -85,7 +85,7 @@ def test_guesses_are_sampled_after_the_sequence_and_the_guesses_before_them_and_
     executor: FakeContractExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every draft the whole text was counted anew."""
-    model, sequence = DraftModel(executor, SetCosts()), sequence_of("a", *[1, 2, 3] * 6)
+    model, sequence = DraftModel(executor, SetCosts(), SetCosts()), sequence_of("a", *[1, 2, 3] * 6)
     submit, seen, counted = executor.submit, [], []
 
     class Watched(Counts):
@@ -113,7 +113,7 @@ def test_what_a_request_allows_was_looked_through_when_it_was_made_and_is_not_ag
     executor: FakeContractExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sequences would wait for it, at every step."""
-    model = DraftModel(executor, SetCosts())
+    model = DraftModel(executor, SetCosts(), SetCosts())
     sequence = sequence_of("a", allowed_token_ids=list(range(100)), logprobs=1)
     made: list[SamplingParams] = []
     check = SamplingParams.__post_init__
@@ -135,7 +135,7 @@ def test_what_a_guess_takes_is_told_without_a_look_at_every_sequence(
     executor: FakeContractExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step asks for every guess of every sequence: 256 of them took 14 ms."""
-    model, sequences = DraftModel(executor, Stored()), [sequence_of(name) for name in "abcd"]
+    model, sequences = DraftModel(executor, Stored(), SetCosts()), [sequence_of(name) for name in "abcd"]
     looks: list[_Cached] = []
     monkeypatch.setattr(_Cached, "length", property(lambda each: looks.append(each) or each.known + len(each.guesses)))
     guessed(model, *sequences)

@@ -77,9 +77,10 @@ def test_beyond_what_was_measured_a_step_is_doubled_at_most() -> None:
     costs = StepCosts()
     costs.observe(4, 0, 1.0)
     sure = [Candidate(MOST, 0.9, computed=False)] * 4
-    assert sum(best_lengths(sure, Room(4, 0, 99), costs, lambda _: 0.0)) == 4
-    costs.observe(20, 0, 1.0)
-    assert sum(best_lengths(sure, Room(4, 0, 99), costs, lambda _: 0.0)) == 16
+    for rows in (8, 16, 32):
+        assert sum(best_lengths(sure, Room(4, 0, 99), costs, lambda _: 0.0)) == rows - 4
+        costs.observe(rows, 0, 1.0)
+    assert sum(best_lengths(sure, Room(4, 0, 15), costs, lambda _: 0.0)) == 15
 
 
 def test_the_credit_bounds_what_guesses_may_take() -> None:

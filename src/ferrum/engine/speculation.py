@@ -115,7 +115,7 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
     except ConfigError:
         executor.shutdown()
         raise
-    return DraftModel(executor, StepCosts())
+    return DraftModel(executor, StepCosts(), StepCosts())
 
 
 def check_vocabularies(target: ModelInfo, draft: ModelInfo) -> None:

@@ -21,12 +21,13 @@ class Account:
     adds `SHARE`.
 
     Attributes:
-        balance: what may be spent, from `LEAST` (one bad measurement is no reason to stop for ever) to `MOST` (success
+        balance: what may be spent, from `least` (one bad measurement is no reason to stop for ever) to `most` (success
             long ago is no reason to go on).
     """
 
-    def __init__(self) -> None:
-        self.balance = START
+    def __init__(self, start: float = START, *, least: float = LEAST, most: float = MOST) -> None:
+        self.balance = start
+        self._least, self._most = least, most
 
     def settle(self, cost: float, gain: float) -> None:
         """A step took so many times the time of one without guesses longer, and brought so many times its tokens more.
@@ -40,4 +41,4 @@ class Account:
         self._add(HOPE * right)
 
     def _add(self, change: float) -> None:
-        self.balance = max(LEAST, min(MOST, self.balance + change))
+        self.balance = max(self._least, min(self._most, self.balance + change))

@@ -23,7 +23,10 @@ from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Wish
 
 CATCH_UP: Final = 256
-"""Most tokens of one sequence that are read at a time: a long prompt is no reason to keep the others waiting."""
+"""Most tokens that are read at a time, of all sequences: long prompts are no reason to keep the others waiting."""
+
+FEW: Final = 16
+"""Most tokens that run in the step of the first guess. More are read before: such a step tells not what a guess takes."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -83,26 +86,32 @@ class _Draft:
     tokens: list[int] = field(default_factory=list)
 
 
+def _much(unread: int) -> int:
+    """How many of the unread tokens are read before the step that guesses: all but the last, where they are many."""
+    return 0 if unread <= FEW else unread - 1
+
+
 class DraftModel:
     """See `Drafts`.
 
     Args:
         executor: of the smaller model; nobody else steps it.
-        costs: of its steps, which it keeps up to date.
+        costs: of its steps that guess, which it keeps up to date.
+        reading: of those in which it reads, too.
 
     Attributes:
-        spent: see `Drafts`.
+        spent, spent_reading: see `Drafts`.
     """
 
-    def __init__(self, executor: ModelExecutor, costs: StepCosts) -> None:
+    def __init__(self, executor: ModelExecutor, costs: StepCosts, reading: StepCosts) -> None:
         self._executor = executor
-        self._costs = costs
+        self._costs, self._reading = costs, reading
         self._context = executor.capabilities().max_sequence_length
         self._cached: dict[str, _Cached] = {}
         self._stored: int | None = 0
         self._failed: set[str] = set()
         self._told = self._broken = False
-        self.spent = 0.0
+        self.spent = self.spent_reading = 0.0
 
     @property
     def memory_plan(self) -> MemoryPlan:
@@ -115,6 +124,11 @@ class DraftModel:
             return 0
         return max(0, self._context - len(sequence.tokens))
 
+    def unread(self, sequence: Sequence) -> int:
+        """See `Drafts`."""
+        cached = self._cached.get(sequence.cache_id)
+        return _much(len(sequence.tokens) - (0 if cached is None else cached.agreed(sequence)))
+
     def seconds(self, sequences: int) -> float:
         """See `Drafts`."""
         if self._stored is None:  # it is asked for every beginning of the guesses that a step may verify
@@ -122,13 +136,14 @@ class DraftModel:
         return self._costs.predict(sequences, self._stored * sequences // max(1, len(self._cached)))
 
     def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
-        """See `Drafts`. A sequence that the model has not read is read on, and gets no guess before that is done."""
+        """See `Drafts`. A sequence of which much is unread is read on, and gets no guess before that is done."""
         if self._broken:
             return [()] * len(wishes)
         self._stored = None
         try:
             drafts = [self._begin(wish) for wish in wishes]
-            active = self._run(drafts, [self._first(draft) for draft in drafts])
+            active = self._read(drafts)
+            active = self._run(active, [self._first(draft) for draft in active]) if active else []
             while active:
                 active = self._run(active, [self._next(draft) for draft in active])
         except Exception:  # noqa: BLE001 - whatever a model dies of, answers do not need it
@@ -160,18 +175,29 @@ class DraftModel:
         cached.go_back(sequence, agreed)
         return _Draft(wish, cached)
 
+    def _read(self, drafts: Series[_Draft]) -> list[_Draft]:
+        """Read on where much is unread, one sequence after the other; the drafts for which nothing is left to read."""
+        room = CATCH_UP
+        behind, spans, ready = [], [], []
+        for draft in drafts:
+            tokens, known = draft.wish.sequence.tokens, draft.cached.known
+            count = _much(len(tokens) - known)
+            now = tuple(tokens[known : known + min(count, room)])
+            if now:
+                room -= len(now)
+                behind.append(draft)
+                spans.append(Span(draft.wish.sequence.cache_id, known, now, want=Want.NONE))
+            if len(now) == count:
+                ready.append(draft)
+        if not spans:
+            return ready
+        self.spent_reading += self._step(behind, spans, self._reading)
+        return [draft for draft in ready if not _much(len(draft.wish.sequence.tokens) - draft.cached.known)]
+
     def _first(self, draft: _Draft) -> Span:
         """The tokens that the model has not read; the last of them is followed by the first guess."""
         sequence, start = draft.wish.sequence, draft.cached.known
-        tokens = tuple(sequence.tokens[start : start + CATCH_UP])
-        done = start + len(tokens) == len(sequence.tokens)
-        return Span(
-            sequence.cache_id,
-            start,
-            tokens,
-            want=Want.TOKEN if done else Want.NONE,
-            sampling=draft.cached.sampling if done else None,
-        )
+        return Span(sequence.cache_id, start, tuple(sequence.tokens[start:]), sampling=draft.cached.sampling)
 
     def _next(self, draft: _Draft) -> Span:
         """The last guess, which is followed by the next one."""
@@ -180,12 +206,18 @@ class DraftModel:
         )
 
     def _run(self, drafts: Series[_Draft], spans: Series[Span]) -> list[_Draft]:
-        """Run a step; the drafts that want one more guess after it."""
+        """Run a step that guesses; the drafts that want one more guess after it."""
+        before = [len(draft.tokens) for draft in drafts]
+        self.spent += self._step(drafts, spans, self._costs)
+        return [
+            draft for draft, count in zip(drafts, before, strict=True) if count < len(draft.tokens) < draft.wish.limit
+        ]
+
+    def _step(self, drafts: Series[_Draft], spans: Series[Span], costs: StepCosts) -> float:
+        """Run a step and take in what came of it; the seconds that such a step takes."""
         batch = StepBatch(tuple(spans))
         output = self._submit(batch)
-        self._costs.observe_step(batch, output)
-        self.spent += self._costs.predict(batch.total_tokens, sum(span.start for span in batch.spans))
-        going_on = []
+        costs.observe_step(batch, output)
         for draft, span, result in zip(drafts, spans, output.results, strict=True):
             if isinstance(result, FerrumError):
                 self._give_up(draft.wish.sequence, result)
@@ -196,9 +228,7 @@ class DraftModel:
                 draft.cached.known = span.end
             draft.tokens += result.tokens
             draft.cached.history += result.tokens
-            if result.tokens and len(draft.tokens) < draft.wish.limit:
-                going_on.append(draft)
-        return going_on
+        return costs.predict(batch.total_tokens, sum(span.start for span in batch.spans))
 
     def _submit(self, batch: StepBatch) -> StepOutput:
         """Run a step; one that is refused for want of room, or fails, has failed for each of its sequences."""

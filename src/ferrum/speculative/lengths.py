@@ -90,7 +90,7 @@ def best_lengths(
     if not base or sum(each.likely for each in candidates) < (WORTH_IT - 1) * len(candidates):
         return lengths
     # Beyond what has been seen, a step may cost anything: it is at most doubled at a time.
-    line = _line(candidates)[: min(room.budget, max(room.rows, costs.largest - room.rows))]
+    line = _line(candidates)[: min(room.budget, max(room.rows, 2 * costs.largest - room.rows))]
     # What prompts in the step take, they take anyhow.
     plain = costs.predict(len(candidates), room.context_tokens)
     best, chosen = WORTH_IT * len(candidates) / plain, 0

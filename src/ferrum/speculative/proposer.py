@@ -44,7 +44,16 @@ class Drafts(Protocol):
 
     @property
     def spent(self) -> float:
-        """Seconds that it has taken so far, by what its steps usually take."""
+        """Seconds that guessing has taken so far, by what its steps usually take."""
+        ...
+
+    @property
+    def spent_reading(self) -> float:
+        """Seconds that reading has taken so far, of which guesses come later."""
+        ...
+
+    def unread(self, sequence: Sequence) -> int:
+        """How many tokens of the sequence have to be read before the first guess."""
         ...
 
     def limit(self, sequence: Sequence) -> int:

@@ -31,6 +31,13 @@ RETRIED: Final = 2
 HOPEFUL: Final = 0.5
 """How likely these guesses are at least."""
 
+READING: Final = 16.0
+"""What a model may take for reading and guessing together before any guess was right, in steps. What it may earn, and
+owe, is four times as much: a prompt is read at once and paid back over the whole answer."""
+
+READ_FOR_ONE: Final = 64
+"""Most tokens that are read for each one that is still to come."""
+
 COMPUTED: Final = "model"
 """The kind of guesses that are computed."""
 
@@ -41,13 +48,14 @@ class _Step:
 
     Attributes:
         room, sequences: the step without guesses, and the sequences that it samples a token for.
-        drafting: seconds that guesses were computed.
+        drafting, reading: seconds that guesses were computed, and that the model read before it could.
         drafted, accepted: guesses that were verified, and right ones.
     """
 
     room: Room
     sequences: int
     drafting: float = 0.0
+    reading: float = 0.0
     drafted: int = 0
     accepted: int = 0
 
@@ -90,6 +98,7 @@ class Speculator:
         self._states: dict[str, _State] = {}
         self._all: dict[str, Tally] = {}
         self._account = Account()
+        self._with_reading = Account(READING, least=-4 * READING, most=4 * READING)
         self._step: _Step | None = None
         self._dear, self._retry = 0, RETRY
         self.counts = SpeculationCounts(accepted_per_position=(0,) * most)
@@ -108,9 +117,7 @@ class Speculator:
             return [()] * len(wishes)
         candidates = [self._candidate(wish, guess) for wish, guess in zip(wishes, guesses, strict=True)]
         lengths = self._lengths(candidates, room)
-        begun = self._spent()
-        computed = self._compute(wishes, guesses, lengths)
-        step.drafting = self._spent() - begun
+        computed = self._compute(step, wishes, guesses, lengths)
         drafts = []
         for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
             state = self._states[wish.sequence.cache_id]
@@ -160,30 +167,38 @@ class Speculator:
 
     def _candidate(self, wish: Wish, guess: Guess | None) -> Candidate:
         if guess is None:
-            limit = 0 if self._model is None else self._model.limit(wish.sequence)
-            kind, limit = COMPUTED, min(limit, wish.limit, self._most)
+            kind, limit = COMPUTED, min(self._computable(wish), wish.limit, self._most)
         else:
             kind, limit = guess.kind, len(guess.tokens)
         state = self._states[wish.sequence.cache_id]
         general = self._all.setdefault(kind, Tally()).likely()
         return Candidate(limit, state.tallies.setdefault(kind, Tally()).likely(general), computed=guess is None)
 
+    def _computable(self, wish: Wish) -> int:
+        """How many tokens the model may guess: none where it would first read too much."""
+        if self._model is None:
+            return 0
+        unread = self._model.unread(wish.sequence)
+        if unread > READ_FOR_ONE * wish.limit or (unread and self._with_reading.balance <= 0):
+            return 0
+        return self._model.limit(wish.sequence)
+
     def _settle(self) -> None:
-        """Enter the last step in the account, at what such steps have been found to cost, itself included."""
+        """Enter the last step in the accounts, at what such steps have been found to cost, itself included."""
         step = self._step
         if step is None:
             return
-        if not (step.drafted or step.drafting):
-            self._account.settle(0.0, 0.0)
-            return
-        room, predict = step.room, self._costs.predict
-        plain = predict(step.sequences, room.context_tokens)
-        if plain:
+        cost = gain = reading = 0.0
+        if step.drafted or step.drafting or step.reading:
+            room, predict = step.room, self._costs.predict
+            plain = predict(step.sequences, room.context_tokens)
+            if not plain:
+                return
             without, with_guesses = (predict(room.rows + more, room.context_tokens) for more in (0, step.drafted))
-            self._account.settle((with_guesses - without + step.drafting) / plain, step.accepted / step.sequences)
-
-    def _spent(self) -> float:
-        return 0.0 if self._model is None else self._model.spent
+            cost, gain = (with_guesses - without + step.drafting) / plain, step.accepted / step.sequences
+            reading = step.reading / plain
+        self._account.settle(cost, gain)
+        self._with_reading.settle(cost + reading, gain)
 
     def _lengths(self, candidates: Series[Candidate], room: Room) -> list[int]:
         seconds = (lambda _: 0.0) if self._model is None else self._model.seconds
@@ -202,10 +217,11 @@ class Speculator:
         return lengths
 
     def _compute(
-        self, wishes: Series[Wish], guesses: Series[Guess | None], lengths: Series[int]
+        self, step: _Step, wishes: Series[Wish], guesses: Series[Guess | None], lengths: Series[int]
     ) -> list[tuple[int, ...]]:
         """What the model guesses for those who want a guess and have none, in their order."""
-        if self._model is None:
+        model = self._model
+        if model is None:
             return []
         wanting = []
         for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
@@ -216,4 +232,7 @@ class Speculator:
                 self._states[wish.sequence.cache_id].tallies[COMPUTED].fade()
         if not wanting and COMPUTED in self._all:
             self._all[COMPUTED].fade()
-        return self._model.draft(wanting) if wanting else []
+        spent, spent_reading = model.spent, model.spent_reading
+        computed = model.draft(wanting) if wanting else []
+        step.drafting, step.reading = model.spent - spent, model.spent_reading - spent_reading
+        return computed

@@ -1,0 +1,98 @@
+"""A draft model on a machine of known speed: what reading prompts takes is kept within what guesses bring."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import SpanResult, StepBatch, StepOutput, Want
+from ferrum.core.types import Request, Sequence
+from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.sequence import begin
+from ferrum.speculative.draft_model import CATCH_UP, FEW, DraftModel
+from ferrum.speculative.speculator import Speculator
+
+ANSWER = 100
+RIGHT, WRONG = 9, 7
+STEPS = 2000
+
+
+def seconds(rows: int) -> float:
+    """Of a step: reading the weights, until arithmetic takes longer. A step of the smaller model takes a tenth."""
+    return max(1.0, 0.03 * rows)
+
+
+class SmallExecutor:
+    """Guesses one token for everybody, in a tenth of the time."""
+
+    def __init__(self) -> None:
+        self.spent, self.rows = 0.0, 0
+
+    def capabilities(self) -> Any:
+        return SimpleNamespace(max_sequence_length=1 << 20)
+
+    def submit(self, batch: StepBatch) -> Any:
+        self.rows = max(self.rows, batch.total_tokens)
+        took = seconds(batch.total_tokens) / 10
+        self.spent += took
+        results = tuple(SpanResult(span.end, (RIGHT,) if span.want is Want.TOKEN else ()) for span in batch.spans)
+        return SimpleNamespace(result=lambda: StepOutput(results, took))
+
+    def release_cache(self, cache_id: str) -> None: ...
+
+    def truncate_kv_for_cache_id(self, cache_id: str, length: int) -> None: ...
+
+
+class Machine:
+    """Sequences that follow each other in a batch, with a model that guesses for them."""
+
+    def __init__(self, batch: int, prompt: int) -> None:
+        self.batch, self.prompt, self.begun = batch, prompt, 0
+        self.executor, self.costs = SmallExecutor(), StepCosts()
+        model = DraftModel(self.executor, StepCosts(), StepCosts())  # type: ignore[arg-type]
+        self.speculator = Speculator(self.costs, most=5, proposers=[], model=model)
+        self.sequences = [self.new() for _ in range(batch)]
+
+    def new(self) -> Sequence:
+        self.begun += 1
+        return begin(Request(str(self.begun), (1,) * self.prompt, SamplingParams(), 0))[0]
+
+    def run(self, token: int) -> float:
+        """Tokens a second, as many times as without guesses."""
+        spent, tokens, stored = 0.0, 0, self.batch * self.prompt
+        for _ in range(STEPS):
+            wishes = [Wish(each, limit) for each in self.sequences if (limit := ANSWER - each.generated - 1)]
+            drafts = self.speculator.draft(wishes, Room(self.batch, stored, 512)) if wishes else []
+            rows = self.batch + sum(map(len, drafts))
+            spent += seconds(rows)
+            self.costs.observe(rows, stored, seconds(rows))
+            wished = dict(zip((wish.sequence.cache_id for wish in wishes), drafts, strict=True))
+            for place, each in enumerate(self.sequences):
+                draft = wished.get(each.cache_id, ())
+                right = len(draft) if token == RIGHT else 0
+                if draft:
+                    self.speculator.learn(each, len(draft), right)
+                each.extend((*draft[:right], token))
+                tokens += right + 1
+                if each.generated >= ANSWER:
+                    self.speculator.forget(each)
+                    self.sequences[place] = self.new()
+        return tokens / (spent + self.executor.spent) / (self.batch / seconds(self.batch))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("prompt", [10, 100, 1000])
+def test_a_model_that_is_always_right_pays_however_long_the_prompts(batch: int, prompt: int) -> None:
+    machine = Machine(batch, prompt)
+    assert machine.run(RIGHT) >= 2
+    assert machine.executor.rows <= CATCH_UP + batch * FEW
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+@pytest.mark.parametrize("prompt", [10, 1000, 8000])
+def test_a_model_that_is_never_right_costs_next_to_nothing(batch: int, prompt: int) -> None:
+    assert Machine(batch, prompt).run(WRONG) >= 0.97
