@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outcomes import essence
+from safetensors.numpy import load_file, save_file
 from spoken import spoken
 from test_engine_real_drafts import RULES, SAMPLED
 from tiny import directory_of, find
@@ -49,12 +50,12 @@ TIGHT = 3 * 64
 
 
 @contextmanager
-def model(speculative: Any = None, **options: Any) -> Iterator[LLM]:
+def model(speculative: Any = None, path: Path | None = None, **options: Any) -> Iterator[LLM]:
     options = {"kernels": "reference", "max_sequence_length": 160, "kv_capacity": 1024, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "StepCosts", SetCosts)  # whether guesses pay is not to depend on this machine
         patch.setattr(speculation, "StepCosts", lambda: SetCosts(step=0.01))
-        llm = LLM(str(spoken(MODEL)), speculative=speculative, **options)
+        llm = LLM(str(path or spoken(MODEL)), speculative=speculative, **options)
     with llm:
         llm.front.router.observers = (Watch(),)
         yield llm
@@ -150,6 +151,22 @@ def test_a_draft_model_that_fails_takes_no_answer_with_it(
     with model(PROPOSERS["another model"]) as llm:
         assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
         assert counts(llm).drafts > 0
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_a_wrong_guess_that_the_model_cannot_go_on_from_ends_no_answer(tmp_path: Path, kernels: str) -> None:
+    poison = 9
+    copytree(spoken(MODEL), tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poison] = np.nan
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 24, "logit_bias": {poison: -100.0}})
+    with model(path=tmp_path, kernels=kernels) as llm:
+        for output in llm.generate(PROMPTS, params, use_tqdm=False):
+            said = output.outputs[0].token_ids
+            guessed = predicted(llm, output, params, [*said[:10], *[poison] * 8, *said[12:]])
+            assert guessed.outputs == output.outputs and guessed.outputs[0].finish_reason == "length"
+        assert counts(llm).accepted_tokens > 10 * len(PROMPTS) - 10
 
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.7, 0.9, 1.0])

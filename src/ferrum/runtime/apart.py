@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from ferrum.core.errors import FerrumError, StepError
-from ferrum.core.step import Outcome, Span
+from ferrum.core.errors import FerrumError, NonFiniteLogits, StepError
+from ferrum.core.step import Outcome, Rows, Span
 
 Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
 """Runs spans together and tells what each sequence came to. When it raises, no sequence has changed."""
@@ -15,6 +16,8 @@ def run_apart(
     spans: Sequence[Span], refuse: Callable[[Span], FerrumError | None], attempt: Attempt
 ) -> tuple[Outcome, ...]:
     """Run a step's spans together; when that raises, one by one, for the bits are the same.
+
+    What is not finite may be a guess: such a span is tried again without any, and fails only if it would have without.
 
     Args:
         spans: of different sequences.
@@ -33,6 +36,9 @@ def run_apart(
             outcomes[span.cache_id] = error
     if ready:
         outcomes.update(_attempted(ready, attempt))
+    doubted = [span for span in ready if span.drafts and isinstance(outcomes[span.cache_id], NonFiniteLogits)]
+    if doubted:
+        outcomes.update(_attempted([_without_guesses(span) for span in doubted], attempt))
     return tuple(outcomes[span.cache_id] for span in spans)
 
 
@@ -43,6 +49,10 @@ def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]
         if len(spans) == 1:
             return {spans[0].cache_id: failure(error)}
     return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
+
+
+def _without_guesses(span: Span) -> Span:
+    return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
 
 
 def failure(error: Exception) -> FerrumError:

@@ -26,7 +26,7 @@ CATCH_UP: Final = 256
 """Most tokens that are read at a time, of all sequences: long prompts are no reason to keep the others waiting."""
 
 FEW: Final = 16
-"""Most tokens that run in the step of the first guess. More are read before: such a step tells not what a guess takes."""
+"""Most tokens that run in the step of the first guess. More are read before, at other costs than guesses have."""
 
 _LOG: Final = logging.getLogger(__name__)
 
