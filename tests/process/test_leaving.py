@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 
 import pytest
+
+from engine_fakes import parts
+from ferrum.engine.client import AsyncEngine
+from ferrum.engine.offline import LLM
 
 TESTS = Path(__file__).parents[1]
 
@@ -168,3 +175,16 @@ asyncio.run(main())
 def test_an_asynchronous_engine_that_nobody_closes_ends_before_the_interpreter() -> None:
     done = run(UNCLOSED)
     assert (done.stdout, done.returncode) == ("shut down\n", 3), done.stderr
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncEngine])
+def test_what_nobody_holds_any_more_ends(kind: type[LLM] | type[AsyncEngine]) -> None:
+    engine = kind.from_parts(parts())
+    thread = engine.front.router
+    gone = weakref.ref(engine), weakref.ref(thread)
+    del engine, thread
+    deadline = time.monotonic() + 30
+    while any(each() is not None for each in gone) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert [each() for each in gone] == [None, None]

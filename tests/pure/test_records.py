@@ -54,6 +54,27 @@ def write(files: RecordFiles, name: str = "it.jsonl", shares: int = 1, *, ends: 
     return files.directory / name
 
 
+def test_a_directory_to_which_nothing_is_written_has_no_thread(tmp_path: Path) -> None:
+    """An engine that cannot be built after all leaves nothing behind."""
+    before = threading.active_count()
+    files = RecordFiles(tmp_path, 1 << 20)
+    files.flush()
+    assert threading.active_count() == before
+    files.close()
+
+
+def test_a_record_is_given_up_where_no_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    files = RecordFiles(tmp_path, 1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not write(files).exists()
+    assert read_record(write(files)).shares
+    files.close()
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     with record_files(tmp_path / "new") as files:
         record = read_record(write(files))

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt
@@ -21,8 +19,7 @@ from ferrum.engine.front import Front, Parts
 from ferrum.engine.outputs import Delta
 from ferrum.engine.router import Places
 from ferrum.engine.running import Running
-from ferrum.engine.stream import RequestStream
-from ferrum.engine.waking import Waking
+from ferrum.engine.waking import ReadingLoop
 
 
 class AsyncEngine(FrontDoor):
@@ -32,8 +29,8 @@ class AsyncEngine(FrontDoor):
     """
 
     def _start(self, parts: Parts) -> Front:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        return Front(parts, self._wake_all)
+        self._loop = ReadingLoop()
+        return Front(parts, self._loop.wake_all)
 
     @property
     def num_live(self) -> int:
@@ -111,20 +108,8 @@ class AsyncEngine(FrontDoor):
             EngineDead, QueueFull: nothing was queued.
             RequestError: one of their ids is live, or requests of another event loop are, which still runs.
         """
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # Of a loop that is closed nobody reads any more, whatever the engine is yet to hear of that.
-            if self._loop is not None and not self._loop.is_closed() and self.num_live:
-                raise RequestError("requests of another event loop are live")
-            self._loop, self._waking = loop, Waking(loop)
+        self._loop.turn_to(asyncio.get_running_loop(), self.num_live)
         return Running(self._front.router, self._front.tokenizer, requests, places)
-
-    def _wake_all(self, streams: Sequence[RequestStream]) -> None:
-        """Wake the consumers of a step; called from any thread."""
-        loop = self._loop
-        assert loop is not None  # a stream was opened on it
-        with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
-            loop.call_soon_threadsafe(self._waking.add, streams)
 
     async def __aenter__(self) -> Self:
         return self

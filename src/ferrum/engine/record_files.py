@@ -116,14 +116,20 @@ class RecordFiles:
             self._bytes = sum(size for _, size, _ in self._files())
         except OSError as error:
             raise ConfigError(f"{directory} cannot be used: {error}", param="record_dir") from None
+        # Begun by the first line: an engine that could not be built after all leaves nothing running.
         self._thread = threading.Thread(target=self._run, name="ferrum-records", daemon=True)
-        self._thread.start()
 
     def put(self, record: OpenRecord, line: Line, *, last: bool = False) -> None:
         """Append a line to a record; the first one begins it, over what may be there, and the last one seals it."""
         with self._news:
             if record.lost:
                 return
+            if self._thread.ident is None:
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # none to be had now; the next line asks again
+                    self._give_up(record, error)
+                    return
             if len(self._due) >= MAX_DUE:
                 record.lost = True
                 self._crowded_out.append(record)
@@ -145,7 +151,8 @@ class RecordFiles:
         with self._news:
             self._closing = True
             self._news.notify_all()
-        self._thread.join(CLOSE_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
+from ferrum.core.errors import RequestError
 from ferrum.engine.stream import RequestStream
 
 TOGETHER: Final = 4
@@ -89,3 +91,33 @@ class Waking:
     def _go_on(self) -> None:
         self._pausing = False
         self._begin()
+
+
+class ReadingLoop:
+    """The event loop on which the streams of one client are read, one at a time. It holds nothing of that client: a
+    client that nobody uses any more is to end, and its engine with it.
+    """
+
+    def __init__(self) -> None:
+        self._waking: tuple[asyncio.AbstractEventLoop, Waking] | None = None
+
+    def turn_to(self, loop: asyncio.AbstractEventLoop, live: int) -> None:
+        """Streams are opened on this loop from now on, of which so many are live.
+
+        Raises:
+            RequestError: those are of another loop, which still runs.
+        """
+        if self._waking is not None:
+            if self._waking[0] is loop:
+                return
+            # Of a loop that is closed nobody reads any more, whatever the engine is yet to hear of that.
+            if live and not self._waking[0].is_closed():
+                raise RequestError("requests of another event loop are live")
+        self._waking = loop, Waking(loop)
+
+    def wake_all(self, streams: Sequence[RequestStream]) -> None:
+        """Wake the consumers of a step; called from any thread."""
+        assert self._waking is not None  # a stream was opened on it
+        loop, waking = self._waking
+        with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
+            loop.call_soon_threadsafe(waking.add, streams)
