@@ -88,6 +88,7 @@ def test_one_bad_request_fails_alone() -> None:
     with llm() as model:
         good, bad, other = model.generate([[1], [POISON], [2]], greedy(4), use_tqdm=False)
         assert bad.outputs[0].finish_reason == "error" and bad.outputs[0].error is not None
+        assert bad.outputs[0].error.__traceback__ is None, "with it whoever keeps an output would keep the engine"
         assert essence([good, other]) == essence(model.generate([[1], [2]], greedy(4), use_tqdm=False))
 
 

@@ -93,6 +93,8 @@ class Engine:
         events += self._scheduler.expire(self._clock())
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
+        for event in events:
+            _let_go_of_frames(event.error)
         if events or len(self._submitted) < before:
             self._post(tuple(events))
         return before > 0
@@ -187,3 +189,9 @@ class Engine:
 def as_step_error(error: Exception) -> FerrumError:
     """The error itself where it is one of ours, else a `StepError` that tells of it and can cross a process border."""
     return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
+
+
+def _let_go_of_frames(error: FerrumError | None) -> None:
+    """Whoever keeps an outcome would keep the step that failed, too, with the model and its pool."""
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
