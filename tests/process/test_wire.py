@@ -62,6 +62,16 @@ def test_a_look_takes_in_what_has_come_and_waits_for_nothing(pair: Pair) -> None
     assert not reader.look()
 
 
+def test_what_has_come_behind_a_large_message_is_taken_in_with_it(pair: Pair, inbox: SocketInbox) -> None:
+    """An engine looks once a step: a prompt of 128,000 tokens, and an abort behind it, took nine steps to arrive."""
+    for item in (Abort("x" * 150_000, 0), Abort("b", 0)):
+        send(pair[0], item)
+    come = []
+    while not inbox.empty():
+        come.append(inbox.get(block=False))
+    assert [len(each.request_id) for each in come if isinstance(each, Abort)] == [150_000, 1]
+
+
 def test_the_end_of_the_other_side_is_told_after_all_that_it_sent(pair: Pair) -> None:
     here, there = pair
     send(here, "last")

@@ -48,8 +48,8 @@ class Reader:
 
     def look(self) -> bool:
         """Take in what has come, without waiting for more; whether the next object is whole. Raises as `wait`."""
-        if self._missing():
-            with suppress(BlockingIOError):
+        with suppress(BlockingIOError):
+            while self._missing():
                 self._receive(MSG_DONTWAIT)
         return self.ready
 
