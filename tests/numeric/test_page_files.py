@@ -44,6 +44,12 @@ def test_a_page_is_read_as_it_was_written_by_any_process(tmp_path: Path) -> None
         assert files.get(name(2), SIZE) is None
 
 
+def test_pages_are_for_their_owner_alone_whoever_made_the_directory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    written(tmp_path)
+    assert only_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
 def test_engines_of_one_process_may_write_the_same_page_at_once(tmp_path: Path, monkeypatch, caplog) -> None:
     first, second = PageFiles(tmp_path, 1 << 30), PageFiles(tmp_path, 1 << 30)
     replace = Path.replace

@@ -284,3 +284,20 @@ def test_a_thread_that_the_system_refuses_costs_a_page(tmp_path: Path, monkeypat
     monkeypatch.setattr(threading.Thread, "start", start)
     keeper.keep("layers0", NamedPage(0, bytes(32)))
     executor.shutdown()
+
+
+def test_a_thread_that_the_system_refuses_costs_what_is_on_disk(tmp_path: Path, monkeypatch, caplog) -> None:
+    first = filled(tmp_path)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("ferrum-restore"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with opened(tmp_path) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            assert answer(llm) == (*first[:2], 0)
+        assert "could not be read from disk" in caplog.text
+        assert answer(llm)[:2] == first[:2]

@@ -141,7 +141,7 @@ def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
 
 
 def test_who_is_served_first_waits_for_a_page_and_does_not_begin_anew() -> None:
-    bench, disk = restarted(num_pages=9)
+    bench, disk = restarted(num_pages=9, hasty=True)
     first = bench.add("first", 3, seed=1, max_tokens=12)
     bench.step()
     request = again(bench)
@@ -185,12 +185,50 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
             return futures[-1]
 
     pages.attach(Keeper())
-    assert pages.restores.begin([b"one", b"two"], 0, 9, 16)
+    assert pages.restores.begin([b"one", b"two"], 0, lambda held: True)
     assert pages.restores and b"two" in pages.restores and pages.used == 2
     futures[0].set_result([True, False])
     pages.reset()
     pages.check()
     assert not pages.restores and pages.used == 0 and pages.prefix_counts().cached_pages == 0
+
+
+@pytest.mark.parametrize("windows", [(None,), (8,), (8, None)])
+def test_what_comes_back_is_counted_once_for_each_token(windows: tuple[int | None, ...]) -> None:
+    pages = PageTable([PageGroup(str(index), 100, 4, window) for index, window in enumerate(windows)], max_draft=4)
+
+    class Keeper:
+        def keep(self, group: str, named: NamedPage) -> None: ...
+
+        def evicted(self, group: str, named: NamedPage) -> None: ...
+
+        def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+            future: Future[Sequence[bool]] = Future()
+            future.set_result([True] * len(wanted))
+            return future
+
+    pages.attach(Keeper())
+    names = [bytes([index]) * 32 for index in range(40)]
+    assert pages.restores.begin(names, 0, lambda held: True)
+    counts = pages.prefix_counts()
+    assert pages.match(names) == 40 and counts.external_query_tokens == counts.external_hit_tokens == 160
+
+
+def test_who_is_not_let_in_yet_takes_no_pages_from_those_who_run() -> None:
+    """What they need to their end is not free, though it may be now."""
+    bench, disk = restarted(num_pages=20)
+    for name, seed in (("A", 1), ("B", 2)):
+        bench.add(name, 4, seed=seed, max_tokens=30)  # nine pages each, at their end
+    for _ in range(15):
+        bench.step()
+    bench.add("again", 30, max_tokens=20)
+    while bench.scheduler.num_running:
+        assert not disk.asked
+        assert set(lengths(bench.step())) == {"A/0", "B/0"}
+    assert bench.scheduler.plan() is None
+    disk.arrive()
+    bench.run()
+    assert bench.end("again").cached_tokens == 28 and not bench.scheduler.preemptions
 
 
 def test_many_who_wait_for_the_same_pages_are_looked_at_once_and_not_all_in_one_step(

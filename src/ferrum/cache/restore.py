@@ -77,6 +77,8 @@ class Restores:
         self.on_ready: Callable[[], None] = lambda: None
         self.asked_tokens = self.found_tokens = self.pages = 0
         self._table = table
+        # The group whose pages tell how far a prompt was found: where there is a window not all of them are needed.
+        self._telling = next((each.name for each in table.groups if each.window is None), table.groups[0].name)
         self._begun = 0
         self._active: list[_Restore] = []
         self._names: Counter[Name] = Counter()
@@ -89,12 +91,12 @@ class Restores:
         """Whether a page of that name is on its way."""
         return name in self._names
 
-    def begin(self, names: Sequence[Name], count: int, length: int, step: int) -> bool:
+    def begin(self, names: Sequence[Name], count: int, fits: Callable[[str], bool]) -> bool:
         """Bring back what follows the `count` pages that were matched just now; it may be there at once.
 
         Args:
             names: of the pages that are wanted.
-            length, step: of the sequence that wants them, see `PageRows.fits`.
+            fits: whether there is room for who wants them, were it the sequence of that id, which holds what is there.
 
         Returns:
             False where there is no room for the sequence: what came now would have to make room before it is let in.
@@ -104,7 +106,7 @@ class Restores:
         self._begun += 1
         # Hold what is there, lest it makes room for what comes after it.
         self._table.adopt(held := f"restore {self._begun}", names, count)
-        if not self._table.fits(length, step, cache_id=held):
+        if not fits(held):
             self._table.release(held)
             return False
         size = self._table.groups[0].page_size
@@ -151,6 +153,6 @@ class Restores:
             if arrived:
                 self.pages += 1
                 self._table.name(wanted.group, wanted.page, wanted.name)
-            if wanted.needed and not missing:
-                self.found_tokens += self._table.groups[0].page_size
+                if wanted.group == self._telling and not missing:
+                    self.found_tokens += self._table.groups[0].page_size
         self._table.release(restore.held)

@@ -73,7 +73,9 @@ class PageFiles:
         aside = path.with_suffix(self._aside)
         head = _MAGIC + name + len(content).to_bytes(8, "little") + zlib.crc32(content.data).to_bytes(4, "little")
         try:
-            with aside.open("wb") as file:
+            # For their owner alone, as prompts can be told from them, whoever made the directory.
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(head)
                 file.write(content.data)
             aside.replace(path)

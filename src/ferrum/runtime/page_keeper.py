@@ -59,6 +59,13 @@ class DiskKeeper:
 
     def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
         """See `PageKeeper`. What is damaged is not there."""
+        try:
+            self._reader.submit(int)  # begins the thread: pages that wait for one may be others' by then
+        except RuntimeError as error:
+            _LOG.warning("pages could not be read from disk: %s", error)
+            failed: Future[Sequence[bool]] = Future()
+            failed.set_exception(error)
+            return failed
         return self._reader.submit(self._fill, wanted)
 
     def close(self) -> None:

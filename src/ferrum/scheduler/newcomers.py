@@ -47,24 +47,30 @@ class Newcomers:
         self._context = context
         self._refusal: _Refusal | None = None
 
-    def fits(self, newcomer: Sequence, gone: Series[Sequence] = ()) -> bool:
+    def fits(self, newcomer: Sequence, gone: Series[Sequence] = (), *, held: str | None = None) -> bool:
         """Whether there are pages for its tokens, and it and all that are served before it find theirs to the end.
 
         As far as one can tell: those that are served after it will make room.
 
         Args:
             gone: running sequences that are thought away.
+            held: the sequence of the page table that it would be; None: its own.
         """
+        cache_id = newcomer.cache_id if held is None else held
         left = {each.cache_id for each in gone}
         rank = self._live.rank(newcomer)
         before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in left]
         self._outputs.watch(self._running)
         growths = [
-            Growth(each.cache_id, len(each.tokens), self._outputs.to_come(each, self._context))
+            Growth(
+                cache_id if each is newcomer else each.cache_id,
+                len(each.tokens),
+                self._outputs.to_come(each, self._context),
+            )
             for each in (*before, newcomer)
         ]
         if not before:  # alone in its turn: all that runs will make room
-            growths = [Growth(newcomer.cache_id, len(newcomer.tokens), 0)]
+            growths = [Growth(cache_id, len(newcomer.tokens), 0)]
         return self._pages.lasts(growths, self._growth, left)
 
     def refuse(self, newcomer: Sequence) -> None:

@@ -6,6 +6,7 @@ no longer than the other one takes, and then finds them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,12 +41,16 @@ class Prefixes:
         pages: the page table.
         scope: within which equal tokens have equal keys and values; None: nothing has a name, nothing is found.
         step: most tokens by which a sequence grows at a time.
+        lets_in: whether a sequence could be let in as the one of that id in the page table.
     """
 
-    def __init__(self, pages: Pages, scope: PrefixScope | None, step: int) -> None:
+    def __init__(
+        self, pages: Pages, scope: PrefixScope | None, step: int, lets_in: Callable[[Sequence, str], bool]
+    ) -> None:
         self._pages = pages
         self._scope = scope
         self._step = step
+        self._lets_in = lets_in
         self._tails = Tails()
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
@@ -61,7 +66,7 @@ class Prefixes:
         count = self._pages.match(names)
         restores = self._pages.restores
         if count < len(names) and names[count] not in restores and sequence.cache_id not in self._restored:
-            if restores.begin(names, count, len(sequence.tokens), self._step):
+            if restores.begin(names, count, lambda held: self._lets_in(sequence, held)):
                 self._restored.add(sequence.cache_id)
             count = self._pages.match(names)
         tail = self._tail(sequence, count, most)

@@ -86,7 +86,6 @@ class Scheduler:
         self._costs = costs or StepCosts()
         self._pacing = Pacing(self._costs, decode_seconds)
         self._outputs = outputs or OutputLengths()
-        self._prefixes = Prefixes(pages, prefixes, self._growth)
         # The last token of a sequence is never stored: only what follows it would need its keys.
         lengths = range(1, max_sequence_length + 1)
         self._storable = bisect_left(lengths, True, key=lambda length: not pages.fits(length, self._growth, empty=True))
@@ -95,11 +94,12 @@ class Scheduler:
         self._running = Ranked(self._live.rank)
         self._first_tokens = FirstTokens(self._costs, self._live.share)
         self._waiting = Waiting(self._live.rank, self._live.share)
-        self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
-        self._beginnings = Beginnings(self._live, self._siblings, self._prefixes)
         self._newcomers = Newcomers(
             self._live, self._running, pages, self._outputs, growth=self._growth, context=self._context
         )
+        self._prefixes = Prefixes(pages, prefixes, self._growth, self._lets_in)
+        self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
+        self._beginnings = Beginnings(self._live, self._siblings, self._prefixes)
         self._in_flight: set[str] = set()
         self._homeless: list[TokenEvent] = []
         self.preemptions = 0
@@ -251,6 +251,9 @@ class Scheduler:
             if last[0] is sequence:
                 return False
         return True
+
+    def _lets_in(self, newcomer: Sequence, held: str) -> bool:
+        return self._newcomers.fits(newcomer, held=held)
 
     def _make_place(self, newcomer: Sequence, yielding: Series[Sequence], step: OpenStep) -> bool:
         """Preempt as few of those that yield to a newcomer as it takes, and nobody where all would not be enough."""
