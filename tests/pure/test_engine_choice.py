@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine_fakes import EOS, admission, greedy
-from ferrum.core.errors import EngineDead, NonFiniteLogits
+from engine_fakes import EOS, LetterTokenizer, admission, greedy
+from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.engine.outputs import Collector, Usage
+from ferrum.engine.stream import RequestStream
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
 
@@ -117,3 +118,18 @@ def test_the_whole_output_is_the_fold_of_the_deltas() -> None:
     assert output.outputs[0].cumulative_logprob == pytest.approx(-(A + B) / 8)
     assert output.metrics.first_token_time == 101.0 and output.metrics.usage == Usage(2, 3)
     assert output.metrics.seed == request.seed
+
+
+def test_a_last_event_that_cannot_be_folded_is_followed_by_an_end() -> None:
+    """A client that was told of none would wait for ever."""
+
+    class Forgetful(LetterTokenizer):
+        def token_text(self, token_id: int) -> str:
+            raise ValueError(f"no token {token_id}")
+
+    stream = RequestStream(request_for(logprobs=0), "public", Forgetful(), lambda: None)
+    with pytest.raises(ValueError, match="no token"):
+        stream.push(event(A, finish=FinishReason.LENGTH))
+    stream.fail(StepError("folded"))
+    (delta,) = deltas_of(stream)
+    assert delta.finish_reason is FinishReason.ERROR and isinstance(delta.error, StepError) and stream.over

@@ -70,16 +70,13 @@ class Choice:
         text, kept, stop = self._decode(event)
         finish = FinishReason.STOP if stop is not None else event.finish_reason
         if finish is not None:
-            self.finished = True
-            self.cached_tokens = event.cached_tokens
             if text is not None and stop is None and self._detokenizer is not None:
                 text += self._detokenizer.finish()
         elif not kept and not text and event.prompt_logprobs is None:
             return None
-        self.tokens += kept
         if self._request.prediction:
             self._follower.feed(event.token_ids[:kept])
-        return Delta(
+        delta = Delta(
             request_id=self._request_id,
             index=self._index,
             token_ids=event.token_ids[:kept],
@@ -95,6 +92,11 @@ class Choice:
             preemptions=event.preemptions,
             embedding=event.embedding,
         )
+        # Only now: an event that cannot be folded is followed by one that tells so.
+        self.tokens += kept
+        if finish is not None:
+            self.finished, self.cached_tokens = True, event.cached_tokens
+        return delta
 
     @property
     def predicted(self) -> int:
