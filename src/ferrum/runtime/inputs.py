@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -60,9 +61,12 @@ def _table(values: Sequence[int]) -> Int32:
 def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> Int32:
     """[pieces, most pages of a sequence], padded with -1."""
     rows = [pages.row(piece.cache_id, group) for piece in pieces]
-    width = max(map(len, rows), default=0)
-    padded: list[int] = []
-    for row in rows:
-        padded += row
-        padded += [-1] * (width - len(row))
-    return _table(padded).reshape(len(rows), width)
+    lengths = list(map(len, rows))
+    width = max(lengths, default=0)
+    flat = np.fromiter(chain.from_iterable(rows), np.int32, sum(lengths))
+    if len(flat) == width * len(rows):
+        return flat.reshape(len(rows), width)
+    # Padding is never spelled out: beside one long sequence nearly all of it would be.
+    table = np.full((len(rows), width), -1, np.int32)
+    table[np.arange(width) < np.array(lengths)[:, None]] = flat
+    return table
