@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ferrum.core.errors import FerrumError, NonFiniteLogits, StepError
-from ferrum.core.step import Outcome, Rows, Span
+from ferrum.core.step import Outcome, Rows, Span, Want
 
 Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
 """Runs spans together and tells what each sequence came to. When it raises, no sequence has changed."""
@@ -17,7 +17,8 @@ def run_apart(
 ) -> tuple[Outcome, ...]:
     """Run a step's spans together; when that raises, one by one, for the bits are the same.
 
-    What is not finite may be a guess: such a span is tried again without any, and fails only if it would have without.
+    What is not finite may be a guess: a span that wants a token is tried again without any, and fails only if it would
+    have without. One that wants the logits behind its guesses has no use for less.
 
     Args:
         spans: of different sequences.
@@ -36,7 +37,7 @@ def run_apart(
             outcomes[span.cache_id] = error
     if ready:
         outcomes.update(_attempted(ready, attempt))
-    doubted = [span for span in ready if span.drafts and isinstance(outcomes[span.cache_id], NonFiniteLogits)]
+    doubted = [span for span in ready if _doubts_guesses(span, outcomes[span.cache_id])]
     if doubted:
         outcomes.update(_attempted([_without_guesses(span) for span in doubted], attempt))
     return tuple(outcomes[span.cache_id] for span in spans)
@@ -49,6 +50,10 @@ def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]
         if len(spans) == 1:
             return {spans[0].cache_id: failure(error)}
     return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
+
+
+def _doubts_guesses(span: Span, outcome: Outcome) -> bool:
+    return span.drafts > 0 and span.want is Want.TOKEN and isinstance(outcome, NonFiniteLogits)
 
 
 def _without_guesses(span: Span) -> Span:
