@@ -284,6 +284,7 @@ NB_MODULE(_native, module) {
         .def("run", &run_all, released);
     nb::class_<SamplerTeam>(module, "SamplerTeam")
         .def(nb::init<Runtime&>(), nb::keep_alive<1, 2>())
+        .def("held_bytes", &SamplerTeam::held_bytes)
         .def("draw", &draw)
         .def("describe", &describe);
     nb::class_<Probe>(module, "Probe")

@@ -16,9 +16,25 @@ struct Better {
 // Of values from 0 down, the greater in the lower drawer; the last one takes all that have next to no mass.
 constexpr int kDrawers = 1024;
 
+int64_t strands_of(int64_t count) { return (count + kStretch - 1) / kStretch * kStrands; }
+
 int drawer_of(float value) { return static_cast<int>(std::min(-value, 24.0f) * (static_cast<float>(kDrawers - 1) / 24.0f)); }
 
 }  // namespace
+
+int64_t Sampler::held_bytes(int64_t count) {
+    const size_t a_token = 3 * sizeof(float) + 4 * sizeof(int32_t) + sizeof(int64_t), a_strand = sizeof(float);
+    return count * static_cast<int64_t>(a_token) + strands_of(count) * static_cast<int64_t>(a_strand);
+}
+
+void Sampler::prepare(int64_t count) {
+    const auto room = static_cast<size_t>(count);
+    if (scaled_.capacity() >= room) return;
+    for (std::vector<float>* each : {&scaled_, &values_, &exponentials_}) each->reserve(room);
+    for (std::vector<int32_t>* each : {&found_, &tokens_, &near_[0], &near_[1]}) each->reserve(room);
+    masses_.reserve(room);
+    strands_.reserve(static_cast<size_t>(strands_of(count)));
+}
 
 int64_t Sampler::greedy(const float* logits, int64_t count) const {
     const float peak = kernels_.largest(logits, count);
@@ -26,6 +42,7 @@ int64_t Sampler::greedy(const float* logits, int64_t count) const {
 }
 
 int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key) {
+    prepare(count);
     const bool by_count = rules.top_k > 0 && rules.top_k < count;
     const float peak = by_count ? look_over(logits, count) : kernels_.largest(logits, count);
     if (!std::isfinite(peak)) return -1;  // distances below such a one are no numbers, and have no drawer
@@ -48,7 +65,8 @@ std::vector<int32_t> Sampler::top(const float* logits, int64_t count, int64_t mo
 }
 
 float Sampler::look_over(const float* logits, int64_t count) {
-    strands_.resize(static_cast<size_t>((count + kStretch - 1) / kStretch * kStrands));
+    prepare(count);
+    strands_.resize(static_cast<size_t>(strands_of(count)));
     return kernels_.largest_of_strands(logits, count, strands_.data());
 }
 
@@ -132,31 +150,37 @@ void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) 
 // Without sorting the weighed tokens: like quickselect, but by mass, in the one drawer of values in which the edge lies. Tokens of
 // one value have one mass.
 Sampler::Edge Sampler::edge_of(int64_t needed) {
-    for (std::vector<Weighed>& each : weighed_) each.resize(tokens_.size());
-    Weighed *from = weighed_[0].data(), *to = weighed_[1].data();
     int64_t drawers[kDrawers] = {};
-    for (size_t i = 0; i < tokens_.size(); ++i) drawers[drawer_of(values_[i])] += masses_[i];
+    size_t sizes[kDrawers] = {};
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+        const int drawer = drawer_of(values_[i]);
+        drawers[drawer] += masses_[i];
+        ++sizes[drawer];
+    }
     int edge = 0;
     for (; drawers[edge] < needed; ++edge) needed -= drawers[edge];
+    for (std::vector<int32_t>& each : near_) each.resize(std::min(sizes[edge] + 1, tokens_.size()));
+    int32_t *from = near_[0].data(), *to = near_[1].data();
     size_t count = 0;
-    for (size_t i = 0; i < tokens_.size(); ++i) {
-        from[count] = {values_[i], masses_[i]};
+    for (size_t i = 0; i < tokens_.size() && count < sizes[edge]; ++i) {
+        from[count] = static_cast<int32_t>(i);
         count += drawer_of(values_[i]) == edge;
     }
     for (int turn = 0;; turn = 1 - turn) {
-        const float a = from[0].value, b = from[count / 2].value, c = from[count - 1].value;
+        const auto value = [&](size_t i) { return values_[static_cast<size_t>(from[i])]; };
+        const float a = value(0), b = value(count / 2), c = value(count - 1);
         const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
         size_t high = 0, low = count;  // those above the pivot go to the front, those below it to the back
         int64_t above = 0, level = 0, one = 1;
         for (size_t i = 0; i < count; ++i) {
-            const Weighed each = from[i];
-            if (each.value > pivot) {
-                to[high++] = each;
-                above += each.mass;
-            } else if (each.value < pivot) {
-                to[--low] = each;
+            const int64_t mass = masses_[static_cast<size_t>(from[i])];
+            if (value(i) > pivot) {
+                to[high++] = from[i];
+                above += mass;
+            } else if (value(i) < pivot) {
+                to[--low] = from[i];
             } else {
-                level += one = each.mass;
+                level += one = mass;
             }
         }
         if (above < needed && (above + level >= needed || low == count))
@@ -165,7 +189,7 @@ Sampler::Edge Sampler::edge_of(int64_t needed) {
         if (below) needed -= above + level;
         from = below ? to + low : to;
         count = below ? count - low : high;
-        to = weighed_[static_cast<size_t>(turn)].data();
+        to = near_[static_cast<size_t>(turn)].data();
     }
 }
 

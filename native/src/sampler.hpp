@@ -29,6 +29,9 @@ class Sampler {
 public:
     explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
+    // Bytes that it holds once it has drawn from rows of so many logits.
+    static int64_t held_bytes(int64_t count);
+
     // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
     int64_t greedy(const float* logits, int64_t count) const;
     // A draw after temperature, top-k, top-p and min-p; -1 as above, and where a token is at infinity.
@@ -40,16 +43,13 @@ public:
     Description describe(const float* logits, int64_t count, int64_t token, int64_t most);
 
 private:
-    struct Weighed {
-        float value;
-        int64_t mass;
-    };
     // The least value of a nucleus, and how many tokens of that value it has, the lowest ids.
     struct Edge {
         float least;
         int64_t equals;
     };
 
+    void prepare(int64_t count);                          // room for rows of so many logits, once
     float look_over(const float* logits, int64_t count);  // the greatest, NaN where there is one; fills `strands_`
     // Of a row that has been looked over: as `top`; and a value that at least `most` tokens reach.
     std::vector<int32_t> first(const float* logits, int64_t count, int64_t most);
@@ -69,7 +69,7 @@ private:
     std::vector<int32_t> found_;
     std::vector<int32_t> tokens_;  // the candidates, ascending once a rule has kept some
     std::vector<int64_t> masses_;
-    std::vector<Weighed> weighed_[2];
+    std::vector<int32_t> near_[2];  // of the tokens, those by the edge of a nucleus: places in `values_`
 };
 
 }  // namespace ferrum

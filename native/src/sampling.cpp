@@ -74,6 +74,7 @@ void SamplerTeam::each(size_t count, const std::function<void(Sampler&, size_t)>
         std::atomic<size_t> next{0};
 
         void run(int thread) {
+            if (static_cast<size_t>(thread) >= samplers.size()) return;
             for (size_t i = next.fetch_add(1); i < count; i = next.fetch_add(1))
                 work(samplers[static_cast<size_t>(thread)], i);
         }

@@ -1,6 +1,7 @@
 // Sampling by the whole team: the most likely token of each row as an operation of a step, and what samplers do for many rows.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -44,12 +45,16 @@ struct DescribeWish {
     int64_t count, token, most;
 };
 
-// A sampler for each thread of a team; rows are computed side by side.
+// A sampler for each thread of a team, but not for any number of them, as each holds megabytes; rows are computed side by side.
 class SamplerTeam {
 public:
-    explicit SamplerTeam(Runtime& runtime)
-        : runtime_(runtime), samplers_(static_cast<size_t>(runtime.team.most()), Sampler(runtime.kernels)) {}
+    static constexpr int kMost = 16;
 
+    explicit SamplerTeam(Runtime& runtime)
+        : runtime_(runtime), samplers_(static_cast<size_t>(std::min(runtime.team.most(), kMost)), Sampler(runtime.kernels)) {}
+
+    // See Sampler::held_bytes.
+    int64_t held_bytes(int64_t count) const { return static_cast<int64_t>(samplers_.size()) * Sampler::held_bytes(count); }
     // Tokens as Sampler::draw and Sampler::greedy tell them.
     std::vector<int64_t> draw(const std::vector<DrawWish>& wishes);
     std::vector<Description> describe(const std::vector<DescribeWish>& wishes);

@@ -55,6 +55,10 @@ class ScriptedChooser:
         self._chooser = chooser
         self._scripts = scripts
 
+    def held_bytes(self, vocab_size: int) -> int:
+        """See `Chooser`."""
+        return self._chooser.held_bytes(vocab_size)
+
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser`."""
         self._chooser.choose(choices)

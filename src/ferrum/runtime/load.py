@@ -343,7 +343,9 @@ def _traits(
     windows = group_windows(decoder.spec)
     memory = MemoryPlan(
         weights=sum(weight.nbytes for weight in decoder.weights()),
-        activations=sum(map(lm.buffer_bytes, Extent)) + lm.kernels.scratch_bytes,
+        activations=sum(map(lm.buffer_bytes, Extent))
+        + lm.kernels.scratch_bytes
+        + lm.chooser.held_bytes(decoder.spec.vocab_size),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(

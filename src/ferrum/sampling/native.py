@@ -27,6 +27,11 @@ class NativeChooser:
     def __init__(self, runtime: Any) -> None:
         self._team = load().SamplerTeam(runtime)
 
+    def held_bytes(self, vocab_size: int) -> int:
+        """See `Chooser.held_bytes`."""
+        held: int = self._team.held_bytes(vocab_size)
+        return held
+
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser.choose`."""
         tokens: list[int | StepError] = [each.best for each in choices]

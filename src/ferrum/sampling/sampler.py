@@ -56,6 +56,10 @@ class Sampled:
 class Chooser(Protocol):
     """Work over many rows of logits at once. Every chooser gives the same results, and no row's depends on another."""
 
+    def held_bytes(self, vocab_size: int) -> int:
+        """Bytes that it holds at most, once it has chosen from rows of so many logits."""
+        ...
+
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """For each the token, or why there is none.
 
@@ -71,6 +75,10 @@ class Chooser(Protocol):
 
 class ReferenceChooser:
     """`Chooser` in numpy: the specification."""
+
+    def held_bytes(self, vocab_size: int) -> int:  # noqa: ARG002 - a chooser's signature
+        """See `Chooser.held_bytes`: what it makes is gone when it has chosen."""
+        return 0
 
     def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
         """See `Chooser.choose`."""
