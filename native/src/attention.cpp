@@ -21,13 +21,16 @@ class Plan {
 public:
     Plan(const AttentionArgs& args, int64_t spans, int64_t threads) : a_(args), threads_(threads) {
         for (int64_t span = 0; span < spans; ++span) total_ += keys_of(span);
+        rest_ = total_;
     }
 
+    // How the next span is cut: they are asked about in their order.
     // An item of few queries goes over all heads: their keys lie side by side, and memory is read fastest in long runs.
-    // Only where that would leave a thread without work do the threads share the heads.
-    Cut cut(int64_t span) const {
-        const int64_t heads = a_.num_kv_heads, queries = rows_of(span) * (a_.num_heads / heads);
-        const bool many = 4 * threads_ * keys_of(span) <= total_;
+    // Only where that would leave a thread without work, at the end, too, do the threads share the heads.
+    Cut cut(int64_t span) {
+        const int64_t heads = a_.num_kv_heads, queries = rows_of(span) * (a_.num_heads / heads), keys = keys_of(span);
+        const bool many = 4 * threads_ * keys <= total_ && threads_ * keys <= rest_;
+        rest_ -= keys;
         const int64_t wanted = many ? heads : ceil_divide(heads, threads_);
         const int64_t together = std::max<int64_t>(1, std::min(wanted, kItemRows / queries));
         return {queries, together, ceil_divide(heads, together), ceil_divide(queries, kItemRows)};
@@ -41,7 +44,7 @@ private:
     }
 
     const AttentionArgs& a_;
-    int64_t threads_, total_ = 0;
+    int64_t threads_, total_ = 0, rest_;
 };
 
 }  // namespace
@@ -55,7 +58,7 @@ void Attention::run(Runtime& runtime, int thread) {
     AttentionArgs args = args_;
     args.store = &runtime.pool.group(group_);
     args.tables = runtime.step.rows_of(group_);
-    const Plan plan(args, runtime.step.spans(), runtime.team.size());
+    Plan plan(args, runtime.step.spans(), runtime.team.size());
     int64_t item = next_.fetch_add(1, std::memory_order_relaxed), first = 0;
     for (int64_t span = 0; span < runtime.step.spans(); ++span) {
         const Cut cut = plan.cut(span);

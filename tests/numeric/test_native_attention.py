@@ -58,6 +58,14 @@ def test_query_heads_share_kv_heads(team, share, format):
     compare(share, team, SPANS, group, shape_of(group, share))
 
 
+@pytest.mark.parametrize("count", [8, 9, 17])
+@pytest.mark.parametrize("team", TEAMS)
+def test_many_sequences_are_all_computed_whoever_takes_the_last_ones(team, count):
+    """Towards the end threads share the heads of a sequence."""
+    group = group_of(32, 4, "bfloat16", pages=8 * count)
+    compare(count, team, [(150 + place % 3, 1) for place in range(count)], group, shape_of(group, share=2))
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("window", [1, 9, 63, 64, 65, 100])
 @pytest.mark.parametrize("team", TEAMS)
