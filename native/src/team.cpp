@@ -1,5 +1,6 @@
 #include "team.hpp"
 
+#include <cstring>
 #include <exception>
 
 #include "float_mode.hpp"
@@ -58,7 +59,12 @@ void leave(int current) {
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
     cpu_set_t others = allowed;
     CPU_CLR(current, &others);
-    if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+    if (sched_setaffinity(0, sizeof others, &others) != 0) return;
+    // Given back are all processors, unless somebody had chosen some: what its control group allows now would be such a choice.
+    cpu_set_t all, now;
+    std::memset(&all, 0xff, sizeof all);
+    const bool free = sched_setaffinity(0, sizeof all, &all) == 0 && sched_getaffinity(0, sizeof now, &now) == 0;
+    if (!free || CPU_EQUAL(&now, &allowed) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 #else
     (void)current;
 #endif
