@@ -22,6 +22,7 @@ from ferrum.core.errors import CapacityError, CheckpointError, ConfigError
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.runtime import memory
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor, plan_model
@@ -51,6 +52,18 @@ def test_a_plan_is_what_loading_makes(kernels: str, options: dict[str, object]) 
     if kernels == "native":
         require_native()
     agrees(ModelConfig(model=BUILT_IN, kernels=kernels, kv_capacity=2000, **options))  # type: ignore[arg-type]
+
+
+def test_weights_that_stay_in_their_files_leave_the_pool_no_more_than_loaded_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system counts mapped files as available; a pool that grew into them would have them read again every step."""
+    packed = tmp_path / "packed"
+    pack_directory(Checkpoint(resolve_model(BUILT_IN)), packed, "int8")
+    monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
+    configs = [ModelConfig(model=BUILT_IN, quantize="int8"), ModelConfig(model=str(packed))]
+    loaded, mapped = (plan_model(config).kv_capacity for config in configs)
+    assert 0 < mapped < 64 * 1024 and abs(loaded - mapped) <= 2 * 64
 
 
 @pytest.mark.parametrize("name", ["mistral-full", "mistral"])

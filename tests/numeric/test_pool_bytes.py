@@ -24,7 +24,7 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local import LocalExecutor
-from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
+from ferrum.runtime.memory import PoolLimits, group_windows, pool_groups, pool_part
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
 HEAD_DIMS = (33, 40, 72, 120, 128)
@@ -87,6 +87,29 @@ def test_a_pool_fills_the_memory_that_it_may_take(name: str, head_dim: int, page
     kernels.allocate(groups)
     page = sum(kernels.page_bytes(group.name) for group in groups)
     assert size - page < held_by(kernels) <= size
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_what_windows_do_not_need_is_for_the_layers_without(batch: int) -> None:
+    spec = decoder_spec(SHAPES["tiny"])
+    windows = [70, None] * len(spec.layers)
+    layers = [replace(e, attention=replace(e.attention, window=w)) for e, w in zip(spec.layers, windows, strict=False)]
+    spec = replace(spec, layers=tuple(layers))
+    limits = PoolLimits(
+        page_size=64,
+        max_batch_size=batch,
+        max_sequence_length=1 << 20,
+        max_rows=64,
+        max_draft=8,
+        kv_capacity=None,
+        memory_pool_size=8 << 20,
+    )
+    page_bytes = ReferenceKernels().planned_page_bytes
+    groups = pool_groups(spec, "bfloat16", limits, page_bytes)
+    held = sum(group.num_pages * page_bytes(group) for group in groups)
+    assert limits.memory_pool_size - sum(map(page_bytes, groups)) < held <= limits.memory_pool_size
+    (windowed,) = [g for g, w in zip(groups, group_windows(spec), strict=True) if w is not None]
+    assert windowed.num_pages <= limits.batch(limits.resident(70)) // 64
 
 
 @pytest.mark.parametrize("window", [None, 5, 70])

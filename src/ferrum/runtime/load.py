@@ -208,6 +208,7 @@ def _assemble(
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
         to_come=bytes_to_come(config, checkpoint, spec, panels=native) if planning else None,
+        mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
     groups = pool_groups(spec, kv_format, limits, chosen.kernels.planned_page_bytes)

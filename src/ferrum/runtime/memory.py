@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,7 @@ class PoolLimits:
         kv_capacity: tokens that layers without a window hold; None: as many as fit.
         memory_pool_size: most bytes of the pool; None: as the capacity says, else a share of the available memory.
         to_come: bytes of the available memory that weights are yet to take, in a plan; None: they are loaded.
+        mapped: bytes of weights that stay in their files: what is available to the system, which could read them again.
     """
 
     page_size: int
@@ -54,6 +56,7 @@ class PoolLimits:
     kv_capacity: int | None
     memory_pool_size: int | None = None
     to_come: int | None = None
+    mapped: int = 0
 
     def resident(self, window: int) -> int:
         """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
@@ -78,28 +81,39 @@ def pool_groups(
     Raises:
         ConfigError: not even one page fits.
     """
-    groups = [_group(f"layers{index}", limits, layers, format) for index, layers in enumerate(_group_layers(spec))]
     # More than the batch can use holds prompts to come back to, for whoever asks for it.
     capacity = limits.kv_capacity or limits.batch(limits.max_sequence_length)
     if limits.kv_capacity is None or limits.memory_pool_size is not None:
-        capacity = min(capacity, _fitting(sum(map(page_bytes, groups)), limits))
+
+        def held(pages: int) -> int:
+            """Bytes of a pool whose groups without a window have so many pages."""
+            sized = _sized_groups(spec, format, limits, pages * limits.page_size)
+            return sum(group.num_pages * page_bytes(group) for group in sized)
+
+        capacity = min(capacity, _fitting(held, -(-capacity // limits.page_size), limits) * limits.page_size)
+    return _sized_groups(spec, format, limits, capacity)
+
+
+def _sized_groups(spec: DecoderSpec, format: str, limits: PoolLimits, capacity: int) -> tuple[PoolGroup, ...]:
+    """The groups, where those without a window hold so many tokens; the others never need more than their windows."""
     sized = []
-    for group, window in zip(groups, group_windows(spec), strict=True):
+    for index, layers in enumerate(_group_layers(spec)):
+        window = layers[0].window
         tokens = capacity if window is None else min(capacity, limits.batch(limits.resident(window)))
-        sized.append(replace(group, num_pages=-(-tokens // limits.page_size)))
+        sized.append(_group(f"layers{index}", limits, layers, format, -(-tokens // limits.page_size)))
     return tuple(sized)
 
 
-def _fitting(page_bytes: int, limits: PoolLimits) -> int:
-    """Tokens of the whole pages that fit, where one takes so many bytes over all groups."""
-    size, param = limits.memory_pool_size, "memory_pool_size"
+def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
+    """How many pages fit, of `most`, where so many take `held` bytes."""
+    size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
-        size, param = int((available_memory() - (limits.to_come or 0)) * _SHARE), "kv_capacity"
+        size, param = int((available_memory() - (limits.to_come or 0) - limits.mapped) * _SHARE), "kv_capacity"
         if limits.to_come is not None:
-            size = max(size, page_bytes)  # a plan tells by how much it is too large
-    if size < page_bytes:
-        raise ConfigError(f"{size} bytes of memory for the KV pool do not hold one page of {page_bytes}", param=param)
-    return size // page_bytes * limits.page_size
+            size = max(size, least)  # a plan tells by how much it is too large
+    if size < least:
+        raise ConfigError(f"{size} bytes of memory for the KV pool do not hold one page of {least}", param=param)
+    return bisect_right(range(1, most + 1), size, key=held)
 
 
 def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: PoolLimits) -> PoolPart:
@@ -126,11 +140,10 @@ def _group_layers(spec: DecoderSpec) -> list[list[AttentionSpec]]:
     return [groups[index] for index in sorted(groups)]
 
 
-def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: str) -> PoolGroup:
-    """A group that has no pages yet."""
+def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: str, num_pages: int) -> PoolGroup:
     return PoolGroup(
         name=name,
-        num_pages=0,
+        num_pages=num_pages,
         page_size=limits.page_size,
         num_layers=len(layers),
         num_kv_heads=layers[0].num_kv_heads,
