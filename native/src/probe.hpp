@@ -31,6 +31,8 @@ private:
         double operations;  // of one round
     };
 
+    void each_part(void (*work)(std::byte* from, std::byte* to));  // each thread with its own part of the memory
+
     Team team_;
     Buffer memory_;
     std::map<std::string, Peak> peaks_;  // by format

@@ -168,13 +168,35 @@ def test_figures_are_tokens_of_all_sequences_per_second_and_only_of_the_workload
 
 def test_others_time_is_all_busy_and_stolen_time_but_ones_own(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
-    stat.write_text("cpu  1000 200 300 99999 88888 10 20 30 0 0\ncpu0 1 2 3\n")
+    stat.write_text("cpu  1000 200 300 99999 88888 10 20 30 0 0\n")
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
     monkeypatch.setattr(machine.os, "times", lambda: type("T", (), {"user": 2.0, "system": 1.0}))
     assert seconds_of_others(stat) == pytest.approx(15.6 - 3.0)
     assert seconds_of_others(tmp_path / "none") is None
     stat.write_text("nonsense\n")
     assert seconds_of_others(stat) is None
+
+
+def test_of_processors_that_are_not_ours_nothing_counts(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    each = [f"cpu{number} {10**number} 0 0 5 5 0 0 0 0 0" for number in range(4)]
+    stat.write_text("\n".join(["cpu  1111 0 0 20 20 0 0 0 0 0", *each, "intr 5 6"]))
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(machine.os, "times", lambda: type("T", (), {"user": 0.0, "system": 0.0}))
+    for allowed, ticks in (({1, 2}, 110), ({3}, 1000), ({2, 9}, 1111)):
+        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
+        assert seconds_of_others(stat) == pytest.approx(ticks / 100)
+
+
+def test_a_probe_reads_more_than_the_caches_hold(tmp_path):
+    assert machine.probed_bytes(tmp_path) == 256 << 20
+    for number in range(16):
+        cache = tmp_path / f"cpu{number}" / "cache" / "index3"
+        cache.mkdir(parents=True)
+        (cache / "size").write_text("98304K\n")
+        first = number // 8 * 8
+        (cache / "shared_cpu_list").write_text(f"{first}-{first + 7}\n")
+    assert machine.probed_bytes(tmp_path) == 4 * 2 * 96 << 20
 
 
 def test_without_the_library_numpy_probes_and_says_that_it_is_weaker(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -15,7 +16,12 @@ from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.library import available_threads, load
 
 _BYTES: Final = 256 << 20
-"""What a probe reads: several times any cache."""
+"""What a probe reads at least."""
+
+_TIMES_CACHE: Final = 4
+"""It reads so many times what the caches hold that the processors share."""
+
+_CACHES: Final = Path("/sys/devices/system/cpu")
 
 _RUNS: Final = 3
 
@@ -48,7 +54,7 @@ class NativeProber:
         library = load()
         tier, count = library.tiers()[0], threads or available_threads()
         self.description = f"native {tier}, {count} threads"
-        self._probe: Any = library.Probe(tier, count, _BYTES)
+        self._probe: Any = library.Probe(tier, count, probed_bytes())
 
     def __call__(self) -> Rates:
         """See `Prober`."""
@@ -62,7 +68,7 @@ class NumpyProber:
     description = "numpy (sum of an array, float32 matrix product): lower than what the machine can do"
 
     def __init__(self) -> None:
-        self._array = np.ones(_BYTES // 4, np.float32)
+        self._array = np.ones(probed_bytes() // 4, np.float32)
         self._matrix = np.ones((1024, 1024), np.float32)
 
     def __call__(self) -> Rates:
@@ -81,17 +87,38 @@ def _fastest(run: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def seconds_of_others(stat: Path = Path("/proc/stat")) -> float | None:
-    """Processor seconds since the start that other processes used, or that a host took away; None where nobody tells.
+def probed_bytes(root: Path = _CACHES) -> int:
+    """How much a probe has to read so that it comes from memory: the third-level caches of a server hold gigabytes."""
+    caches: dict[str, int] = {}
+    for index in root.glob("cpu[0-9]*/cache/index3"):
+        with suppress(OSError, ValueError):
+            size = (index / "size").read_text().strip()
+            caches[(index / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10
+    return max(_BYTES, _TIMES_CACHE * sum(caches.values()))
 
-    Only differences mean something, and those to about a hundredth of a second.
+
+def seconds_of_others(stat: Path = Path("/proc/stat")) -> float | None:
+    """Processor seconds since the start that other processes used, or that a host took away.
+
+    Of the processors that this process may use.
+
+    Only differences mean something, and those to about a hundredth of a second. None where nobody tells.
     """
+    allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
-        user, nice, system, _, _, irq, softirq, steal = map(int, stat.read_text().split(None, 9)[1:9])
-    except (OSError, ValueError):
+        lines = [line.split() for line in stat.read_text().splitlines()]
+        counts = {name: each for name, *each in lines if name.startswith("cpu")}
+        busy = sum(_busy(counts[name]) for name in (allowed if allowed <= counts.keys() and allowed else ("cpu",)))
+    except (OSError, ValueError, KeyError):
         return None
     own = os.times()
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - own.user - own.system
+    return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def _busy(counts: list[str]) -> int:
+    """Ticks of one processor, or of all: user, nice, system, irq, softirq and steal. Raises ValueError."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
+    return user + nice + system + irq + softirq + steal
 
 
 def choose_prober(threads: int | None) -> Prober:
