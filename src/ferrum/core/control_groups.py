@@ -44,7 +44,10 @@ def memory_left(membership: Path, root: Path) -> int | None:
     Args:
         membership, root: see `group_directories`.
     """
-    left = [_left(group, "memory.max", "memory.current") for group in group_directories("", membership, root)]
+    # Beyond the high mark nobody is killed, but all are put to sleep again and again.
+    marks = ("memory.max", "memory.high")
+    groups = group_directories("", membership, root)
+    left = [_left(group, mark, "memory.current") for group in groups for mark in marks]
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     left += [_left(group, *names) for group in group_directories("memory", membership, root)]
     return min((each for each in left if each is not None), default=None)
