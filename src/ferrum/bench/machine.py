@@ -98,17 +98,16 @@ def probed_bytes(root: Path = _CACHES) -> int:
 
 
 def seconds_of_others(stat: Path = Path("/proc/stat")) -> float | None:
-    """Processor seconds since the start that other processes used, or that a host took away.
+    """Seconds for which others had our processors since the start, or a host had them; None where nobody tells.
 
-    Of the processors that this process may use.
-
-    Only differences mean something, and those to about a hundredth of a second. None where nobody tells.
+    Ours are those that this process may use. Only differences mean something, to about a hundredth of a second.
     """
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
         lines = [line.split() for line in stat.read_text().splitlines()]
         counts = {name: each for name, *each in lines if name.startswith("cpu")}
-        busy = sum(_busy(counts[name]) for name in (allowed if allowed <= counts.keys() and allowed else ("cpu",)))
+        ours = allowed if allowed and allowed <= counts.keys() else {"cpu"}
+        busy = sum(_busy(counts[name]) for name in ours)
     except (OSError, ValueError, KeyError):
         return None
     own = os.times()
