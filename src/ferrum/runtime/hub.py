@@ -197,10 +197,12 @@ def _all_that_is_read(error: Exception) -> Path:
 
     Another program fetched it, without its licence, say. Raises the error where more is missing.
     """
-    path = Path(getattr(error, "snapshot_path", ""))  # older versions of the library do not tell it
-    if not (_is_model(path) and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))):
-        raise error
-    return path
+    told = getattr(error, "snapshot_path", None)
+    if told is not None:  # older versions of the library do not tell it
+        path = Path(told)
+        if _is_model(path) and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+            return path
+    raise error
 
 
 @contextmanager
