@@ -59,7 +59,7 @@ class Checkpoint:
     """A directory of model files, mapped; tensors are read when used.
 
     A decoder that was saved without its head (embedding models are) has names without the prefix that the whole model's
-    have: they are given it.
+    have: they are given it. Of a head and an embedding that are one matrix, the files may hold either.
 
     Attributes:
         directory: where it lies.
@@ -77,7 +77,7 @@ class Checkpoint:
         self.directory = directory
         self.config = read_config(directory)
         files = _open_files(directory)
-        self._places = {full: (files[name], name) for full, name in whole_names(files).items()}
+        self._places = {full: (files[name], name) for full, name in whole_names(files, self.config).items()}
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
         self.headless = is_headless(files)
 
@@ -106,11 +106,17 @@ class Checkpoint:
         file.forget(own)
 
 
-def whole_names(names: Collection[str]) -> dict[str, str]:
-    """The names of tensors as the whole model has them, and with each its own in these files."""
-    if not _lack_prefix(names):
-        return {name: name for name in names}
-    return {name if name == HEAD else _PREFIX + name: name for name in names}
+def whole_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
+    """The names of tensors as the whole model has them, and with each its own in these files.
+
+    Where the head is tied to the embedding, `safetensors` and the hub's library write one matrix for both, under the
+    first of their names in the alphabet: the head's.
+    """
+    prefix = _PREFIX if _lack_prefix(names) else ""
+    whole = {name if name == HEAD else prefix + name: name for name in names}
+    if config.get("tie_word_embeddings") is True and HEAD in whole and EMBEDDING not in whole:
+        whole[EMBEDDING] = whole.pop(HEAD)
+    return whole
 
 
 def is_headless(names: Collection[str]) -> bool:

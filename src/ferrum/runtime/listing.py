@@ -40,7 +40,7 @@ class HubListing:
     def __init__(self, name: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
         self.directory = Path(name)
         self.config = config
-        self.tensors = {full: tensors[own] for full, own in whole_names(tensors).items()}
+        self.tensors = {full: tensors[own] for full, own in whole_names(tensors, config).items()}
         self.headless = is_headless(tensors)
 
     @property
