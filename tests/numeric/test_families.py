@@ -139,3 +139,17 @@ def test_a_window_that_is_null_is_none():
 def test_yarn_reaches_as_far_as_it_stretches(own, changes, context):
     config = {**CONFIG, "max_position_embeddings": own, "rope_scaling": {"type": "yarn", "factor": 4.0, **changes}}
     assert decoder_spec(config).max_sequence_length == context
+
+
+def test_linear_scaling_reaches_as_far_as_is_said_beside_it():
+    """Vicuna's 16k: `max_position_embeddings` is the number before."""
+    config = {**CONFIG, "max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert decoder_spec({**config, "max_sequence_length": 256}).max_sequence_length == 256
+    assert decoder_spec(config).max_sequence_length == 64
+
+
+def test_a_model_without_a_head_has_the_architecture_of_the_whole():
+    config = {**CONFIG, "architectures": ["Qwen3Model"], "model_type": "qwen3"}
+    assert decoder_spec(config) == decoder_spec({**config, "architectures": ["Qwen3ForCausalLM"]})
+    with pytest.raises(Unsupported, match="BertModel"):
+        decoder_spec({**CONFIG, "architectures": ["BertModel"]})

@@ -37,10 +37,17 @@ def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> Decod
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    family = FAMILIES.get(names[0])
+    name = _whole(names[0])
+    family = FAMILIES.get(name)
     _refuse(config)
-    _check_type(config.get("model_type"), names[0], family)
+    _check_type(config.get("model_type"), name, family)
     return family(FamilyConfig(config, context))
+
+
+def _whole(name: str) -> str:
+    """The architecture with a head: of a model for embeddings, `transformers` saves the one without (`Qwen3Model`)."""
+    whole = name.removesuffix("Model") + "ForCausalLM"
+    return whole if name.endswith("Model") and whole in FAMILIES.names() else name
 
 
 def _refuse(config: Mapping[str, Any]) -> None:

@@ -48,10 +48,13 @@ def context_length(config: FamilyConfig) -> int:
     """Most tokens of a sequence: the checkpoint's own number, but for ropes that reach further.
 
     YaRN reaches as far as it stretches the context that it names; authors have users add it and leave the number as it
-    was. Dynamic scaling reaches as far as the user configured.
+    was. Dynamic scaling reaches as far as the user configured. Of linear scaling some name the reach beside that
+    number (Vicuna's 16k).
     """
     own = config.integer(*_CONTEXT)
     section, kind = _section(config)
+    if kind == "linear":
+        return max(own, config.integer("max_sequence_length", own))
     if kind == "yarn" and any("original_max_position_embeddings" in each.values for each in (section, config)):
         return max(own, int(min(_trained(config, section) * section.number("factor", 1.0), MOST)))
     return max(own, config.context) if kind == "dynamic" and config.context else own
