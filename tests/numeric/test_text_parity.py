@@ -101,6 +101,7 @@ def bare(text: str, **flags: bool) -> dict[str, Any]:
         {"pad_token": bare("<X>", lstrip=True, special=False), "eos_token": "<think>"},
         {"added_tokens_decoder": {"380": added("<think>", special=False, single_word=True)}},
         {"added_tokens_decoder": {"380": added("<think>", single_word=True)}, "pad_token": "<think>"},
+        {"unk_token": "", "pad_token": bare(""), "additional_special_tokens": ["<X>", ""]},
     ],
     ids=str,
 )
@@ -138,6 +139,17 @@ def test_tokens_that_only_an_older_file_lists(tmp_path: Path, layout: str, confi
     text = "<s>fox <X> a<think>b <pad> dog"
     ids = ours.encode(text)
     assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_the_file_calls_special_stays_special(tmp_path: Path, layout: str) -> None:
+    backend = LAYOUTS[layout]()
+    backend.add_special_tokens([AddedToken("<X>", normalized=False)])
+    place = str(backend.token_to_id("<X>"))
+    listed = {place: {"content": "<X>", "normalized": False, "special": False}}
+    ours, theirs = load(write(tmp_path, backend, added_tokens_decoder=listed))
+    ids = ours.encode("fox <X> dog")
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 

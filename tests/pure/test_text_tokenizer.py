@@ -136,6 +136,15 @@ def test_begin_and_end_flags_add_what_the_post_processor_leaves_out(tmp_path: Pa
     assert tokenizer.encode("fox", add_special_tokens=False) == ids[1:-1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "heeds"), [("LlamaTokenizerFast", True), ("PreTrainedTokenizerFast", False), ("Qwen2Tokenizer", False)]
+)
+def test_only_some_classes_heed_the_flags(tmp_path: Path, kind: str, heeds: bool) -> None:
+    flags = {"add_bos_token": True, "add_eos_token": True, "tokenizer_class": kind}
+    plain = load(write(tmp_path / "plain", byte_level())).encode("ab")
+    assert load(write(tmp_path / "flagged", byte_level(), **flags)).encode("ab") == ([0, *plain, 1] if heeds else plain)
+
+
 def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:
     backend = byte_level()
     backend.enable_truncation(3)

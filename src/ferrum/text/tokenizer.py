@@ -104,7 +104,14 @@ class FileTokenizer:
         Unsupported: the tokenizer's decoder cannot work token by token.
     """
 
-    def __init__(self, backend: Backend, config: TokenizerConfig, *, origin: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: TokenizerConfig,
+        *,
+        origin: str = "tokenizer",
+        special: frozenset[int] = frozenset(),
+    ) -> None:
         decoder = backend.decoder
         self._rules = decoding_rules(None if decoder is None else json.loads(decoder.__getstate__()))
         self._backend = backend
@@ -113,8 +120,7 @@ class FileTokenizer:
         self._large = Lock()
         self._bos = self._named_id(config, "bos_token")
         self._eos = self._named_id(config, "eos_token")
-        added = backend.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = special | _special_ids(backend)
         # The file's post-processor is the authority on what surrounds a text. Some files (DeepSeek's distilled Qwen)
         # leave the begin token to the configuration's flag, so the flag adds what the post-processor left out.
         with _library_faults(origin):
@@ -232,11 +238,16 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         backend = Backend.from_file(str(path))
         backend.no_truncation()
         backend.no_padding()
+        special = _special_ids(backend)  # the library goes on leaving them out, whatever is said of them later
         _add_missing(backend, config.added_tokens)
         backend.encode_special_tokens = config.split_special_tokens
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
         tell_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
-    return FileTokenizer(backend, config, origin=str(path))
+    return FileTokenizer(backend, config, origin=str(path), special=special)
+
+
+def _special_ids(backend: Backend) -> frozenset[int]:
+    return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 @contextmanager

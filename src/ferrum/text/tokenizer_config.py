@@ -16,6 +16,9 @@ TEMPLATES_FOLDER: Final = "additional_chat_templates"
 
 _CONFIG: Final = "tokenizer_config.json"
 _OLDER: Final = "added_tokens.json"
+_FLAGGED: Final = {"", "llamatokenizer", "codellamatokenizer", "gemmatokenizer", "coheretokenizer"}
+"""Classes of `transformers` that make the post-processor by the flags; the others go by the file's, whatever they say
+(Llama 3's and Qwen's, of which fine-tunes keep an `add_eos_token` that never had an effect)."""
 _FORCED: Final = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
@@ -50,7 +53,8 @@ class TokenizerConfig:
             `image_token`, ...), those that there are.
         added_tokens: every added token that the configuration mentions: the listed ones by ascending id, then the named
             and the extra ones.
-        add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said.
+        add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said, or the class
+            does not heed it.
         split_special_tokens: whether special tokens that a text spells out are taken for plain text.
         clean_up_spaces, clean_up_bpe: whether decoding should take out spaces before punctuation, and for BPE models,
             too; for a notice, since nothing here does.
@@ -86,6 +90,7 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
         raw |= read_json_object(root / "special_tokens_map.json") or {}
         older = read_json_object(root / _OLDER) or {}
     templates, origin = _chat_templates(root, raw)
+    flagged = str(raw.get("tokenizer_class") or "").lower().removesuffix("fast") in _FLAGGED
     values = {name: raw[name] for name in NAMED_TOKENS if raw.get(name) is not None} | _own_tokens(path, raw)
     named = {name: _token(path, name, value) for name, value in values.items()}
     extra = _extra_tokens(path, raw)
@@ -93,14 +98,15 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     added: dict[str, AddedTokenSpec] = {}
     for token in (*_listed_tokens(path, raw), *_older_tokens(root / _OLDER, older, special), *named.values(), *extra):
         added.setdefault(token.content, token)
-    for token in named.values():  # whatever else is said of it
+    added.pop("", None)  # the first conversions of Llama name their tokens so: no text holds it
+    for token in filter(lambda token: token.content, named.values()):  # whatever else is said of it
         listed = replace(added[token.content], special=True)
         added[token.content] = listed if listed.replaces == "flags" else replace(listed, replaces="special")
     return TokenizerConfig(
         special_tokens={name: token.content for name, token in named.items()},
         added_tokens=tuple(added.values()),
-        add_bos_token=_flag(path, raw, "add_bos_token"),
-        add_eos_token=_flag(path, raw, "add_eos_token"),
+        add_bos_token=_flag(path, raw, "add_bos_token") if flagged else None,
+        add_eos_token=_flag(path, raw, "add_eos_token") if flagged else None,
         split_special_tokens=_flag(path, raw, "split_special_tokens") or False,
         clean_up_spaces=_flag(path, raw, "clean_up_tokenization_spaces") or False,
         clean_up_bpe=_flag(path, raw, _FORCED) or False,
@@ -157,7 +163,7 @@ def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
     """A token given by its text or as an object with flags; a bare text is a special token."""
     if isinstance(value, str):
         value = {"content": value, "special": True}
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str) or not value["content"]:
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise CheckpointError(f"{path}: {name} must be a token's text or an object with its `content`")
     return AddedTokenSpec(
         content=value["content"],
