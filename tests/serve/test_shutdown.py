@@ -22,7 +22,9 @@ from ferrum.engine.host import Built
 from serve_kit import ENDLESS_TOKENS, LARGE, SLOW, USER, chat_parts, error_of, heard, post_bytes, serving, wait_for
 
 SCRIPT = """
-import sys
+import signal, sys
+from ferrum.cli.start import _end
+signal.signal(signal.SIGHUP, _end)  # as the command does; nohup may have started the tests
 from dataclasses import replace
 tests, port, hold, loading, process, drain = sys.argv[1:]
 sys.path.insert(0, tests)
@@ -100,14 +102,18 @@ def stream(client: httpx.Client, max_tokens: int, into: list[str]) -> None:
                 into.append(line)  # noqa: PERF401 - as they come: the test looks on
 
 
-def test_one_signal_lets_streams_finish_and_takes_nothing_new(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)])  # of a closed terminal two tell
+def test_one_signal_lets_streams_finish_and_takes_nothing_new(
+    port: int, tmp_path: Path, told: tuple[signal.Signals, ...]
+) -> None:
     with started(port, tmp_path) as server:
         server.hold.touch()
         lines: list[str] = []
         running = Thread(target=stream, args=(server.client, 30, lines))
         running.start()
         wait_for(lambda: bool(lines))
-        server.process.send_signal(signal.SIGTERM)
+        for number in told:
+            server.process.send_signal(number)
         wait_for(lambda: server.client.get("/ready").status_code == 503)
         assert error_of(server.client.get("/health"), 503)["code"] == "draining"
         refused = server.client.post("/v1/chat/completions", json={"model": "fake", "messages": USER})

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
@@ -60,11 +63,28 @@ class Server(uvicorn.Server):
         self._service: Service = app.state.service
         self._drain_seconds = config.drain_seconds
         self._signals = 0
+        self._hung_up = False
         self._tasks: list[asyncio.Task[None]] = []
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """See uvicorn. A terminal that is closed is a signal like the others, unless nohup has it ignored."""
+        here = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGHUP) if here else signal.SIG_IGN
+        with super().capture_signals():
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                if before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         """Take a signal; what it means is done on the event loop."""
-        self._signals += 1
+        if sig != signal.SIGHUP or not self._hung_up:  # of a closed terminal both the shell and the system tell
+            self._signals += 1
+        self._hung_up |= sig == signal.SIGHUP
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """See uvicorn. The signals, and the pauses, are watched from here on."""
@@ -119,7 +139,9 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
     try:
         with put_off():
             Server(app, config).run()
-    except SystemExit:  # so uvicorn ends where it cannot listen, after a line that tells why
+    except SystemExit as end:  # so uvicorn ends where it cannot listen, after a line that tells why
+        if end.code != 1:  # a signal's
+            raise
         raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
     finally:
         gc.unfreeze()  # or what the engine's cycles hold would outlast the library that frees it
