@@ -146,3 +146,8 @@ def test_a_request_that_was_killed_on_the_way_has_the_same_bits_as_far_as_it_cam
     assert record.end is None and len(record.sampled(0)) >= 5
     code, out, _ = ferrum("replay", id, "--record", str(tmp_path))
     assert code == 0 and f"same bits: {len(record.sampled(0))} tokens" in out
+
+
+def test_an_id_may_be_longer_than_a_files_name(tmp_path: Path, ferrum: Callable[..., Outcome]) -> None:
+    code, _, err = ferrum("replay", "cmpl-" + "a" * 300, "--record", str(tmp_path))
+    assert code == 2 and "is recorded in" in err

@@ -113,6 +113,14 @@ def test_all_prompts_of_a_body_run_again_though_the_server_drains(tmp_path: Path
         assert len(again.result().json()["replays"]) == 2
 
 
+def test_a_request_runs_again_for_several_at_a_time(tmp_path: Path) -> None:
+    slow = replace(RECIPE, seconds_per_step=0.01)
+    with serving(recorded(chat_parts(slow), tmp_path)) as server, ThreadPoolExecutor(3) as pool:
+        server.complete(request_id="it", max_tokens=30, ignore_eos=True)
+        again = list(pool.map(lambda _: server.post("/v1/requests/it/replay"), range(3)))
+        assert [(each.status_code, each.json().get("same")) for each in again] == [(200, True)] * 3
+
+
 def test_what_is_ended_while_it_runs_again_is_no_difference(tmp_path: Path) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
         server.complete(request_id="long", max_tokens=100, ignore_eos=True)
@@ -131,6 +139,20 @@ def test_what_failed_may_fail_again_and_nothing_else_may(recording: Served, monk
     assert recording.post("/v1/requests/bad/replay").json()["same"]
     monkeypatch.setattr(Replay, "_has_failed", lambda replay, choice: False)
     error_of(recording.post("/v1/requests/bad/replay"), 500)
+
+
+@pytest.mark.parametrize("pages", [20, 3])
+def test_room_for_more_or_fewer_tokens_is_no_difference_of_bits(tmp_path: Path, pages: int) -> None:
+    with serving(recorded(chat_parts(replace(RECIPE, num_pages=5)), tmp_path)) as server:
+        reply = server.complete(prompt=[5] * 70, n=2, request_id="full", ignore_eos=True).json()
+        assert [each["finish_reason"] for each in reply["choices"]] == ["length"] * 2
+        assert reply["usage"]["completion_tokens"] == 2 * (5 * 16 + 1 - 70)  # the context ended them
+    with serving(recorded(chat_parts(replace(RECIPE, num_pages=pages)), tmp_path)) as server:
+        again = server.post("/v1/requests/full/replay")
+        if pages > 5:
+            assert again.json()["same"]
+        else:
+            assert error_of(again, 409)["code"] == "record_mismatch"
 
 
 def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import datetime
@@ -42,7 +43,7 @@ def replay(
     from ferrum.engine.record_files import find_record
 
     show_log()
-    path = Path(id) if Path(id).is_file() else find_record(record, id)
+    path = Path(id) if os.path.isfile(id) else find_record(record, id)  # noqa: PTH113 - an id may be too long for a path
     recorded = read_record(path)
     typer.echo("\n".join(_head(recorded)))
     _print_schedule(recorded)
@@ -67,7 +68,7 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     from ferrum.engine.batch import stream
     from ferrum.engine.offline import LLM
     from ferrum.engine.recorder import Source
-    from ferrum.engine.replay import Replay, check_origin, engine_options
+    from ferrum.engine.replay import Replay, check_origin, check_room, engine_options
     from ferrum.runtime.hub import resolve_model
     from ferrum.runtime.model_digest import model_digest
 
@@ -78,6 +79,7 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     with LLM(str(directory), **engine_options(origin, options)) as llm:
         assert llm.front.config is not None
         check_origin(origin, Source(llm.front.config, directory, memory).origin(llm.info))
+        check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         again = Replay(recorded, top)
         for delta in stream(llm.front.router, llm.front.tokenizer, again.request):
             again.push(delta)

@@ -75,6 +75,22 @@ def check_origin(recorded: Origin, here: Origin) -> None:
         raise RecordMismatch(f"this is not what was recorded: {told}")
 
 
+def check_room(record: Record, context: int) -> None:
+    """Refuse a record whose tokens do not fit here: where they ended would say nothing of bits.
+
+    Args:
+        context: most tokens of prompt and output together.
+
+    Raises:
+        RecordMismatch: it has more.
+    """
+    counts = {choice: len(record.sampled(choice)) for choice in range(record.request.params.n)}
+    told = [count for choice, count in counts.items() if count or not _interrupted(record, choice)]
+    length = len(record.request.prompt) + max(told, default=0)
+    if told and length > context:
+        raise RecordMismatch(f"{length} tokens were recorded, which do not fit in the context of {context} here")
+
+
 class Replay:
     """A recorded request that runs again.
 
@@ -134,7 +150,15 @@ def _request_again(record: Record, top: int) -> Request:
     if all(_interrupted(record, choice) for choice in range(params.n)) and params.max_tokens != 0:
         most = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
         wanted = wanted.but(max_tokens=most, min_tokens=min(most, params.min_tokens))
+    elif (room := _ended_by_context(record)) is not None:
+        wanted = wanted.but(max_tokens=room, min_tokens=min(room, params.min_tokens))
     return replace(request, request_id=f"replay-{record.id}", params=wanted, priority=0, arrival=time.monotonic())
+
+
+def _ended_by_context(record: Record) -> int | None:
+    """How many tokens a choice had that ended for want of room, which there may be more of here; None: none did."""
+    ends = () if record.end is None else record.end.choices
+    return next((each.tokens for each in ends if each.finish_reason == FinishReason.LENGTH and each.tokens), None)
 
 
 def _interrupted(record: Record, choice: int) -> bool:

@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from ferrum.core.types import FinishReason
 from ferrum.engine.record import Record
-from ferrum.engine.replay import Replay, check_origin
+from ferrum.engine.replay import Replay, check_origin, check_room
 from ferrum.engine.running import Running
 from ferrum.server import replies, schemas
 from ferrum.server.errors import CancelledError
@@ -75,10 +75,12 @@ def add_requests(router: APIRouter, service: Service) -> None:
         done: list[ReplayedRequest] = []
         for each in records:
             await _check_origin(service, each)
+            check_room(each, service.context)
         with service.hold(1, caller.tenant) as places:
             for each in records:
                 again = Replay(each, top)
-                wanted = replace(again.request, deadline=deadline)
+                name = _free_name(service, again.request.request_id, caller.tenant)
+                wanted = replace(again.request, request_id=name, deadline=deadline)
                 with service.run(wanted.request_id, [wanted], caller.tenant, places) as running:
                     if not await _followed(running, again, request.receive):
                         return Response(status_code=CLIENT_GONE)
@@ -93,6 +95,13 @@ def add_requests(router: APIRouter, service: Service) -> None:
         """End a live request of the same key, by the id of its reply or its own `request_id`."""
         name = service.cancel(request_id, request.state.tenant)
         return reply(replies.Cancelled(id=name, object="request", cancelled=True))
+
+
+def _free_name(service: Service, name: str, tenant: str) -> str:
+    """The name, or one like it while it runs already: somebody else may want to see the same."""
+    while service.live_name(name, tenant) is not None:
+        name += "~"
+    return name
 
 
 async def _records(service: Service, request_id: str, request: Request) -> list[Record]:
