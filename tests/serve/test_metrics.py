@@ -126,6 +126,18 @@ def test_a_request_that_never_left_the_queue_has_no_times_but_the_whole() -> Non
     assert not any(line.sources().values())
 
 
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR])
+def test_prompts_that_came_to_nothing_are_counted_nowhere(reason: FinishReason) -> None:
+    line = Timeline()
+    for limit in (0, 5):  # the one was to be scored
+        line.delta(1.0, line.request(0.0, max_tokens=limit), finish_reason=reason, usage=Usage(10, 0, cached_tokens=4))
+    assert line.value("prompt_tokens_total") == 0 and line.value("prompt_tokens_cached_total") == 0
+    assert not any(line.sources().values())
+    request = line.request(0.0, max_tokens=0)
+    line.delta(2.0, request, finish_reason=FinishReason.LENGTH, usage=Usage(10, 0, cached_tokens=4))
+    assert line.value("prompt_tokens_total") == 10 and line.value("prompt_tokens_cached_total") == 4
+
+
 @pytest.mark.parametrize(
     ("reason", "counted"),
     [

@@ -273,7 +273,7 @@ class Metrics:
             seen.longest = max(seen.longest, times.tokens)
         if delta.usage is not None:
             del self._seen[request.request_id]
-            self._count_request(request, seen, delta.usage.cached_tokens)
+            self._count_request(request, seen, delta)
 
     def _count_tokens(self, request: Request, times: _Times, count: int, now: float) -> None:
         """Tokens of one step came at one moment; the time since the last one is shared among them."""
@@ -306,14 +306,16 @@ class Metrics:
             if times.tokens > 1:
                 self._per_token.observe((times.last - times.first) / (times.tokens - 1))
 
-    def _count_request(self, request: Request, seen: _Seen, cached: int) -> None:
-        scored = not seen.begun and request.params.max_tokens == 0
+    def _count_request(self, request: Request, seen: _Seen, end: Delta) -> None:
+        assert end.usage is not None
+        cached = end.usage.cached_tokens
+        scored = request.params.max_tokens == 0 and end.finish_reason is FinishReason.LENGTH
         if scored:
             self._prompt_tokens.inc(len(request.prompt))
         if seen.begun or scored:
             self._by_source["local_cache_hit"].inc(cached)
             self._by_source["local_compute"].inc(len(request.prompt) - cached)
-        self._cached_tokens.inc(cached)
+            self._cached_tokens.inc(cached)
         self._size_computed.observe(len(request.prompt) - cached)
         self._size_longest.observe(seen.longest)
         self._size_n.observe(request.params.n)
