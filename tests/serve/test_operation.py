@@ -19,10 +19,23 @@ from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
+from ferrum.server.guard import LOG
 from ferrum.server.keys import read_keys
 from ferrum.server.limits import KeyLimits
 from ferrum.server.service import DrainRate
-from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, events, serving, wait_for, wire
+from serve_kit import (
+    ENDLESS_TOKENS,
+    SLOW,
+    USER,
+    Served,
+    chat_parts,
+    error_of,
+    events,
+    post_bytes,
+    serving,
+    wait_for,
+    wire,
+)
 
 ENDLESS = {"max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
 ODD = "...%2F?#\\ \n\0 é \N{GRINNING FACE}"
@@ -236,6 +249,17 @@ def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:
         response = server.http.post("/v1/completions", content=pieces(), headers={"content-type": "application/json"})
         assert error_of(response, 413)
         assert server.complete(max_tokens=1).status_code == 200
+
+
+def test_a_client_that_leaves_before_its_bodys_end_is_logged_as_gone(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, LOG.name):
+        with wire(server) as leaving:
+            leaving.sendall(post_bytes("/v1/completions", model="fake", prompt="ab")[:-5])
+            wait_for(lambda: bool(server.connections))
+        wait_for(lambda: any(hasattr(each, "fields") for each in caplog.records))
+    assert [each.fields["status"] for each in caplog.records if hasattr(each, "fields")] == [499]
 
 
 def test_a_body_that_never_ends_is_a_408() -> None:

@@ -96,7 +96,8 @@ class Guard:
     def _record(self, scope: Scope, sender: _Sender, body: _Body, seconds: float) -> None:
         """Log and count a request that is over; one without a status was cut off."""
         state = scope["state"]
-        log = {"status": sender.status or CLIENT_GONE, **state["log"], "seconds": round(seconds, 6)}
+        status = CLIENT_GONE if body.cut else sender.status or CLIENT_GONE
+        log = {"status": status, **state["log"], "seconds": round(seconds, 6)}
         level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
         fields = {"request_id": state["request_id"], "tenant": state["tenant"], **log}
         LOG.log(level, "request", extra={"fields": fields})
@@ -169,13 +170,19 @@ class _Sender:
 
 
 class _Body:
-    """Receives, as long as the body is neither too large nor too slow, and all of them together leave room."""
+    """Receives, as long as the body is neither too large nor too slow, and all of them together leave room.
+
+    Attributes:
+        received: bytes so far.
+        cut: the client left before the body's end.
+    """
 
     def __init__(self, receive: Receive, limit: int, seconds: float, hold: Callable[[int], None]) -> None:
         self._receive = receive
         self._limit = limit
         self._hold = hold
         self.received = 0
+        self.cut = False
         self._until = time.monotonic() + seconds
         self._complete = False
 
@@ -188,6 +195,7 @@ class _Body:
         except TimeoutError:
             raise ApiError(408, "the body took too long", code="body_timeout", headers=CLOSE) from None
         self._complete = not message.get("more_body", False)
+        self.cut = message["type"] == "http.disconnect"
         size = len(message.get("body", b""))
         self.received += size
         self._hold(size)
