@@ -74,7 +74,8 @@ function request(prompt) {
 
 /** Send the prompt, and show what comes back as it comes. */
 async function send() {
-  const { chat, path, body, place } = request($("prompt").value);
+  const prompt = $("prompt").value;
+  const { chat, path, body, place } = request(prompt);
   const conversation = messages;
   const push = text.begin(place);
   const began = performance.now();
@@ -102,15 +103,15 @@ async function send() {
   } finally {
     busy(false);
   }
-  if (chat) finishTurn(conversation, answer);
+  if (chat) finishTurn(conversation, answer, prompt);
   $("news").textContent = told(ending, usage, began, first);
 }
 
 /** A turn without an answer is taken back: roles have to alternate. The conversation may have been cleared meanwhile. */
-function finishTurn(conversation, answer) {
+function finishTurn(conversation, answer, prompt) {
   if (answer) {
     conversation.push({ role: "assistant", content: answer });
-    $("prompt").value = "";
+    if ($("prompt").value === prompt) $("prompt").value = ""; // else the next one is being written
   } else {
     conversation.pop();
   }

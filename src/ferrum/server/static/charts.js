@@ -48,7 +48,8 @@ export function watch(place) {
     if (!response?.ok) return;
     const reading = { at: performance.now() / 1000, values: parse(await response.text()) };
     if ("vllm:num_requests_running" in reading.values) {
-      if (before) {
+      const since = "vllm:generation_tokens_created"; // a server that was started again counts from zero
+      if (before && before.values[since] === reading.values[since]) {
         const change = { before: before.values, after: reading.values, seconds: reading.at - before.at };
         for (const chart of charts) chart.add(reading.at, change);
       }
