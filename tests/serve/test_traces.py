@@ -81,7 +81,7 @@ def test_spans_lie_where_the_moments_were() -> None:
         assert parent is not None and context is not None and parent.span_id == context.span_id
     assert dict(whole.attributes or {}) == {
         "gen_ai.request.model": "m",
-        "gen_ai.request.id": "r",
+        "gen_ai.response.id": "r",
         "gen_ai.request.max_tokens": 2,
         "gen_ai.request.choice.count": 1,
         "gen_ai.request.temperature": 0.0,

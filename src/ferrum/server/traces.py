@@ -119,7 +119,7 @@ class Traces:
         params = request.params
         told = {
             "gen_ai.request.model": self._model,
-            "gen_ai.request.id": request.request_id,
+            "gen_ai.response.id": request.request_id,
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.choice.count": params.n,
             "gen_ai.request.temperature": params.temperature,
