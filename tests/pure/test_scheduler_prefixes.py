@@ -62,13 +62,23 @@ def test_who_waits_for_a_prefix_goes_on_when_the_other_one_ends() -> None:
     bench.run()
 
 
+def test_a_higher_priority_does_not_wait_for_the_prompts_of_lower_ones() -> None:
+    bench = Bench(budget=8, policy="priority")
+    requests = [bench.add("low", 30, priority=2, max_tokens=2)]
+    bench.step()
+    requests.append(bench.add("high", 10, seed=1, priority=1, max_tokens=2))
+    assert [lengths(bench.step()) for _ in range(2)] == [{"high/0": 8}, {"high/0": 2, "low/0": 6}]
+    bench.run()
+    bench.agrees(*requests)
+
+
 def test_a_higher_priority_waits_for_nobody() -> None:
     bench = Bench(prefixes=True, budget=16, policy="priority")
     bench.add("low", 30, priority=2, max_tokens=1)
     assert lengths(bench.step()) == {"low/0": 16}
     bench.add("high", 30, priority=1, max_tokens=1)
     bench.add("equal", 30, priority=2, max_tokens=1)
-    assert lengths(bench.step()) == {"low/0": 14, "high/0": 2}
+    assert lengths(bench.step()) == {"high/0": 16}
     bench.run()
     assert (cached(bench, "high"), cached(bench, "equal")) == (0, 29)
 

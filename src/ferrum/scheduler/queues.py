@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Final
@@ -101,7 +101,7 @@ class Waiting:
     def turns(
         self, running: Iterable[Sequence], behind: Collection[Sequence], admits: Callable[[], bool] = lambda: True
     ) -> Iterator[Sequence]:
-        """The sequences `behind`, which run, and those that wait, each once: those behind first in each share.
+        """The sequences `behind`, which run, and those that wait, each once: by rank in each share.
 
         The next turn is chosen when it is asked for, from what has been counted by then; ties go to the share that
         runs less. Sequences may leave and come while this goes on.
@@ -137,12 +137,17 @@ class Waiting:
             line_up(share, line)
 
     def _line(self, share: str, behind: Collection[Sequence], admits: Callable[[], bool]) -> Iterator[Sequence]:
-        yield from behind
-        passed = 0
-        while admits() and (queue := self._queues.get(share)) is not None and passed < len(queue):
-            head = queue[passed]
-            yield head
-            passed += head in queue
+        passed, left = 0, deque(behind)
+        while True:
+            queue = self._queues.get(share) if admits() else None
+            head = queue[passed] if queue is not None and passed < len(queue) else None
+            if left and (head is None or self._rank(left[0]) < self._rank(head)):
+                yield left.popleft()
+            elif head is not None:
+                yield head
+                passed += head in self._queues.get(share, ())
+            else:
+                return
 
     def count_prompt(self, sequence: Sequence, tokens: int) -> None:
         """A turn was given for so many tokens. What is computed anew after a preemption was counted before."""

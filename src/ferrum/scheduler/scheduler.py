@@ -2,7 +2,7 @@
 
 There is no prefill phase and no decode phase: a prompt is a sequence that is far behind, a preempted one falls back to
 the start, and one that is a single token behind decodes. A step gives its token budget first to those, then to prompts
-by turns: the share that was served least goes first, in it running prompts before newcomers.
+by turns: the share that was served least goes first, in it whoever has the higher priority, then who came first.
 
 A newcomer is let in when it and those that run will find their pages to the end, as far as one can tell. Where one was
 wrong and the pages run out, the running sequence that is served last gives up its own and starts over. The one that is
