@@ -54,3 +54,24 @@ class Machine:
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_guesses_that_do_not_pay_cost_next_to_nothing(batch: int, right: float, row: float) -> None:
     assert Machine(batch, row, right).run(400) >= 0.98
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_guesses_go_on_after_a_step_that_was_held_up(which: int, batch: int) -> None:
+    """What looks dear is not run again, and so would be believed for ever."""
+    costs, tried, tokens, spent = StepCosts(), 0, 0, 0.0
+    speculator = Speculator(costs, most=MOST, proposers=[Always(*[5] * MOST)])
+    sequences = [begin(Request(str(name), (1, 2), SamplingParams(), 0))[0] for name in range(batch)]
+    for _ in range(300):
+        drafts = speculator.draft([Wish(each, 20) for each in sequences], Room(batch, 100, 512))
+        rows = batch + sum(map(len, drafts))
+        tried += rows > batch
+        spent += 1 + 0.02 * rows
+        costs.observe(rows, 100, (1 + 0.02 * rows) * (10 if rows > batch and tried == which else 1))
+        for each, draft in zip(sequences, drafts, strict=True):
+            if draft:
+                speculator.learn(each, len(draft), len(draft))
+            each.tokens += [5] * (len(draft) + 1)
+            tokens += len(draft) + 1
+    assert tokens / spent >= 3 * batch / (1 + 0.02 * batch)

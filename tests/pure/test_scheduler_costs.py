@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from ferrum.scheduler.costs import StepCosts
@@ -64,3 +66,31 @@ def test_large_steps_are_known_by_about_their_size() -> None:
     for rows in range(480, 500):
         costs.observe(rows, 0, 1.0)
     assert costs.predict(511, 0) == costs.predict(480, 0) == 1.0
+
+
+def test_noise_in_the_pace_does_not_add_up() -> None:
+    """Of one size alone nobody can tell whether the machine has become slower or the size dearer."""
+    random, costs = Random(1), StepCosts()
+    learn(costs)
+    for _ in range(40_000):
+        costs.observe(1, 500, seconds(1, 500) * (1 + random.expovariate(10)))
+    assert costs.predict(9, 500) == pytest.approx(1.1 * seconds(9, 500), rel=0.25)
+
+
+def test_one_step_that_was_held_up_sets_no_pace() -> None:
+    costs = StepCosts()
+    for _ in range(9):
+        costs.observe(256, 0, 0.4)
+    costs.observe(256, 0, 4.0)
+    for rows in range(32, 60, 2):
+        costs.observe(rows, 0, 0.1)
+    assert costs.predict(256, 0) == pytest.approx(0.4, rel=0.1)
+
+
+def test_a_first_step_of_a_size_is_not_believed_where_it_was_held_up_and_a_second_one_is() -> None:
+    costs = StepCosts()
+    learn(costs, sizes=(1,))
+    costs.observe(9, 500, 10 * seconds(9, 500))
+    assert costs.predict(9, 500) == costs.predict(1, 500)
+    costs.observe(9, 500, 10 * seconds(9, 500))
+    assert costs.predict(9, 500) > 5 * costs.predict(1, 500)

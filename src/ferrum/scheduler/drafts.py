@@ -24,7 +24,7 @@ class Room:
 
     Attributes:
         rows: tokens that it has without them.
-        context_tokens: tokens that its sequences have stored, added up.
+        context_tokens: tokens that its sequences have stored, by what they cost (`costs.weighed`), added up.
         budget: guesses that it takes at most.
     """
 

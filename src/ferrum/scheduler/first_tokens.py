@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ferrum.core.step import Span
 from ferrum.core.types import Sequence
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.costs import StepCosts, weighed_context
 from ferrum.scheduler.plan import OpenStep
 
 Planned: TypeAlias = Series[tuple[Sequence, Span]]
@@ -60,4 +60,5 @@ class FirstTokens:
 
     def _seconds(self, spans: Planned) -> float:
         """What a step of these would take."""
-        return self._costs.predict(sum(len(span.tokens) for _, span in spans), sum(span.start for _, span in spans))
+        each = [span for _, span in spans]
+        return self._costs.predict(sum(len(span.tokens) for span in each), weighed_context(each))

@@ -15,7 +15,7 @@ from typing import Final
 
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.types import Sequence
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.costs import StepCosts, weighed
 from ferrum.scheduler.drafts import Room
 from ferrum.scheduler.plan import OpenStep
 
@@ -78,8 +78,12 @@ class Pacing:
             return room.budget
         alone = self._costs.predict(room.rows, room.context_tokens)
         limit = max(self._seconds, alone / (1 - PROMPTS_SHARE))
-        context = room.context_tokens + stored
-        fits = bisect_right(
-            range(1, room.budget + 1), limit, key=lambda tokens: self._costs.predict(room.rows + tokens, context)
-        )
+        if limit > self._seconds and room.rows + LEAST < (smallest := self._costs.smallest):
+            # What they take alone is not known, but for that it is no more: a smaller step tells more of it.
+            return min(room.budget, max(LEAST, smallest // 2 - room.rows))
+
+        def seconds(tokens: int) -> float:
+            return self._costs.predict(room.rows + tokens, room.context_tokens + weighed(tokens, stored))
+
+        fits = bisect_right(range(1, room.budget + 1), limit, key=seconds)
         return min(room.budget, max(LEAST, fits))

@@ -14,6 +14,7 @@ from ferrum.cache.tails import Tail
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
+from ferrum.scheduler.costs import weighed_context
 from ferrum.scheduler.drafts import Room
 
 
@@ -153,7 +154,7 @@ class OpenStep:
     def room(self) -> Room:
         """What it is so far, to those who would add to it."""
         spans = [span for _, span in self._spans.values()]
-        return Room(sum(len(span.tokens) for span in spans), sum(span.start for span in spans), self.budget)
+        return Room(sum(len(span.tokens) for span in spans), weighed_context(spans), self.budget)
 
     def close(self) -> Plan | None:
         """The plan, or None when it has no span."""

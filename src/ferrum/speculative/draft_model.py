@@ -19,7 +19,7 @@ from ferrum.core.memory import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.sampling.rules import take_back
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.costs import StepCosts, weighed_context
 from ferrum.scheduler.drafts import Wish
 
 CATCH_UP: Final = 256
@@ -228,7 +228,7 @@ class DraftModel:
                 draft.cached.known = span.end
             draft.tokens += result.tokens
             draft.cached.history += result.tokens
-        return costs.predict(batch.total_tokens, sum(span.start for span in batch.spans))
+        return costs.predict(batch.total_tokens, weighed_context(batch.spans))
 
     def _submit(self, batch: StepBatch) -> StepOutput:
         """Run a step; one that is refused for want of room, or fails, has failed for each of its sequences."""
