@@ -8,13 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from held_arrays import owned_arrays
-from native_twin import require_native
+from native_twin import TIERS, chooser_of, require_native
+from sampling_twin import best_of, request
 from tiny import Case, directory_of, find
 
 from ferrum import load_executor
 from ferrum.core.contract import PrefillInput
+from ferrum.core.resident import resident_bytes
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import Choice
 
 
 @pytest.mark.contract("2.memory_requirements")
@@ -111,3 +116,17 @@ def check_growth(has_numpy: bool, **chosen: object) -> None:
     growth, planned = json.loads(done.stdout)
     assert planned > 90 << 20, "so much that 16 MiB are little"
     assert abs(growth - planned) <= max(planned // 50, 16 << 20), f"{growth >> 20} MiB, {planned >> 20} planned"
+
+
+def test_what_samplers_hold_is_told_before_they_have_drawn() -> None:
+    """Of flat rows nearly every token is a candidate to the end."""
+    require_native()
+    size = 1_000_000
+    chooser = chooser_of(TIERS[0], threads=2)
+    row = np.random.default_rng(3).random(size, np.float32)
+    asked = request(temperature=1.5, top_p=0.99)
+    before = resident_bytes()
+    chooser.choose([Choice(row, best_of(row), Row(asked, ())) for _ in range(16)])
+    after, held = resident_bytes(), chooser.held_bytes(size)
+    assert before is not None and after is not None
+    assert held / 2 - (8 << 20) <= after - before <= held + (8 << 20), "one of two may have drawn all"

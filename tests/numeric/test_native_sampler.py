@@ -13,7 +13,6 @@ from sampling_twin import best_of, request, sample
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import ALL_TOKENS
-from ferrum.core.resident import resident_bytes
 from ferrum.core.step import Score
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Question, score
@@ -175,16 +174,3 @@ def test_a_temperature_that_counts_as_none_draws_nothing(tier):
         logits = np.round(np.random.default_rng(seed).standard_normal(200) * 2).astype(np.float32) / 2
         wish = request([1, 3], prompt=1, seed=seed, temperature=9e-6, logit_bias={5: -1.0})
         assert sample(logits, wish, (), chooser_of(tier, 2)) == sample(logits, wish, (), REFERENCE)
-
-
-def test_what_samplers_hold_is_told_before_they_have_drawn() -> None:
-    """Of flat rows nearly every token is a candidate to the end."""
-    size = 1_000_000
-    chooser = chooser_of(TIERS[0], threads=2)
-    row = np.random.default_rng(3).random(size, np.float32)
-    asked = request(temperature=1.5, top_p=0.99)
-    before = resident_bytes()
-    chooser.choose([Choice(row, best_of(row), Row(asked, ())) for _ in range(16)])
-    after, held = resident_bytes(), chooser.held_bytes(size)
-    assert before is not None and after is not None
-    assert held / 2 - (8 << 20) <= after - before <= held + (8 << 20), "one of two may have drawn all"
