@@ -39,6 +39,13 @@ CLOSE_SECONDS: Final = 1.0
 """How long connections have to come to their end when everything has been ended that runs on them."""
 
 
+NOT_LISTENING: Final = (1, 3)
+"""What uvicorn exits with where it cannot listen, in its older versions and in those since."""
+
+HANG_UP: Final[signal.Signals | None] = getattr(signal, "SIGHUP", None)
+"""The terminal is closed. Not every system has it."""
+
+
 class Server(uvicorn.Server):
     """A server that ends in two steps: the first signal drains it, the second aborts what still runs.
 
@@ -69,22 +76,23 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """See uvicorn. A terminal that is closed is a signal like the others, unless nohup has it ignored."""
-        here = threading.current_thread() is threading.main_thread()
-        before = signal.getsignal(signal.SIGHUP) if here else signal.SIG_IGN
         with super().capture_signals():
+            if HANG_UP is None or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            before = signal.getsignal(HANG_UP)
             if before is not signal.SIG_IGN:
-                signal.signal(signal.SIGHUP, self.handle_exit)
+                signal.signal(HANG_UP, self.handle_exit)
             try:
                 yield
             finally:
-                if before is not signal.SIG_IGN:
-                    signal.signal(signal.SIGHUP, before)
+                signal.signal(HANG_UP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         """Take a signal; what it means is done on the event loop."""
-        if sig != signal.SIGHUP or not self._hung_up:  # of a closed terminal both the shell and the system tell
+        if sig != HANG_UP or not self._hung_up:  # of a closed terminal both the shell and the system tell
             self._signals += 1
-        self._hung_up |= sig == signal.SIGHUP
+        self._hung_up |= sig == HANG_UP
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """See uvicorn. The signals, and the pauses, are watched from here on."""
@@ -140,7 +148,7 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
         with put_off():
             Server(app, config).run()
     except SystemExit as end:  # so uvicorn ends where it cannot listen, after a line that tells why
-        if end.code != 1:  # a signal's
+        if end.code not in NOT_LISTENING:
             raise
         raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
     finally:
