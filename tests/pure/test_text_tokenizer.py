@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -266,3 +267,17 @@ def test_others_go_on_while_a_long_text_is_encoded() -> None:
         time.sleep(0.0001)
     thread.join()
     assert turns > 10
+
+
+def test_what_a_signals_handler_raises_is_no_fault_of_the_file() -> None:
+    def out_of_time(*_: object) -> None:
+        raise TimeoutError("mine")
+
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    try:
+        with pytest.raises(TimeoutError, match="mine"):
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            TOKENIZERS["byte_level"].encode("the quick fox " * 50_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -254,13 +254,15 @@ def _special_ids(backend: Backend) -> frozenset[int]:
 def _library_faults(origin: str) -> Iterator[None]:
     """Whatever the library raises on well-formed input is a fault of the tokenizer file: bare Exceptions, and panics.
 
-    A panic is no Exception, so that nobody catches it by mistake; in the reading of a damaged file it is just that.
+    A panic is no Exception, so that nobody catches it by mistake; in the reading of a damaged file it is just that, as
+    is half a surrogate pair in a token. What else comes is not the library's: signals, and whatever their handlers
+    raise.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        if type(error) not in (Exception, UnicodeEncodeError) and type(error).__module__ != "pyo3_runtime":
+            raise
         raise CheckpointError(f"{origin}: is not a usable tokenizer: {error}") from error
 
 
