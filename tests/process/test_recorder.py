@@ -9,10 +9,14 @@ import pytest
 from engine_fakes import CRASH, KILL, POISON, FakeRecipe, greedy, parts
 from ferrum.core.errors import EngineDead, RecordNotFound
 from ferrum.core.params import SamplingParams
+from ferrum.core.types import Pooling
+from ferrum.engine.batch import Batch, stream
 from ferrum.engine.explain import Work, passages
 from ferrum.engine.offline import LLM
 from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.progress import progress_bar
 from ferrum.engine.record import Record
+from ferrum.engine.replay import Replay
 from record_kit import recorded_parts
 
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
@@ -133,3 +137,27 @@ def test_what_is_closed_early_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
         assert record.end is not None and record.end.choices[0].finish_reason == "abort"
         with pytest.raises(RecordNotFound):
             recorder.find("another tenant", begun.request_id)
+
+
+@pytest.mark.parametrize(
+    ("params", "pooling"),
+    [
+        (greedy(3, prompt_logprobs=0), None),
+        (greedy(0, prompt_logprobs=0), None),
+        (greedy(0), Pooling.MEAN),
+    ],
+    ids=["answer", "score", "vector"],
+)
+def test_figures_of_a_prompt_that_a_request_did_not_live_to_see_are_no_difference(
+    tmp_path: Path, params: SamplingParams, pooling: Pooling | None
+) -> None:
+    with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(max_tokens_per_step=32))) as llm:
+        request = llm.front.admission.admit([9] * 70, params, pooling=pooling, deadline=1e-9)
+        (output,) = Batch(llm.front.router, None, [request], [None]).run(progress_bar(False, 1, ""))
+        record = record_of(llm, output)
+        assert told(record) == [([], "deadline")]
+        again = Replay(record, 0)
+        for delta in stream(llm.front.router, None, again.request):
+            again.push(delta)
+    assert again.output().outputs[0].finish_reason == "length", "nobody ended it now"
+    assert again.differences() == []

@@ -129,25 +129,26 @@ class Replay:
     def differences(self) -> list[Difference]:
         """The first difference of each choice, after that of the prompt; none where every bit is the same."""
         output = self.output()
-        found = [] if self.record.end is None else [*self._prompt_differences(output), *self._embedding_differences()]
         choices = (_difference(self.record, choice) for choice in output.outputs)
-        return [*found, *(each for each in choices if each is not None)]
+        return [*self._prompt_differences(output), *(each for each in choices if each is not None)]
 
     def _prompt_differences(self, output: RequestOutput) -> list[Difference]:
-        assert self.record.end is not None
+        """What differs of the prompt's figures. Of a request that was ended before it had them nothing can be said."""
+        end, whole = self.record.end, not _all_interrupted(self.record)
         now = [next(iter(each.values())).logprob for each in output.prompt_logprobs or () if each is not None]
-        return _first("prompt_logprob", self.record.end.prompt_logprobs or (), now, offset=1)
-
-    def _embedding_differences(self) -> list[Difference]:
-        assert self.record.end is not None
-        return _first("embedding", self.record.end.embedding or (), self._embedding or ())
+        found: list[Difference] = []
+        if end is not None and (whole or end.prompt_logprobs is not None):
+            found += _first("prompt_logprob", end.prompt_logprobs or (), now, offset=1)
+        if end is not None and whole:  # a vector comes with the end
+            found += _first("embedding", end.embedding or (), self._embedding or ())
+        return found
 
 
 def _request_again(record: Record, top: int) -> Request:
     request, params = record.request, record.request.params
     logprobs = ALL_TOKENS if params.logprobs == ALL_TOKENS else max(top, params.logprobs or 0)
     wanted = params.but(logprobs=logprobs)
-    if all(_interrupted(record, choice) for choice in range(params.n)) and params.max_tokens != 0:
+    if _all_interrupted(record) and params.max_tokens != 0:
         most = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
         wanted = wanted.but(max_tokens=most, min_tokens=min(most, params.min_tokens))
     elif (room := _ended_by_context(record)) is not None:
@@ -159,6 +160,10 @@ def _ended_by_context(record: Record) -> int | None:
     """How many tokens a choice had that ended for want of room, which there may be more of here; None: none did."""
     ends = () if record.end is None else record.end.choices
     return next((each.tokens for each in ends if each.finish_reason == FinishReason.LENGTH and each.tokens), None)
+
+
+def _all_interrupted(record: Record) -> bool:
+    return all(_interrupted(record, choice) for choice in range(record.request.params.n))
 
 
 def _interrupted(record: Record, choice: int) -> bool:
