@@ -113,6 +113,18 @@ def test_pages_that_nobody_asks_for_again_are_not_copied_for_long() -> None:
     assert brought(swap, b"100"), "all but that one were asked for by now"
 
 
+def test_pages_that_come_and_go_by_turns_are_copied_each_time() -> None:
+    clock = Clock()
+    swap, _ = keeper(1000, recompute=20.0, clock=clock)
+    for _ in range(5):
+        found = []
+        for number in range(100):
+            found.append(brought(swap, b"%d" % number))
+            clock.copies = [1.0]
+            swap.evicted("main", NamedPage(0, b"%d" % number))
+    assert all(found), "each of them is asked for again"
+
+
 def test_it_needs_the_prefix_cache() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=ModelConfig(model="m"), prefix_cache=False, swap_gib=1)

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -21,34 +22,49 @@ AGAIN: Final = 64
 """Of so many pages that were not worth a copy one is copied all the same: the machine may have become faster."""
 
 
+@dataclass(slots=True, eq=False)
+class _Departure:
+    """A page made room: whether it was asked for after that."""
+
+    page: tuple[str, Name]
+    asked: bool = False
+
+
 class Returns:
     """How many of the pages that had to make room are asked for again, whether they were copied or not.
 
+    A page that comes and goes is counted each time it goes: each time there was a copy to make.
+
     Args:
-        most: pages that are remembered, the last ones.
+        most: times that are remembered, the last ones.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._asked: OrderedDict[tuple[str, Name], bool] = OrderedDict()
+        self._departures: deque[_Departure] = deque()
+        self._last: dict[tuple[str, Name], _Departure] = {}
         self._count = 0
 
     @property
     def share(self) -> float:
         """The part of them, above 0 and at most 1: all, as long as nothing is known."""
-        return (self._count + 1) / (len(self._asked) + 1)
+        return (self._count + 1) / (len(self._departures) + 1)
 
     def left(self, page: tuple[str, Name]) -> None:
         """The page makes room."""
-        self._count -= self._asked.pop(page, False)
-        self._asked[page] = False
-        if len(self._asked) > self._most:
-            self._count -= self._asked.popitem(last=False)[1]
+        self._last[page] = _Departure(page)
+        self._departures.append(self._last[page])
+        if len(self._departures) > self._most:
+            oldest = self._departures.popleft()
+            self._count -= oldest.asked
+            if self._last[oldest.page] is oldest:
+                del self._last[oldest.page]
 
     def asked(self, page: tuple[str, Name]) -> None:
         """Somebody wants the page."""
-        if self._asked.get(page) is False:
-            self._asked[page] = True
+        departure = self._last.get(page)
+        if departure is not None and not departure.asked:
+            departure.asked = True
             self._count += 1
 
 
