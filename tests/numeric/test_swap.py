@@ -13,7 +13,7 @@ from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.cache.restore import Wanted
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.interface import Bytes, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.swap import AGAIN, SwapKeeper
 
@@ -70,6 +70,19 @@ def test_the_buffers_hold_the_last_pages_that_fit() -> None:
     nothing, _ = keeper(0)
     nothing.evicted("main", NamedPage(0, b"x"))
     assert not brought(nothing, b"x")
+
+
+def test_a_page_that_finds_no_memory_for_a_buffer_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    swap, kernels = keeper(4)
+
+    def no_memory(group: str, page: int) -> Bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, "read_page", no_memory)
+        swap.evicted("main", NamedPage(1, b"one"))
+    swap.evicted("main", NamedPage(2, b"two"))
+    assert not brought(swap, b"one") and brought(swap, b"two")
 
 
 @pytest.mark.parametrize(("recompute", "kept"), [(1e-12, False), (1e12, True), (0.0, True)])

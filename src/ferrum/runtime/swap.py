@@ -118,7 +118,10 @@ class SwapKeeper:
         if size > self._capacity or not pays:
             return
         begun = self._clock()
-        content = self._kernels.read_page(group, named.page)
+        try:
+            content = self._kernels.read_page(group, named.page)
+        except MemoryError:  # less of it than the option says: the page is computed again
+            return
         self._rates.append((self._clock() - begun) / size)
         replaced = self._buffers.pop((group, named.name), None)
         self._bytes += size - (0 if replaced is None else len(replaced))
