@@ -143,6 +143,24 @@ def test_two_signals_end_what_runs(port: int, tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.parametrize("process", [False, True])
+def test_two_signals_end_a_server_whose_engine_is_stuck_in_a_step(port: int, tmp_path: Path, process: bool) -> None:
+    with started(port, tmp_path, process=process) as server:
+        server.hold.touch()
+        lines: list[str] = []
+        running = Thread(target=_cut_off, args=(server.client, lines))
+        running.start()
+        wait_for(lambda: bool(lines))  # it is kept alive
+        children = _children(server.process.pid)
+        assert len(children) == process
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.client.get("/ready").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        running.join()
+        wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
+
+
+@pytest.mark.parametrize("process", [False, True])
 def test_one_signal_under_load_finishes_every_accepted_stream(port: int, tmp_path: Path, process: bool) -> None:
     """Running and queued ones alike."""
     with started(port, tmp_path, process=process) as server:

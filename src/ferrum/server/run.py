@@ -107,14 +107,21 @@ class Server(uvicorn.Server):
         cutting = asyncio.create_task(self._cut_connections())
         await super().shutdown(sockets)
         cutting.cancel()
+        if self.force_exit:  # then uvicorn leaves it out
+            await self.lifespan.shutdown()
 
     async def _cut_connections(self) -> None:
-        """Cut the connections that are left in a moment, or at one more signal; what was sent to nobody is lost."""
+        """Cut the connections that are left in a moment, or at one more signal; what was sent to nobody is lost.
+
+        Requests that are not over a moment later wait for an engine that is stuck in a step: it is closed all the same.
+        """
         known, until = self._signals, time.monotonic() + CLOSE_SECONDS
         while self._signals == known and time.monotonic() < until:
             await asyncio.sleep(POLL_SECONDS)
         for each in self.server_state.connections:
             each.transport.abort()
+        await asyncio.sleep(CLOSE_SECONDS)
+        self.force_exit = bool(self.server_state.tasks)
 
     def _busy(self) -> bool:
         """Whether a request is being read or answered, or a client is still taking an answer."""
