@@ -150,6 +150,13 @@ def test_what_cannot_be_written_is_told_once_and_harms_no_other(
     assert len(caplog.records) == 1
 
 
+def test_a_full_disk_is_not_filled_with_records_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "it.jsonl").symlink_to("/dev/full")
+    with record_files(tmp_path) as files:
+        write(files)
+    assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
+
+
 def test_lines_that_find_no_place_cost_their_record_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,9 +191,9 @@ class RecordFiles:
         # One that had to make room is not begun again in its middle.
         flags = os.O_APPEND if record.begun else os.O_CREAT | os.O_TRUNC
         descriptor = os.open(self.directory / record.name, os.O_WRONLY | flags, 0o600)
+        record.begun = True
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
-        record.begun = True
         self._bytes += len(text)
 
     def _give_up(self, record: OpenRecord, reason: object) -> None:
