@@ -13,10 +13,11 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import close_session
 
 from fake_hub import FakeRepo, hub_of
-from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound, Unsupported
 from ferrum.runtime.hub import BUILT_IN, list_models, pull, resolve_model
 
-CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], **dict.fromkeys(SIZES, 2), "head_dim": 2}).encode()
 WEIGHTS = bytes(range(256)) * 400
 FILES = {
     "config.json": CONFIG,
@@ -158,6 +159,29 @@ def test_a_model_of_pickles_is_refused_without_fetching_them(hub):
     with pytest.raises(CheckpointError, match="no safetensors"):
         resolve_model("maker/pickles")
     assert not any("pytorch_model.bin" in request for request in hub.seen("GET"))
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "told"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, Unsupported, "MixtralForCausalLM"),
+        ({"rope_scaling": {"type": "longrope"}}, Unsupported, "longrope"),
+        ({"quantization_config": {"quant_method": "awq"}}, Unsupported, "awq"),
+        ({"hidden_size": None}, CheckpointError, "hidden_size"),
+        (None, CheckpointError, r"'maker/other' has no config\.json"),
+    ],
+)
+def test_what_would_not_load_is_refused_before_its_weights_are_fetched(hub, config, kind, told):
+    files = {name: data for name, data in FILES.items() if name != "config.json"}
+    if config is not None:
+        files["config.json"] = json.dumps(json.loads(CONFIG) | config).encode()
+    hub.repos["maker/other"] = FakeRepo(files)
+    for _ in range(2):
+        with pytest.raises(kind, match=told):
+            pull("maker/other")
+    assert not any("safetensors" in request for request in hub.requests)
+    hub.repos["maker/other"] = FakeRepo(dict(FILES))  # its owner has mended it
+    assert names_in(pull("maker/other").path) == FETCHED
 
 
 def test_no_server_at_all(hub, monkeypatch):

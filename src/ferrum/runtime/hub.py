@@ -15,8 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ferrum.core.errors import CheckpointError, ConfigError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnreachable, ModelGated, ModelNotFound
+from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import has_weights, read_config
+from ferrum.runtime.packed import METHOD
+from ferrum.runtime.parameters import refuse_quantized
 from ferrum.text.pooling import pooling_file
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 BUILT_IN: Final = "ferrum-tiny"
 
+NO_CONFIG: Final = "has no config.json"
 NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
 _HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?", re.ASCII)
@@ -64,7 +68,8 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         ModelNotFound: no such model or revision, or the name cannot be one.
         ModelGated: its owner wants terms accepted.
         HubUnreachable: it is not in the cache, and the hub was not to be reached or the download broke off.
-        CheckpointError: the hub's model has no safetensors weights.
+        CheckpointError, Unsupported: the hub's model has no safetensors weights, or would not load by its
+            configuration: nothing more is fetched of it.
         ConfigError: two revisions, or one of a model that has none.
     """
     found = located(name, revision)
@@ -181,6 +186,8 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
 
     with hub_errors(repo, revision) as named:
         fetch = partial(snapshot_download, repo, revision=revision, local_files_only=offline)
+        if not _has_sound_config(repo, revision):  # in time: weights fetched for nothing may be a hundred GB
+            _refuse(Path(fetch(allow_patterns=["config.json"])), named)
         try:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
@@ -190,6 +197,27 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     if not any(path.glob("*.safetensors")):
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
     return path
+
+
+def _has_sound_config(repo: str, revision: str | None) -> bool:
+    """Whether the configuration of a model that would load is in the cache; nobody is asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+    if isinstance(cached, str):
+        with suppress(FerrumError):
+            _refuse(Path(cached).parent, repo)
+            return True
+    return False
+
+
+def _refuse(directory: Path, named: str) -> None:
+    """Raise what a load would, of a configuration."""
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{named!r} {NO_CONFIG}")
+    config = read_config(directory)
+    decoder_spec(config)
+    refuse_quantized(config, None, METHOD)
 
 
 def _all_that_is_read(error: Exception) -> Path:

@@ -23,7 +23,7 @@ from ferrum.runtime.checkpoint import (
     shard_map,
     whole_names,
 )
-from ferrum.runtime.hub import NO_WEIGHTS, hub_errors, located, resolve_model, snapshot
+from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors, located, resolve_model, snapshot
 from ferrum.runtime.packed import is_packed
 from ferrum.runtime.tensor_file import TensorInfo
 
@@ -89,7 +89,7 @@ def _asked(repo: str, revision: str | None) -> HubListing:
             return Path(api.hf_hub_download(repo, file, revision=revision, local_dir=folder))
 
         try:
-            with _missing_as("has no config.json"):
+            with _missing_as(NO_CONFIG):
                 config = read_config(fetch("config.json").parent)
             if api.file_exists(repo, SINGLE, revision=revision):
                 files = [SINGLE]

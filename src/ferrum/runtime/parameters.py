@@ -112,9 +112,7 @@ class Parameters:
             raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
         if group is not None and quantize is None:
             raise ConfigError("nothing is quantised, so nothing shares a scale: it goes with quantize", param="group")
-        method = quantization_method(checkpoint.config)
-        if method != self.quantized_by:
-            raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
+        refuse_quantized(checkpoint.config, self.quantized_by)
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
@@ -310,6 +308,13 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 def format_of(scheme: Scheme, name: str) -> str:
     """The format that the scheme has for the matrix of that name, a key of `QUANTIZERS`."""
     return scheme.ends if name in (EMBEDDING, HEAD) else scheme.layers
+
+
+def refuse_quantized(config: Mapping[str, Any], *read: str | None) -> None:
+    """Raise Unsupported where a model's weights are quantised by another method than those (None: not at all)."""
+    method = quantization_method(config)
+    if method not in read:
+        raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
