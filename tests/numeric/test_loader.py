@@ -225,10 +225,20 @@ def test_a_spare_tensor_may_be_of_any_dtype(tmp_path):
         parameters.matrix("mask", (2, 2))
 
 
-def test_quantised_checkpoints_and_unknown_dtypes_are_refused_by_name(tmp_path):
-    checkpoint = Checkpoint(write(tmp_path, {"w": MATRIX}, {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(Unsupported, match="gptq"):
-        Parameters(checkpoint)
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, r"\(gptq\)"),
+        ({"quantization_config": {"load_in_8bit": True}}, "without the name of a method"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "without the name of a method"),  # MLX
+    ],
+)
+def test_quantised_checkpoints_are_refused_by_name(tmp_path, config, told):
+    with pytest.raises(Unsupported, match=told):
+        Parameters(Checkpoint(write(tmp_path, {"w": MATRIX}, config)))
+
+
+def test_unknown_dtypes_are_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match="float64"):
         Parameters(Checkpoint(write(tmp_path, {"w": MATRIX})), dtype="float64")
 

@@ -318,8 +318,9 @@ def refuse_quantized(config: Mapping[str, Any], *read: str | None) -> None:
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """How a model's `config.json` says that its weights are quantised; None: not at all."""
-    quantization = config.get("quantization_config")
+    """How a model's `config.json` says that its weights are quantised; None: not at all. MLX names no method."""
+    quantization = config.get("quantization_config") or config.get("quantization")
     if not quantization:
         return None
-    return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
+    named = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    return str(named or "without the name of a method")
