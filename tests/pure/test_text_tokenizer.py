@@ -101,6 +101,16 @@ def test_a_directory_without_tokenizer_has_none(tmp_path: Path) -> None:
     assert read_tokenizer_config(tmp_path) == TokenizerConfig()
 
 
+@pytest.mark.parametrize("form", ["tokenizer.model", "tekken.json", "vocab.json"])
+def test_a_tokenizer_in_another_form_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
+    assert load_tokenizer(tmp_path) is None and not caplog.records
+    (tmp_path / form).touch()
+    assert load_tokenizer(tmp_path) is None
+    assert [f"{form} is not read, only tokenizer.json" in each.message for each in caplog.records] == [True]
+    write(tmp_path, byte_level())
+    assert load_tokenizer(tmp_path) is not None and len(caplog.records) == 1
+
+
 def test_settings_of_the_directory(tmp_path: Path) -> None:
     listed = {"content": "<|tool|>", "special": True, "lstrip": True, "normalized": False}
     write(

@@ -25,6 +25,9 @@ _SHORT: Final = 1 << 10
 _LARGE: Final = 1 << 20
 """Characters beyond which texts are encoded one after the other: the library takes 150 bytes for each."""
 
+_OTHER_FORMS: Final = ("tokenizer.model", "tekken.json", "vocab.json")
+"""Files that a tokenizer may have been published in, and that are not read."""
+
 _ANCHOR: Final = "\u263a"
 """A character that tokenizers merge with no other."""
 
@@ -230,6 +233,7 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
     """
     path = Path(directory) / "tokenizer.json"
     if not path.is_file():
+        _tell_of_others(Path(directory))
         return None
     from tokenizers import Tokenizer as Backend  # 40 ms that a directory without a tokenizer need not spend
 
@@ -244,6 +248,14 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
         tell_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
     return FileTokenizer(backend, config, origin=str(path), special=special)
+
+
+def _tell_of_others(directory: Path) -> None:
+    """Say what becomes of a tokenizer that is there in another form: to its user the model has one."""
+    others = [name for name in _OTHER_FORMS if (directory / name).is_file()]
+    if others:
+        step = "AutoTokenizer.from_pretrained and save_pretrained of transformers make that"
+        tell_once(f"no tokenizer for {directory}: {others[0]} is not read, only tokenizer.json; {step}")
 
 
 def _special_ids(backend: Backend) -> frozenset[int]:
