@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -60,6 +61,25 @@ def test_a_sequence_of_which_guesses_are_taken_back_is_edited_as_one_without_the
         fresh = request(list(history), prompt=len(prompt), **params)
         got = edited(logits, Row(cut))
         np.testing.assert_array_equal(got.view(np.int32), edited(logits, Row(fresh)).view(np.int32))
+
+
+def test_what_a_request_names_is_made_once_for_all_its_choices_and_their_first_tokens() -> None:
+    """As many ids as there are tokens take a step's time to convert, for which all other requests would wait."""
+    named = 0
+
+    class Named(int):
+        def __lt__(self, other: int) -> bool:
+            nonlocal named
+            named += 1
+            return int(self) < other
+
+    params = SamplingParams(min_tokens=3, stop_token_ids=[7, V])
+    object.__setattr__(params, "stop_token_ids", (Named(7), Named(V)))
+    for choice in range(4):
+        sampling = replace(request([1]), params=params, choice=choice)
+        for each in (sampling, replace(sampling, history=[1, 2])):
+            assert np.flatnonzero(np.isinf(edited(np.zeros(V, np.float32), Row(each)))).tolist() == [7]
+    assert named == 2
 
 
 def test_equal_owners_are_two_and_what_is_kept_goes_with_its_owner() -> None:

@@ -30,6 +30,7 @@ from ferrum.sampling.order import top
 
 _NEVER = np.float32(-np.inf)
 _MOST = np.finfo(np.float32).max
+_LARGEST: Final = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Editable:
 
 
 _allowed: Final = Keeper[Int64]()
-_ends: Final = Keeper[Int64]()
+_stops: Final = Keeper[Int64]()
 _biases: Final = Keeper[tuple[Int64, F32]]()
 _seen: Final = Keeper[Counts]()
 _generated: Final = Keeper[Counts]()
@@ -121,9 +122,9 @@ def _ids(tokens: Iterable[int]) -> Int64:
     return np.array(list(tokens), np.int64)
 
 
-def _known(size: int, *several: Iterable[int]) -> Int64:
+def _known(size: int, tokens: Iterable[int]) -> Int64:
     """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
-    return _ids(token for tokens in several for token in tokens if token < size)
+    return _ids(token for token in tokens if token < size)
 
 
 def bad_words(logits: Editable, row: Row) -> None:
@@ -144,8 +145,10 @@ def bad_words(logits: Editable, row: Row) -> None:
 def min_tokens(logits: Editable, row: Row) -> None:
     """Forbid end and stop tokens until `min_tokens` have been generated."""
     if row.generated < row.params.min_tokens:
-        ends = _ends(row.sampling, _known, logits.size, row.sampling.eos_token_ids, row.params.stop_token_ids)
-        logits()[ends] = _NEVER
+        # A request may name all tokens there are: its choices have one array together, whatever the vocabulary.
+        stops = _stops(row.params, _known, _LARGEST, row.params.stop_token_ids)
+        logits()[stops[stops < logits.size]] = _NEVER
+        logits()[_known(logits.size, row.sampling.eos_token_ids)] = _NEVER
 
 
 def logit_bias(logits: Editable, row: Row) -> None:
