@@ -162,6 +162,21 @@ def test_memory_that_does_not_hold_a_page_is_refused() -> None:
     assert caught.value.param == "memory_pool_size"
 
 
+def test_where_mapped_weights_leave_nothing_no_bytes_are_told_and_not_fewer() -> None:
+    limits = PoolLimits(
+        page_size=64,
+        max_batch_size=1,
+        max_sequence_length=64,
+        max_rows=64,
+        max_draft=8,
+        kv_capacity=None,
+        mapped=1 << 60,
+    )
+    with pytest.raises(ConfigError, match=r"^kv_capacity: 0 bytes of memory") as caught:
+        pool_groups(decoder_spec(SHAPES["tiny"]), "bfloat16", limits, ReferenceKernels().planned_page_bytes)
+    assert caught.value.param == "kv_capacity"
+
+
 def test_the_bytes_that_the_factory_is_given_are_an_upper_bound() -> None:
     """Heads of 24, pages of 64: the pool used to be rounded up to a page, and padding came on top."""
     case = find("mistral-full")

@@ -108,7 +108,8 @@ def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     """How many pages fit, of `most`, where so many take `held` bytes."""
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
-        size, param = int((available_memory() - (limits.to_come or 0) - limits.mapped) * _SHARE), "kv_capacity"
+        left = available_memory() - (limits.to_come or 0) - limits.mapped
+        size, param = int(max(0, left) * _SHARE), "kv_capacity"
         if limits.to_come is not None:
             size = max(size, least)  # a plan tells by how much it is too large
     if size < least:
