@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,11 @@ import pytest
 import ferrum
 from ferrum import LLM, AsyncEngine, SamplingParams, load_executor
 from ferrum.cli.main import execute
+from ferrum.engine.build import with_scheduler
+from ferrum.engine.host import Built
 from ferrum.engine.outputs import RequestOutput
 from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.local import LocalExecutor
 
 PROMPTS = ["def add(a, b):\n", "import os\n", "class Stack:\n    def push(self, item):\n"]
 SAMPLED = SamplingParams(n=2, temperature=0.8, seed=7, max_tokens=12, logprobs=2, prompt_logprobs=1)
@@ -172,3 +178,26 @@ def test_ctrl_c_ends_a_run_cleanly() -> None:
         running.send_signal(signal.SIGINT)
         errors = running.stderr.read()
         assert running.wait() == 130 and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("options", [{}, {"swap_gib": 1}, {"speculative": BUILT_IN}])
+def test_a_closed_model_makes_room_for_the_next_one_at_once(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when garbage is searched for, which nobody knows: two that fit one by one would not."""
+    held: list[weakref.ref[object]] = []
+
+    def watched(executor: LocalExecutor, *rest: Any) -> Built:
+        built = with_scheduler(executor, *rest)
+        held.extend(map(weakref.ref, (executor, executor.lm.kernels, built.scheduler)))
+        return built
+
+    monkeypatch.setattr("ferrum.engine.build.with_scheduler", watched)
+    gc.disable()
+    try:
+        with LLM(BUILT_IN, kernels="reference", kv_capacity=256, **options) as model:
+            model.generate(PROMPTS, SAMPLED, use_tqdm=False)
+            assert all(each() is not None for each in held)
+        assert [each() for each in held] == [None] * 3
+    finally:
+        gc.enable()

@@ -32,7 +32,7 @@ class Bench:
             self.executor,
             self.scheduler,
             inbox=self.inbox,
-            post=self.posts.append,
+            post=lambda news: self.posts.append(news.events),
             depth=depth,
             clock=lambda: self.now,
         )

@@ -10,7 +10,7 @@ from engine_fakes import FakeRecipe, ServedFake, admission, greedy
 from fakes import Hasty
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.messages import EngineStats, Message
+from ferrum.engine.messages import EngineStats, Events, Message
 from ferrum.scheduler.outputs import OutputLengths
 
 
@@ -27,9 +27,9 @@ class Watched:
         self.stats: list[EngineStats] = []
         self.engine = Engine(built.executor, built.scheduler, inbox=self.inbox, post=self._post, clock=lambda: self.now)
 
-    def _post(self, events: tuple[TokenEvent, ...]) -> None:
-        self.events += events
-        self.stats.append(self.engine.take_stats())
+    def _post(self, news: Events) -> None:
+        self.events += news.events
+        self.stats.append(news.stats)
 
     def add(self, length: int, max_tokens: int) -> str:
         request = admission().admit([1] * length, greedy(max_tokens, ignore_eos=True))

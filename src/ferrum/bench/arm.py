@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.host import Built
-from ferrum.engine.messages import Message
+from ferrum.engine.messages import Events, Message
 
 
 class Arm:
@@ -32,9 +32,9 @@ class Arm:
         self._engine = Engine(built.executor, built.scheduler, inbox=self._inbox, post=self._take)
         self.reset()
 
-    def _take(self, events: tuple[TokenEvent, ...]) -> None:
-        self._events += events
-        self.said += sum(len(event.token_ids) for event in events)
+    def _take(self, news: Events) -> None:
+        self._events += news.events
+        self.said += sum(len(event.token_ids) for event in news.events)
 
     @property
     def begun(self) -> int:

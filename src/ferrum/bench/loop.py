@@ -87,7 +87,7 @@ def time_engine_steps(
     """
     events: list[TokenEvent] = []
     inbox: SimpleQueue[Message] = SimpleQueue()
-    engine = Engine(built.executor, built.scheduler, inbox=inbox, post=events.extend)
+    engine = Engine(built.executor, built.scheduler, inbox=inbox, post=lambda news: events.extend(news.events))
     ids = [f"bench-{index}" for index in range(len(prompts))]
     params = replace(sampling, max_tokens=2 * steps, ignore_eos=True)
     for request_id, prompt in zip(ids, prompts, strict=True):

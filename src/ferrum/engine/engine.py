@@ -18,7 +18,7 @@ from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.inbox import Inbox
-from ferrum.engine.messages import Abort, EngineStats, Message, Shutdown
+from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
 from ferrum.engine.steps import TakenStep, taken_step
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.scheduler import Scheduler
@@ -42,9 +42,10 @@ class Engine:
         executor: runs the steps. It isolates failures span by span; an exception out of it ends the step's sequences.
         scheduler: owns the books of all live sequences.
         inbox: messages from any thread, in order.
-        post: takes the events of a step, of which there may be none; once per step, and for events between steps.
+        post: takes the events of a step, of which there may be none, and how the engine stands; once per step, and for
+            events between steps.
         depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
-        recorded: keep what was in every step, for `take_steps`.
+        recorded: tell what was in every step, too.
         clock: monotonic seconds; deadlines are measured on it.
     """
 
@@ -54,7 +55,7 @@ class Engine:
         scheduler: Scheduler,
         *,
         inbox: Inbox,
-        post: Callable[[tuple[TokenEvent, ...]], None],
+        post: Callable[[Events], None],
         depth: int = 0,
         recorded: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -96,28 +97,25 @@ class Engine:
         for event in events:
             _let_go_of_frames(event.error)
         if events or len(self._submitted) < before:
-            self._post(tuple(events))
+            self._post(self._news(events))
         return before > 0
 
-    def take_stats(self) -> EngineStats:
-        """How the engine stands, and the steps since the last call."""
-        scheduler, steps = self._scheduler, tuple(self._step_tokens)
-        self._step_tokens.clear()
-        return EngineStats(
+    def _news(self, events: list[TokenEvent]) -> Events:
+        """These, how the engine stands, and the steps since the last news."""
+        scheduler = self._scheduler
+        stats = EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             kv_usage=scheduler.kv_usage,
             preemptions=scheduler.preemptions,
             prefixes=scheduler.prefix_counts,
             speculation=scheduler.drafter.counts,
-            step_tokens=steps,
+            step_tokens=tuple(self._step_tokens),
         )
-
-    def take_steps(self) -> tuple[TakenStep, ...]:
-        """The steps since the last call, where they are recorded."""
-        steps = tuple(self._taken_steps)
+        news = Events(tuple(events), stats, tuple(self._taken_steps))
+        self._step_tokens.clear()
         self._taken_steps.clear()
-        return steps
+        return news
 
     def _mark(self, plan: Plan) -> None:
         """Note the size of a step, and who leaves the queue with it."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine, Submits
 from ferrum.engine.inbox import Inbox
-from ferrum.engine.messages import Ended, EngineInfo, Events, Message, Report, Shutdown, Wake
+from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
 from ferrum.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:  # an engine needs none
@@ -137,7 +137,7 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 built.executor,
                 built.scheduler,
                 inbox=inbox,
-                post=lambda events: deliver(Events(events, engine.take_stats(), engine.take_steps())),
+                post=deliver,  # and nothing that knows the engine: its model would stay until garbage is searched for
                 recorded=built.recorded,
             )
             engine.run()

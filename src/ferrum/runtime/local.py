@@ -54,6 +54,9 @@ class LocalExecutor(ModelExecutor):
     def _warm(self) -> None:
         return_free_memory()
 
+    def _close(self) -> None:
+        self.lm.pages.attach(None)  # a keeper knows the pool, and the table knows itself: they would stay for a while
+
     def keep_pages(self, files: PageFiles) -> None:
         """From now on write proven pages to files, and find them there again; until `shutdown`."""
         self._keeper = DiskKeeper(self.lm.pages, self.lm.kernels, files)

@@ -6,7 +6,6 @@ no longer than the other one takes, and then finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,6 +13,7 @@ from ferrum.cache.names import Name
 from ferrum.cache.prefix import PrefixScope
 from ferrum.cache.tails import Tail, Tails
 from ferrum.core.types import FinishReason, Sequence
+from ferrum.scheduler.newcomers import Newcomers
 from ferrum.scheduler.plan import Pages
 
 
@@ -41,16 +41,14 @@ class Prefixes:
         pages: the page table.
         scope: within which equal tokens have equal keys and values; None: nothing has a name, nothing is found.
         step: most tokens by which a sequence grows at a time.
-        lets_in: whether a sequence could be let in as the one of that id in the page table.
+        newcomers: tell whether there is room for whom pages are to be brought back.
     """
 
-    def __init__(
-        self, pages: Pages, scope: PrefixScope | None, step: int, lets_in: Callable[[Sequence, str], bool]
-    ) -> None:
+    def __init__(self, pages: Pages, scope: PrefixScope | None, step: int, newcomers: Newcomers) -> None:
         self._pages = pages
         self._scope = scope
         self._step = step
-        self._lets_in = lets_in
+        self._newcomers = newcomers
         self._tails = Tails()
         self._computing: dict[Name, Sequence] = {}
         self._promised: dict[str, list[Name]] = {}
@@ -66,7 +64,7 @@ class Prefixes:
         count = self._pages.match(names)
         restores = self._pages.restores
         if count < len(names) and names[count] not in restores and sequence.cache_id not in self._restored:
-            if restores.begin(names, count, lambda held: self._lets_in(sequence, held)):
+            if restores.begin(names, count, lambda held: self._newcomers.fits(sequence, held=held)):
                 self._restored.add(sequence.cache_id)
             count = self._pages.match(names)
         tail = self._tail(sequence, count, most)

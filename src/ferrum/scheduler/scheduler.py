@@ -97,7 +97,7 @@ class Scheduler:
         self._newcomers = Newcomers(
             self._live, self._running, pages, self._outputs, growth=self._growth, context=self._context
         )
-        self._prefixes = Prefixes(pages, prefixes, self._growth, self._lets_in)
+        self._prefixes = Prefixes(pages, prefixes, self._growth, self._newcomers)
         self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
         self._beginnings = Beginnings(self._live, self._siblings, self._prefixes)
         self._in_flight: set[str] = set()
@@ -251,9 +251,6 @@ class Scheduler:
             if last[0] is sequence:
                 return False
         return True
-
-    def _lets_in(self, newcomer: Sequence, held: str) -> bool:
-        return self._newcomers.fits(newcomer, held=held)
 
     def _make_place(self, newcomer: Sequence, yielding: Series[Sequence], step: OpenStep) -> bool:
         """Preempt as few of those that yield to a newcomer as it takes, and nobody where all would not be enough."""
