@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine_fakes import FakeRecipe
+from ferrum.core.errors import EngineDead, StepError
 from ferrum.engine import process, wire
 from ferrum.engine.messages import Ended
 
@@ -46,3 +49,21 @@ def test_a_report_that_cannot_be_delivered_keeps_back_none_of_those_behind_it(
     *all_of_them, end = told
     assert all_of_them == list(range(5)) and isinstance(end, Ended)
     assert len(caplog.records) == 2
+
+
+def test_a_process_that_has_ended_before_its_recipe_came_tells_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports what engines need while its parent still reads what the recipe is made of."""
+    (tmp_path / "numpy.py").write_text("raise ImportError('half of it is missing')")
+    with monkeypatch.context() as broken:
+        broken.syspath_prepend(tmp_path)
+        refusing = process.Child()
+    refusing.process.wait()
+    with pytest.raises(StepError, match="half of it is missing"):
+        process.ProcessHost(FakeRecipe(), refusing).start(lambda report: None)
+    killed = process.Child()
+    killed.process.kill()
+    killed.process.wait()
+    with pytest.raises(EngineDead, match="exit code -9"):
+        process.ProcessHost(FakeRecipe(), killed).start(lambda report: None)

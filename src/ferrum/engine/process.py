@@ -99,7 +99,8 @@ class ProcessHost:
         child = self._child = self._child or Child()
         reports = _Reports(child, deliver)
         try:
-            wire.send(child.end, self._recipe)
+            with contextlib.suppress(OSError):  # it has ended by now: its report, or how it ended, tells why
+                wire.send(child.end, self._recipe)
             report = reports.next()
         except BaseException:
             child.stop()
