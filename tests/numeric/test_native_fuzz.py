@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -76,7 +74,7 @@ def test_rows_that_only_move(tier, threads, seed, spans, columns, given_rows, da
     some = st.lists(st.integers(0, count - 1), max_size=20)
     logit_rows, hidden_rows = (tuple(sorted(set(data.draw(some)))) for _ in range(2))
     tables = tables_of(rng, spans, (), logit_rows, hidden_rows, vocabulary=50)
-    twin.begin(replace(tables, embeddings=normal(rng, count, columns)) if given_rows else tables)
+    twin.begin(tables._replace(embeddings=normal(rng, count, columns)) if given_rows else tables)
     format = data.draw(st.sampled_from([*DTYPES, *INTEGERS]))
     np.testing.assert_array_equal(*twin.both("embed", weight_of(rng, 50, columns, format)))
     x = normal(rng, count, columns)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -40,7 +38,7 @@ def test_embedding_reads_rows_of_the_packed_table(team, dtype):
         twin.begin(tables)
         np.testing.assert_array_equal(*twin.both("embed", table))
         given = normal(rng, len(tables.token_ids), 37)
-        twin.begin(replace(tables, embeddings=given))
+        twin.begin(tables._replace(embeddings=given))
         np.testing.assert_array_equal(twin.native.embed(twin.native.weight(table)), given)
 
 

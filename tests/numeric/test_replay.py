@@ -36,7 +36,7 @@ def test_no_living_value_shares_its_buffer(case):
     decoder = load_executor(directory_of(case), kernels="reference").lm.network
     program = record(decoder)
     output = program.output
-    last = {value: len(program.ops) for value in output.parts}
+    last = {value: len(program.ops) for value in output}
     for index, op in reversed(list(enumerate(program.ops))):
         for value in (*op.results, *op.operands()):
             last.setdefault(value, index)

@@ -123,7 +123,7 @@ class PageTable(PageRows):
         names = [pool.names for pool in self._pools]
         return PrefixCounts(
             cached_pages=sum(map(len, names)),
-            evicted_pages=sum(each.evicted for each in names),
+            evicted_pages=sum([each.evicted for each in names]),
             query_tokens=self._asked,
             hit_tokens=self._found,
             restored_pages=self.restores.pages,

@@ -94,17 +94,17 @@ class PageRows:
     @property
     def used(self) -> int:
         """Number of pages in use, over all groups."""
-        return sum(pool.num_pages - pool.free for pool in self._pools)
+        return sum([pool.num_pages - pool.free for pool in self._pools])
 
     @property
     def usage(self) -> float:
         """The part of all pages that is in use, 0 to 1."""
-        return self.used / max(1, sum(pool.num_pages for pool in self._pools))
+        return self.used / max(1, sum([pool.num_pages for pool in self._pools]))
 
     @property
     def shared(self) -> int:
         """Number of pages with more than one owner, over all groups."""
-        return sum(pool.shared for pool in self._pools)
+        return sum([pool.shared for pool in self._pools])
 
     def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
         """Whether a sequence can grow to `length` tokens, at most `step` at a time.

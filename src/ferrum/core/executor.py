@@ -117,7 +117,8 @@ class ModelExecutor(NamedVerbs):
         if not batch.spans:
             return FinishedStep(StepOutput(()))
         with self._locked():
-            self.warmup()
+            if self._lifecycle.state is not ExecutorState.READY:
+                self.warmup()
             output = self._timed(batch)
             served = []
             for span, result in zip(batch.spans, output.results, strict=True):

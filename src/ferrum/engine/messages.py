@@ -1,4 +1,4 @@
-"""What crosses the border between a client and its engine: frozen, picklable dataclasses of ints and strings.
+"""What crosses the border between a client and its engine: frozen, picklable records of ints and strings.
 
 The same messages go through a queue in the process and through a pipe between two. One `Events` is sent per step,
 however many tokens the step brought.
@@ -6,12 +6,11 @@ however many tokens the step brought.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.memory import MemoryPlan
-from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.steps import TakenStep
@@ -81,9 +80,7 @@ class Started:
     info: EngineInfo
 
 
-@pickled_by_fields
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """The engine at one moment.
 
     Attributes:
@@ -99,14 +96,12 @@ class EngineStats:
     waiting: int = 0
     kv_usage: float = 0.0
     preemptions: int = 0
-    prefixes: PrefixCounts = field(default_factory=PrefixCounts)
-    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+    prefixes: PrefixCounts = PrefixCounts()
+    speculation: SpeculationCounts = SpeculationCounts()
     step_tokens: tuple[int, ...] = ()
 
 
-@pickled_by_fields
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(NamedTuple):
     """The news of one step, and how the engine stands after it.
 
     Attributes:

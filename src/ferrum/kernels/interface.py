@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,8 +98,7 @@ class AttentionShape:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepTables:
+class StepTables(NamedTuple):
     """Everything of a step that a recorded program does not know. Made in `runtime/inputs.py` and nowhere else.
 
     Attributes:
@@ -253,8 +252,7 @@ class Kernels(Operations, ParameterForms, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkOutput:
+class NetworkOutput(NamedTuple):
     """What one walk through a network leaves.
 
     Attributes:
@@ -268,11 +266,6 @@ class NetworkOutput:
     best: Array
     hidden: Array
     finite: Array
-
-    @property
-    def parts(self) -> tuple[Array, Array, Array, Array]:
-        """All of it, in the order of the fields."""
-        return self.logits, self.best, self.hidden, self.finite
 
 
 class Network(Protocol):

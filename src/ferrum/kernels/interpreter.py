@@ -41,7 +41,7 @@ class Interpreter:
         kernels.begin(tables)
         for op in self.program.ops:
             self._run(op, kernels, counts)
-        return NetworkOutput(*(self._view(value, counts) for value in self.program.output.parts))
+        return NetworkOutput(*(self._view(value, counts) for value in self.program.output))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step, and return the seconds of each of the program's operations."""

@@ -162,7 +162,7 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
     Greedy in program order: among the free buffers of the extent the one whose width fits best.
     """
     last_use = {value: index for index, op in enumerate(ops) for value in (*op.results, *op.operands())}
-    last_use.update(dict.fromkeys(output.parts, len(ops)))
+    last_use.update(dict.fromkeys(output, len(ops)))
     widths: list[int] = []
     extents: list[Extent] = []
     free: list[int] = []

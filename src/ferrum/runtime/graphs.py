@@ -72,7 +72,7 @@ class NativeProgram:
             for start, size in zip(map(int, starts), self._sizes, strict=False)
         ]
         self._operations = [self._lower(op) for op in program.ops]
-        self._output = [(value.extent, self._matrix(value)) for value in program.output.parts]
+        self._output = [(value.extent, self._matrix(value)) for value in program.output]
         self._native = kernels.lowering.library.Program(self._operations)
 
     def nbytes(self, extent: Extent) -> int:
