@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-from threading import Event
 from typing import Final
 
 from ferrum.core.errors import EngineDead, QueueFull
@@ -27,15 +26,20 @@ def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Ite
     Raises:
         EngineDead, QueueFull: at the first step of the iteration; EngineDead also where a forked process goes on.
     """
-    news = Event()
-    running = router.open(request, tokenizer, news.set)
+    # Not an Event: an interrupt in the midst of one leaves its lock taken, and the engine would wait for that for ever.
+    news: SimpleQueue[None] = SimpleQueue()
+
+    def wake() -> None:
+        if news.empty():
+            news.put(None)
+
+    running = router.open(request, tokenizer, wake)
     try:
         while True:
             delta = running.take()
             if delta is None:
                 router.check_process()
-                news.wait()
-                news.clear()
+                news.get()
                 continue
             yield delta
             if delta.usage is not None:

@@ -110,7 +110,9 @@ class RecordFiles:
         self._crowded_out: list[OpenRecord] = []
         self._put = self._written = self._wanted = 0
         self._closing = self._failing = False
-        self._news = threading.Condition()
+        # Held as itself where an interrupt may come: in the midst of a Condition one would leave it held for ever.
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         try:
             directory.mkdir(0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
@@ -121,7 +123,7 @@ class RecordFiles:
 
     def put(self, record: OpenRecord, line: Line, *, last: bool = False) -> None:
         """Append a line to a record; the first one begins it, over what may be there, and the last one seals it."""
-        with self._news:
+        with self._lock:
             if record.lost:
                 return
             if self._thread.ident is None:

@@ -169,7 +169,12 @@ class Router:
             if places is not None:
                 self._lent[sent.request_id] = places
                 places.free -= 1
-            self._host.send(sent)
+            try:
+                self._host.send(sent)
+            except BaseException:  # an interrupt: nobody will read it, and the engine may not even have heard of it
+                self._forget(stream)
+                self._host.send(Abort(sent.request_id))
+                raise
         return stream
 
     def _unique(self, request: Request) -> Request:
@@ -246,12 +251,17 @@ class Router:
             stream.fail(as_step_error(error))
         if stream.settled:
             with self._lock:
-                self._streams.pop(event.request_id, None)
-                if (places := self._lent.pop(event.request_id, None)) is not None:
-                    places.free += 1
-                asked = (stream.request.tenant, stream.request_id)
-                if self._asked.get(asked) is stream:
-                    del self._asked[asked]
+                self._forget(stream)
+
+    def _forget(self, stream: RequestStream) -> None:
+        """Give back the place of a stream, and its id. The lock is held."""
+        name = stream.request.request_id
+        self._streams.pop(name, None)
+        if (places := self._lent.pop(name, None)) is not None:
+            places.free += 1
+        asked = (stream.request.tenant, stream.request_id)
+        if self._asked.get(asked) is stream:
+            del self._asked[asked]
 
     def _end(self, error: FerrumError | None) -> list[RequestStream]:
         """Nothing comes after the engine's end: every stream that still waits for something gets its error."""

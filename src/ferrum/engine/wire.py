@@ -86,7 +86,9 @@ class Writer:
     def __init__(self, end: socket) -> None:
         self._end = end
         self._late: deque[bytes] = deque()
-        self._change = threading.Condition()
+        # Held as itself where an interrupt may come: in the midst of a Condition one would leave it held for ever.
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._closed = False
         self._thread = threading.Thread(target=self._send_late, name="ferrum-writer", daemon=True)
         self._thread.start()
@@ -94,7 +96,7 @@ class Writer:
     def send(self, item: object) -> None:
         """Send an object, or have it sent."""
         data = _framed(item)
-        with self._change:
+        with self._lock:
             if not self._late:
                 data = data[self._send_now(data) :]
             if data and not self._closed:
@@ -103,7 +105,7 @@ class Writer:
 
     def close(self) -> None:
         """Send nothing more. Idempotent."""
-        with self._change:
+        with self._lock:
             self._closed = True
             self._change.notify()
         if threading.current_thread() is not self._thread:

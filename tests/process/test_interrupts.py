@@ -1,0 +1,80 @@
+"""Ctrl-C, or another signal whose handler raises, wherever it may come while a program waits for its tokens."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from engine_fakes import greedy, parts
+from ferrum.engine.offline import LLM
+from record_kit import recorded_parts
+
+
+class Interrupt:
+    """Raises at one of the places where an interpreter looks for signals: a function begins, or has returned.
+
+    Args:
+        place: which of them, from 0.
+
+    Attributes:
+        raised: whether there were so many.
+    """
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        # What is raised in a generator that is thrown away is told on standard error, and ends nothing.
+        if event in ("call", "return") and not (self.raised or frame.f_code.co_flags & CO_GENERATOR):
+            self._left -= 1
+            if self._left < 0:
+                self.raised = True
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+    def within(self, work: Callable[[], object]) -> None:
+        """Do it until the interrupt comes."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            work()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+
+
+@pytest.mark.parametrize("host", ["thread", "process", "recorded"])
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "generate"])
+def test_an_interrupt_anywhere_ends_its_requests_and_leaves_the_engine_to_others(
+    tmp_path: Path, host: str, streamed: bool
+) -> None:
+    made = recorded_parts(tmp_path) if host == "recorded" else parts(process=host == "process")
+    with LLM.from_parts(made) as model:
+
+        def work() -> object:
+            if streamed:
+                return list(model.stream([1, 2], greedy(2, ignore_eos=True)))
+            return model.generate([[1, 2], [3]], greedy(2, ignore_eos=True), use_tqdm=False)
+
+        work()
+        interrupt, place = Interrupt(0), 0
+        interrupt.within(work)
+        while interrupt.raised:
+            until = time.monotonic() + 5
+            while len(model.front.router):
+                assert time.monotonic() < until, f"a request is left by an interrupt at place {place}"
+                time.sleep(0.0005)
+            place += 1
+            interrupt = Interrupt(place)
+            interrupt.within(work)
+        assert place > 50
