@@ -124,6 +124,43 @@ def test_a_forked_process_has_the_executor_unless_a_step_was_running(midst: bool
     assert (done.stdout, done.returncode) == ("0 8\n", 0), done.stderr
 
 
+ENDING = """
+import atexit, threading, time
+
+steps = []
+
+
+def look_later():
+    before = len(steps)
+    time.sleep(0.1)
+    print(before > 0, len(steps) - before, flush=True)
+
+
+atexit.register(look_later)  # after all that is imported now
+
+from contract_kit import PROMPT, make_fake
+from ferrum.core.contract import PrefillInput
+
+executor = make_fake().executor
+run = executor.lm.run
+executor.lm.run = lambda batch: (time.sleep(0.001), steps.append(1), run(batch))[-1]
+
+
+def work():
+    while True:
+        executor.release_cache(executor.prefill(PrefillInput([PROMPT])).kv_cache.cache_id)
+
+
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+def test_no_step_of_a_daemon_thread_runs_while_the_interpreter_ends() -> None:
+    done = run(ENDING)
+    assert (done.stdout, done.returncode) == ("True 0\n", 0), done.stderr
+
+
 RECORDING = """
 import os, signal, sys
 from ferrum.core.metrics import StepRecorder

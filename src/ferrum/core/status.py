@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -28,6 +30,23 @@ LEGAL: Final = {
     ExecutorState.SHUTDOWN: set[ExecutorState](),
 }
 """Where each state may lead. An error is left by `reset` or by the end; the end is left by nothing."""
+
+
+LAST_STEP: Final = 10.0
+"""Seconds that the interpreter's end waits for a step."""
+
+
+def stop_steps(lock: threading.RLock, process: int) -> None:
+    """Let no step begin any more, at the end of the interpreter that runs them.
+
+    A daemon thread that came back from native code after that would be ended within it, which aborts the process.
+
+    Args:
+        lock: is held in every step.
+        process: whose steps they are; in one that was forked from it there may be nobody to give the lock back.
+    """
+    if os.getpid() == process:
+        lock.acquire(timeout=LAST_STEP)
 
 
 class Lifecycle:
