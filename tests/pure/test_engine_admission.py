@@ -47,6 +47,12 @@ def test_a_deadline_is_counted_from_now_and_ids_are_new() -> None:
     assert first.request_id != second.request_id and first.trace_id == first.request_id
 
 
+@pytest.mark.parametrize("seconds", [2, np.int64(2), np.float32(2)])
+def test_seconds_are_of_any_type_of_numbers(seconds: float) -> None:
+    request = admission().admit("a", greedy(), deadline=seconds)
+    assert request.deadline == request.arrival + 2 and type(request.deadline) is float
+
+
 def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     tokens = LetterTokenizer()
     request = admission().admit("a", greedy(bad_words=["no"]))

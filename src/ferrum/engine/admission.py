@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from numbers import Real
 from typing import Any, TypeAlias
 
 from ferrum.core.checks import check_ids
@@ -268,7 +269,7 @@ def _named(param: str, value: object) -> str:
 
 
 def _seconds(param: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int may be larger than all floats
             seconds = float(value)
             if 0 < seconds < math.inf:
