@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -299,6 +300,16 @@ def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> No
             slow[-1].sendall((b"", b"POST /v1/comp", HEAD, HEAD + b"content-length: 90\r\n\r\n{")[number % 4])
         assert target.complete(max_tokens=1).status_code == 200
         assert all(refused(heard(connection)) for connection in slow)
+
+
+def test_the_rest_of_a_body_whose_request_is_answered_has_an_end(target: Served) -> None:
+    """Nobody reads it: each byte put off the end of the connection."""
+    with wire(target) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n")
+        assert statuses(connection.recv(1 << 16)) == [404]
+        for _ in range(30):
+            connection.sendall(b"x")
+            time.sleep(0.2)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -21,19 +21,22 @@ class PunctualProtocol(H11Protocol):
     """uvicorn's connection, which is closed when the head of a request takes too long to arrive.
 
     The time begins with the connection and, for later requests, with their first byte; between them uvicorn's own
-    keep-alive limit holds. A connection whose client takes nothing of what is sent is cut; what the client does take,
-    however little, gives it the whole time again.
+    keep-alive limit holds. It is closed as well when the rest of a body takes too long whose request is answered, for
+    nobody reads it. A connection whose client takes nothing of what is sent is cut; what the client does take, however
+    little, gives it the whole time again.
 
     Args:
         head_seconds: longest time for a head.
+        body_seconds: longest time for such a rest.
         write_seconds: longest time without a byte being taken while some are waiting.
         options: uvicorn's.
     """
 
-    def __init__(self, *, head_seconds: float, write_seconds: float, **options: Any) -> None:
+    def __init__(self, *, head_seconds: float, body_seconds: float, write_seconds: float, **options: Any) -> None:
         super().__init__(**options)
         self._head_seconds = head_seconds
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._body_seconds = body_seconds
+        self._timer: asyncio.TimerHandle | None = None
         self._write_seconds = write_seconds
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -41,15 +44,16 @@ class PunctualProtocol(H11Protocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # whatever waits, a small rest too, is watched
-        self._start_timer()
+        self._start_timer(self._head_seconds)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        between = self.conn.their_state is h11.IDLE
+        if not between and self.conn.our_state is not h11.DONE:
             self._stop_timer()
-        elif self._head_timer is None:
-            self._start_timer()
+        elif self._timer is None:
+            self._start_timer(self._head_seconds if between else self._body_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -103,10 +107,10 @@ class PunctualProtocol(H11Protocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _start_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self._head_seconds, self.transport.close)
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

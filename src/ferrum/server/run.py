@@ -54,7 +54,12 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         write_seconds = min(WRITE_SECONDS, config.request_seconds or WRITE_SECONDS)
-        protocol = partial(PunctualProtocol, head_seconds=config.head_seconds, write_seconds=write_seconds)
+        protocol = partial(
+            PunctualProtocol,
+            head_seconds=config.head_seconds,
+            body_seconds=config.body_seconds,
+            write_seconds=write_seconds,
+        )
         super().__init__(
             uvicorn.Config(
                 app,
