@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from serve_kit import Served, error_of, wire
+from serve_kit import USER, Served, error_of, wire
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,38 @@ def test_what_is_no_good_json_is_a_400(server: Served, body: bytes) -> None:
 def test_metadata_of_too_many_entries_is_refused_in_plain_words(server: Served) -> None:
     response = server.chat(metadata={str(number): "x" for number in range(17)})
     assert error_of(response, 400)["message"] == "metadata: has 17 entries, more than 16"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "fault"),
+    [
+        ("/v1/completions", "prompt", ["a", 1], "prompt[1]: Input should be a valid string"),
+        ("/v1/completions", "prompt", [1, "a"], "prompt[1]: Input should be a valid integer"),
+        ("/v1/completions", "prompt", [[1], "a"], "prompt[1]: Input should be a valid list"),
+        ("/v1/completions", "prompt", [[1], [2, "a"]], "prompt[1][1]: Input should be a valid integer"),
+        ("/v1/completions", "prompt", 5, "prompt: Input should be a valid string"),
+        ("/v1/completions", "stop", ["a", None], "stop[1]: Input should be a valid string"),
+        ("/v1/chat/completions", "messages", [*USER, {"role": 5, "content": 5}], "messages[1].role: Input should be"),
+        (
+            "/v1/chat/completions",
+            "messages",
+            [*USER, {"role": "user", "content": [{"text": "a"}]}],
+            "messages[1].content[0].type: Field required",
+        ),
+        (
+            "/v1/chat/completions",
+            "messages",
+            [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+            "messages[0].content[0].text: Input should be a valid string",
+        ),
+    ],
+)
+def test_of_a_field_of_several_forms_the_fault_of_the_likeliest_is_told(
+    server: Served, path: str, field: str, value: object, fault: str
+) -> None:
+    good = {"model": "fake", "prompt": "a", "messages": USER}
+    error = error_of(server.post(path, **{**good, field: value}), 400)
+    assert error["message"].startswith(fault) and error["param"] == fault.partition(": ")[0]
 
 
 def test_a_body_of_another_type_is_a_415(server: Served) -> None:

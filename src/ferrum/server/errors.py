@@ -122,25 +122,39 @@ def from_framework(error: StarletteHTTPException) -> ApiError:
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The first fault that the types of a body's fields find."""
-    first = error.errors()[0]
+    """The fault that the types of a body's first faulty field find."""
+    faults = error.errors()
+    first = faults[0]
     if first["loc"][0] != "body":
         return ApiError(400, first["msg"], code="invalid_value", param=str(first["loc"][-1]))
     if not isinstance(error.body, dict):
         return ApiError(400, "the body must be a JSON object", code="invalid_value")
-    param = field_path(first["loc"][1:], error.body, missing=first["type"] == "missing")
-    return ApiError(400, f"{param}: {first['msg']}", code="invalid_value", param=param)
+    places = [(place_in(error.body, each["loc"][1:], missing=each["type"] == "missing"), each) for each in faults]
+    # Each member of a union finds a fault: that of the one that got furthest is the one to mend.
+    of_field = [each for each in places if each[0][:1] == places[0][0][:1]]
+    place, fault = max(of_field, key=lambda each: [step if isinstance(step, int) else 0 for step in each[0]])
+    param = field_path(place)
+    return ApiError(400, f"{param}: {fault['msg']}", code="invalid_value", param=param)
 
 
-def field_path(loc: Sequence[int | str], body: Any, *, missing: bool = False) -> str:
-    """`messages[0].role` for a place in a body; names that are no place in it (of a union's members) are left out."""
-    path = ""
+def place_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> list[int | str]:
+    """The steps to a place in a body; names that are no place in it (of a union's members) are left out."""
+    place: list[int | str] = []
     for step in loc:
         if isinstance(step, int) and isinstance(body, list) and step < len(body):
-            path, body = f"{path}[{step}]", body[step]
+            body = body[step]
         elif isinstance(step, str) and isinstance(body, dict) and (step in body or missing):
-            path, body = f"{path}.{step}" if path else step, body.get(step)
-    return path
+            body = body.get(step)
+        else:
+            continue
+        place.append(step)
+    return place
+
+
+def field_path(place: Sequence[int | str]) -> str:
+    """`messages[0].role` for a place in a body."""
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return steps.removeprefix(".")
 
 
 async def error_response(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.front import Front
-from ferrum.server.errors import ApiError, invalid, unsupported
+from ferrum.server.errors import ApiError, field_path, invalid, unsupported
 from ferrum.server.requests import Body, GenerationBody
 from ferrum.server.schemas import MAX_ID
 from ferrum.text.generation import over_recommended
@@ -57,18 +57,19 @@ def _survey(body: Body, place: tuple[str | int, ...], ignored: list[str], strict
         value = extra[name] if name in extra else getattr(body, name)
         if value is None and name not in extra:
             continue
+        inside = (*place, name)
         if name in body.REFUSED:
             if value is None:
                 continue
-            raise unsupported(_spell(place, name), body.REFUSED[name])
+            raise unsupported(field_path(inside), body.REFUSED[name])
         if name in body.NO_OPS:
-            ignored.append(_spell(place, name))
+            ignored.append(field_path(inside))
         elif name in extra and not body.PASSES_ON:
             if strict:
-                raise ApiError(400, f"unknown field {name!r}", code="unknown_parameter", param=_spell(place, name))
-            ignored.append(_spell(place, name))
+                raise ApiError(400, f"unknown field {name!r}", code="unknown_parameter", param=field_path(inside))
+            ignored.append(field_path(inside))
         for step, inner in _bodies(value):
-            _survey(inner, (*place, name, *step), ignored, strict)
+            _survey(inner, (*inside, *step), ignored, strict)
 
 
 def _bodies(value: Any) -> list[tuple[tuple[int, ...], Body]]:
@@ -78,13 +79,6 @@ def _bodies(value: Any) -> list[tuple[tuple[int, ...], Body]]:
     if isinstance(value, list) and value and isinstance(value[0], Body):
         return [((index,), each) for index, each in enumerate(value)]
     return []
-
-
-def _spell(place: tuple[str | int, ...], name: str) -> str:
-    path = ""
-    for step in (*place, name):
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
 
 
 @dataclass(frozen=True, slots=True)
