@@ -196,6 +196,12 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
         load_tokenizer(tmp_path)
 
 
+def test_a_pointer_of_git_lfs_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a pointer of Git LFS.*git lfs pull"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
 def test_what_is_no_plain_file_or_endless_is_not_read(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.dense import FORMATS
+from ferrum.text.files import refuse_pointer
 
 MAX_HEADER_BYTES: Final = 32 << 20
 """More than a quarter of a million tensors; a longer header is taken for an attack on the memory."""
@@ -74,6 +75,7 @@ class TensorFile:
         try:
             if not path.is_file():
                 raise CheckpointError(f"{path}: is not a file")
+            refuse_pointer(path)
             with path.open("rb") as file:
                 header = _header_of(path, file.read(8), path.stat().st_size)
                 _ask_library(path)

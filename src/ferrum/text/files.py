@@ -1,4 +1,4 @@
-"""Reading the JSON files that lie beside a checkpoint's weights."""
+"""Reading the files that lie beside a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 MOST_BYTES: Final = 64 << 20
 """A longer file is taken for an attack on the memory."""
+
+_POINTER: Final = b"version https://git-lfs.github.com/"
 
 
 def read_text(path: Path) -> str | None:
@@ -30,6 +32,17 @@ def read_text(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CheckpointError where a clone without Git LFS has a few words in place of a large file, or none to read."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_POINTER))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if begin == _POINTER:
+        raise CheckpointError(f"{path}: is a pointer of Git LFS and not the file, which `git lfs pull` fetches")
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:

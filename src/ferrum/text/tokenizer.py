@@ -13,6 +13,7 @@ from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
 from ferrum.core.news import tell_once
 from ferrum.core.shown import shown
 from ferrum.text.decoding import decoding_rules
+from ferrum.text.files import refuse_pointer
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
@@ -238,6 +239,7 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
     from tokenizers import Tokenizer as Backend  # 40 ms that a directory without a tokenizer need not spend
 
     config = read_tokenizer_config(directory)
+    refuse_pointer(path)
     with _library_faults(str(path)):
         backend = Backend.from_file(str(path))
         backend.no_truncation()
