@@ -67,6 +67,12 @@ def test_entries_without_effect_are_named(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path).ignored == ("num_beams", "no_repeat_ngram_size")
 
 
+def test_what_transformers_writes_of_itself_is_not_told(tmp_path: Path) -> None:
+    """The entries of what its release 5 saves of any model."""
+    write(tmp_path, _from_model_config=True, output_attentions=False, output_hidden_states=False, use_cache=True)
+    assert load_generation_config(tmp_path).ignored == ()
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -25,7 +25,10 @@ _SAMPLING: Final = {
 
 _TOKENS: Final = ("eos_token_id", "bos_token_id", "pad_token_id")
 _READ: Final = {*_SAMPLING, *_TOKENS, "do_sample"}
-_BOOKKEEPING: Final = {"transformers_version", "_from_model_config"}
+_BOOKKEEPING: Final = {
+    *("transformers_version", "_from_model_config"),
+    *("use_cache", "output_attentions", "output_hidden_states"),  # transformers 5 saves these always
+}
 
 
 @dataclass(frozen=True, slots=True)
