@@ -19,7 +19,7 @@ from ferrum.core.news import tell_once
 from ferrum.core.options import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
-from ferrum.models.decoder import Decoder, build_decoder
+from ferrum.models.decoder import Decoder, build_decoder, parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
@@ -194,6 +194,8 @@ def _assemble(
     if not planning and native:
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
+    if not is_packed(checkpoint):  # whose tensors have other shapes, and take no time
+        parameters.expect(parameter_shapes(spec), spec.ignored_names)
     with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
     if planning:
