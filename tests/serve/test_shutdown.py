@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -36,6 +37,10 @@ recipe = replace(SLOW, max_tokens_per_step=8192, hold=hold, hold_loading=loading
 parts = chat_parts(recipe, process=process == "process")
 config = ServerConfig(port=int(port), keep_alive_seconds=0.05, drain_seconds=float(drain))
 serve(lambda: AsyncEngine.from_parts(parts), config)
+"""
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 """
 TESTS = Path(__file__).parents[1]
 
@@ -220,6 +225,22 @@ def test_a_second_signal_is_enough_for_a_client_that_stands_still(port: int, tmp
         wait_for(lambda: server.client.get("/ready").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
+
+
+def test_a_server_takes_all_descriptors_that_it_may_and_fills_no_log_where_they_end(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setitem(globals(), "SCRIPT", FEW_DESCRIPTORS + SCRIPT)
+    with started(port, tmp_path) as server, ExitStack() as crowd:
+        assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (40, 40)) == (most, most)
+        for _ in range(60):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert server.process.stderr is not None
+        wait_for(lambda: "cannot be taken" in server.process.stderr.readline())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        assert len(list(server.process.stderr)) < 20
 
 
 def test_a_reply_is_sent_to_its_end_before_the_server_ends(port: int, tmp_path: Path) -> None:

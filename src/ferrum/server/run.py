@@ -25,6 +25,7 @@ from ferrum.engine.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
+from ferrum.server.descriptors import allow_all, tell_once_of_none
 from ferrum.server.garbage import put_off, search_in_pauses
 from ferrum.server.protocol import PunctualProtocol
 from ferrum.server.service import Service, State
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         """See uvicorn. The signals, and the pauses, are watched from here on."""
+        asyncio.get_running_loop().set_exception_handler(tell_once_of_none)
         await super().startup(sockets)
         pauses = search_in_pauses(lambda: self._service.num_live)
         self._tasks = [asyncio.create_task(each) for each in (self._watch_signals(), pauses)]
@@ -154,6 +156,7 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
         Exception: what kept the engine from being built.
     """
     log_to_stderr()
+    allow_all()
     sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(partial(_settled, make_engine), config)
     try:
