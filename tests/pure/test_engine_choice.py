@@ -10,7 +10,7 @@ from engine_fakes import EOS, LetterTokenizer, admission, greedy
 from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
-from ferrum.engine.outputs import Collector, Usage
+from ferrum.engine.outputs import Collector, Delta, Usage, join
 from ferrum.engine.stream import RequestStream
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
@@ -54,6 +54,26 @@ def test_a_slow_consumer_finds_one_delta_per_choice_and_the_usage_in_the_last_on
     first, last = deltas_of(stream)
     assert (first.index, first.text, first.usage) == (0, "b" * 200, None)
     assert (last.index, last.text, last.usage) == (1, "a" * 100, Usage(2, 300))
+
+
+def test_what_nobody_reads_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = 0
+
+    def counted(first: Delta, second: Delta) -> Delta:
+        nonlocal copied
+        joined = join(first, second)
+        copied += len(joined.token_ids)
+        return joined
+
+    monkeypatch.setattr("ferrum.engine.stream.join", counted)
+    stream = open_stream(request_for())
+    tokens = [A, B, B] * 1000
+    for token in tokens:
+        stream.push(event(token))
+    stream.push(event(finish=FinishReason.LENGTH))
+    [delta] = deltas_of(stream)
+    assert (delta.token_ids, delta.text) == (tuple(tokens), "abb" * 1000)
+    assert copied < 3000 * 12, "each token about as often as the number of them has binary digits"
 
 
 def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:

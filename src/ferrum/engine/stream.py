@@ -1,12 +1,14 @@
 """One running request as its client sees it: folds the engine's events and keeps what has not been fetched yet.
 
-What waits to be fetched is at most one delta per choice, however slow the consumer: a newer delta is joined to it.
+What waits is fetched as one delta per choice, however slow the consumer. It is joined as digits carry over: were each
+delta joined to all before it, a long answer that nobody reads would be copied anew at every token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from threading import Lock
 
 from ferrum.core.errors import FerrumError
@@ -47,7 +49,7 @@ class RequestStream:
         common = Common(Predicted(request.prediction))
         self._choices = [Choice(request, index, tokenizer, request_id, common) for index in range(request.params.n)]
         self._running = set(range(request.params.n))
-        self._waiting: dict[int, Delta] = {}
+        self._waiting: dict[int, list[Delta]] = {}  # of each choice, every one with fewer tokens than the one before it
         self._lock = Lock()
 
     @property
@@ -81,12 +83,13 @@ class RequestStream:
                 self._keep(choice.push(end))
 
     def take(self) -> Delta | None:
-        """The oldest delta that waits; None while there is none."""
+        """All that waits of the choice that had news first; None while nothing does."""
         with self._lock:
             if not self._waiting:
                 return None
             self.begun = True
-            return self._waiting.pop(next(iter(self._waiting)))
+            deltas = self._waiting.pop(next(iter(self._waiting)))
+            return reduce(lambda later, first: join(first, later), reversed(deltas))
 
     def _keep(self, delta: Delta | None) -> None:
         """Put a delta with those that wait, as the newest of them."""
@@ -96,8 +99,10 @@ class RequestStream:
             delta = replace(delta, usage=self._usage())
         if self._observe is not None:
             self._observe(self.request, delta)
-        earlier = self._waiting.pop(delta.index, None)
-        self._waiting[delta.index] = delta if earlier is None else join(earlier, delta)
+        deltas = self._waiting.pop(delta.index, [])
+        while deltas and len(deltas[-1].token_ids) <= len(delta.token_ids):
+            delta = join(deltas.pop(), delta)
+        self._waiting[delta.index] = [*deltas, delta]
 
     def _usage(self) -> Usage:
         predicted = [choice.predicted for choice in self._choices]
