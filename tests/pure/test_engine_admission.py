@@ -19,6 +19,21 @@ def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None
         assert admission().admit(ids, greedy()).prompt == (5, 4, 3)  # type: ignore[arg-type]
 
 
+def test_plain_ids_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop waits for their admission, and they may be a hundred thousand."""
+    looked: list[object] = []
+
+    def counted(value: object) -> int:
+        looked.append(value)
+        return int(str(value))
+
+    for room in ("engine.admission", "core.checks"):
+        monkeypatch.setattr(f"ferrum.{room}.integer", counted)
+    given = [1, 2, 3] * 1000
+    assert admission().admit(given, greedy(5)).prompt == tuple(given) and not looked
+    assert admission().admit([*given, np.int32(4)], greedy(5)).prompt == (*given, 4) and len(looked) == 3001
+
+
 def test_a_request_survives_a_process_border() -> None:
     options = greedy(stop=["x"], logit_bias={3: 1.0})
     request = admission(prioritised=True).admit("abc", options, priority=2, deadline=5.0)
