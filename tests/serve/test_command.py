@@ -94,19 +94,23 @@ def test_a_port_that_is_taken_ends_the_server_with_a_line(capsys: pytest.Capture
     assert told.startswith("ferrum: ") and f"{port} of 127.0.0.1" in told
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ImportError("no", name="fastapi"), "fastapi is missing"), (ImportError("libz is too old"), "libz is too old")],
+)
 def test_without_its_libraries_it_says_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    error: ImportError, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
         if name == "ferrum.server.run":
-            raise ImportError("no", name="fastapi")
+            raise error
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert execute(["serve"]) == 2
-    assert "pip install 'ferrum[server]'" in capsys.readouterr().err
+    assert f"{told}: pip install 'ferrum[server]'" in capsys.readouterr().err
 
 
 def test_every_line_of_the_log_is_an_object_whoever_writes_it() -> None:

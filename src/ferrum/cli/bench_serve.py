@@ -88,8 +88,9 @@ def _key(path: Path) -> str:
 
 
 def missing(command: str, error: ImportError) -> Unsupported:
-    """What to say of a library that is not there."""
-    return Unsupported(command, f"{error.name} is missing: pip install 'ferrum[server]'")
+    """What to say of a library that is not there, or is there and does not load."""
+    told = str(error) if error.name is None else f"{error.name} is missing"
+    return Unsupported(command, f"{told}: pip install 'ferrum[server]'")
 
 
 def server_arguments(options: Mapping[str, Any]) -> list[str]:

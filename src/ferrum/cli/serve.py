@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ferrum.cli.bench_serve import missing
 from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
 from ferrum.core.config import HOSTS, EngineConfig
-from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.errors import ConfigError
 from ferrum.core.options import help_of, listed
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
@@ -47,7 +48,7 @@ def serve(
         try:
             from ferrum.server.run import serve as run
         except ImportError as error:
-            raise Unsupported("serve", f"{error.name} is missing: pip install 'ferrum[server]'") from None
+            raise missing("serve", error) from None
         from ferrum.engine.client import AsyncEngine
         from ferrum.runtime.hub import BUILT_IN
 
