@@ -194,6 +194,16 @@ def test_a_draft_model_with_another_vocabulary_is_refused_with_the_reason(direct
     assert caught.value.param == "speculative"
 
 
+def test_a_draft_model_may_lack_rows_that_no_token_has() -> None:
+    """Qwen2.5-0.5B has 128 rows fewer than 7B, and one tokenizer with it."""
+    target, params = spoken("qwen2-tied-mha"), SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
+    with model(path=target) as llm:
+        expected = essence(llm.generate(PROMPTS, params, use_tqdm=False))
+    with model(str(spoken("qwen3")), path=target) as llm:
+        assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
+        assert counts(llm).draft_tokens > 0
+
+
 def test_a_draft_model_with_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
     copytree(spoken("qwen3"), tmp_path, dirs_exist_ok=True)
     text = (tmp_path / "tokenizer.json").read_text()

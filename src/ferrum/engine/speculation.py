@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.checks import is_one_of
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.contract import ModelInfo
-from ferrum.core.errors import ConfigError, ModelNotFound
+from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.shown import shown
 from ferrum.scheduler.costs import StepCosts
 from ferrum.speculative.draft_model import DraftModel
@@ -109,27 +110,44 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
     options = draft_config(config, target.kv_capacity())
     if options is None:
         return None
-    executor = build_executor(replace(options, model=str(_found(options.model))))
+    options = replace(options, model=str(_found(options.model)))
+    executor = build_executor(options)
     try:
-        check_vocabularies(target.info, executor.info)
-    except ConfigError:
+        least = partial(_common_tokens, config.model.model, options.model, target.info.vocab_size)
+        check_vocabularies(target.info, executor.info, least)
+    except (ConfigError, CheckpointError):
         executor.shutdown()
         raise
     return DraftModel(executor, StepCosts(), StepCosts())
 
 
-def check_vocabularies(target: ModelInfo, draft: ModelInfo) -> None:
-    """Refuse a draft model that has more or fewer tokens than the target.
+def check_vocabularies(target: ModelInfo, draft: ModelInfo, least: Callable[[], int]) -> None:
+    """Refuse a draft model that has more tokens than the target, or fewer than `least`.
+
+    The smaller models of a family often have fewer rows that stand for nothing behind those of the tokenizer's tokens:
+    Qwen2.5's have 151,936, and from 7B on 152,064.
+
+    Args:
+        target, draft: the models.
+        least: asked where the draft model has fewer.
 
     Raises:
         ConfigError: the reason.
+        CheckpointError: as `least`.
     """
     ours, theirs = target.vocab_size, draft.vocab_size
-    if ours != theirs:
+    if theirs > ours or (theirs < ours and theirs < least()):
         raise ConfigError(
             f"the draft model has {theirs} tokens and the model {ours}: guesses need one vocabulary",
             param="speculative",
         )
+
+
+def _common_tokens(target: str, draft: str, rows: int) -> int:
+    """The tokens of the tokenizer of both directories; all of the target's rows where there is no such tokenizer."""
+    ours, theirs = load_tokenizer(target), load_tokenizer(draft)
+    one = ours is not None and theirs is not None and _first_difference(ours, theirs) is None
+    return ours.vocab_size if ours is not None and one else rows
 
 
 def build_speculator(config: EngineConfig, costs: StepCosts, model: DraftModel | None) -> Speculator:
