@@ -10,7 +10,7 @@ from engine_fakes import FakeRecipe, ServedFake, admission, greedy
 from fakes import Hasty
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import Engine
-from ferrum.engine.messages import EngineStats, Events, Message
+from ferrum.engine.messages import Abort, EngineStats, Events, Message, Wake
 from ferrum.scheduler.outputs import OutputLengths
 
 
@@ -20,12 +20,13 @@ class Watched:
     def __init__(self, recipe: FakeRecipe) -> None:
         built = recipe()
         assert isinstance(built.executor, ServedFake)
-        built.executor.owner = "test"
+        self.executor = built.executor
+        self.executor.owner = "test"
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.now = 0.0
         self.events: list[TokenEvent] = []
         self.stats: list[EngineStats] = []
-        self.engine = Engine(built.executor, built.scheduler, inbox=self.inbox, post=self._post, clock=lambda: self.now)
+        self.engine = Engine(self.executor, built.scheduler, inbox=self.inbox, post=self._post, clock=lambda: self.now)
 
     def _post(self, news: Events) -> None:
         self.events += news.events
@@ -71,3 +72,17 @@ def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest
     assert max(stats.waiting for stats in watched.stats) == 1
     for request_id in ids:
         assert len(watched.scheduled(request_id)) == 1  # a preemption after the first token does not move it
+
+
+def test_pages_that_came_back_for_nobody_are_reported_as_free() -> None:
+    watched = Watched(FakeRecipe(prefixes=True, page_size=16, num_pages=10))
+    watched.executor.keep_evicted(slow=True)
+    request_id = watched.add(20, 2)
+    watched.run()
+    watched.inbox.put(Abort(request_id))
+    watched.run()
+    assert watched.stats[-1].kv_usage == 0.1, "one is on its way"
+    watched.executor.deliver()
+    watched.inbox.put(Wake())
+    watched.run()
+    assert watched.stats[-1].kv_usage == 0.0

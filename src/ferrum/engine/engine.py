@@ -43,7 +43,7 @@ class Engine:
         scheduler: owns the books of all live sequences.
         inbox: messages from any thread, in order.
         post: takes the events of a step, of which there may be none, and how the engine stands; once per step, and for
-            events between steps.
+            news between steps.
         depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
         recorded: tell what was in every step, too.
         clock: monotonic seconds; deadlines are measured on it.
@@ -72,6 +72,7 @@ class Engine:
         self._taken_steps: list[TakenStep] = []
         self._committed = 0
         self._open = True
+        self._told_usage = scheduler.kv_usage
 
     def run(self) -> None:
         """Step until a `Shutdown` has been served; sleep while there is nothing to do."""
@@ -96,7 +97,8 @@ class Engine:
             events += self._scheduler.drain(FinishReason.ABORT)
         for event in events:
             _let_go_of_frames(event.error)
-        if events or len(self._submitted) < before:
+        # Pages that nobody waited for any more are given back in a turn of their own, and none may follow.
+        if events or len(self._submitted) < before or (plan is None and self._scheduler.kv_usage != self._told_usage):
             self._post(self._news(events))
         return before > 0
 
@@ -113,6 +115,7 @@ class Engine:
             step_tokens=tuple(self._step_tokens),
         )
         news = Events(tuple(events), stats, tuple(self._taken_steps))
+        self._told_usage = stats.kv_usage
         self._step_tokens.clear()
         self._taken_steps.clear()
         return news
