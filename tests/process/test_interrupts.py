@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from contract_kit import PROMPT, make_fake
 from engine_fakes import greedy, parts
+from ferrum.core.contract import DecodeInput, PrefillInput
 from ferrum.engine.offline import LLM
 from record_kit import recorded_parts
 
@@ -78,3 +80,27 @@ def test_an_interrupt_anywhere_ends_its_requests_and_leaves_the_engine_to_others
             interrupt = Interrupt(place)
             interrupt.within(work)
         assert place > 50
+
+
+def test_an_executor_that_was_interrupted_anywhere_is_as_new_after_a_reset() -> None:
+    kit = make_fake()
+    executor = kit.executor
+    expected = executor.prefill(PrefillInput([*PROMPT, 1])).logits
+    executor.reset()
+
+    def work() -> None:
+        clone = executor.fork(start)
+        executor.decode(DecodeInput([1], clone))
+        executor.release_cache(clone.cache_id)
+
+    place, raised = 0, True
+    while raised:
+        start = executor.prefill(PrefillInput([PROMPT])).kv_cache
+        interrupt = Interrupt(place)
+        interrupt.within(work)
+        executor.reset()
+        kit.check()
+        assert executor.cache_metrics_snapshot().used_pages == 0
+        assert (executor.prefill(PrefillInput([*PROMPT, 1])).logits == expected).all(), f"place {place}"
+        executor.reset()
+        place, raised = place + 1, interrupt.raised

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.cache.pages import FREED, PageCopy, PageGroup, PageTable
+from ferrum.cache.pool import PagePool
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 
 MAX_DRAFT = 3
@@ -283,4 +284,19 @@ def test_reset_forgets_everyone() -> None:
     assert pages.reserve("b", 6)
     pages.reset()
     assert pages.ids() == () and pages.used == 0 and pages.take_copies() == ()
+    pages.check()
+
+
+def test_reset_mends_books_that_an_interrupt_has_left_half_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pages = table()
+    store(pages, "a", 5)
+    pages.fork("a", "b")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PagePool, "drop", interrupted)  # the last thing that a page of one's own takes
+        pages.reserve("b", 6)
+    pages.reset()
+    assert pages.used == 0
     pages.check()

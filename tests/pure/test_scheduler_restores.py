@@ -57,7 +57,7 @@ def restarted(**options: int) -> tuple[Bench, SlowDisk]:
     assert bench.scheduler.plan() is None, "it is looked for"
     disk.arrive()
     bench.run()
-    bench.pages.forget_prefixes()
+    bench.pages.reset()
     return bench, disk
 
 

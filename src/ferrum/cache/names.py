@@ -113,12 +113,10 @@ class PageNames:
         self.evicted += 1
         return page
 
-    def clear(self) -> list[int]:
-        """Forget every name; the pages that were idle."""
-        idle = list(self._idle)
+    def clear(self) -> None:
+        """Forget every name."""
         for table in (self._named, self._proven, self._idle):
             table.clear()
-        return idle
 
     def check(self, unowned: set[int]) -> None:
         """Assert that the books agree, with `unowned` the pages without owner that no copy reads."""

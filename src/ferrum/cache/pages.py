@@ -132,14 +132,9 @@ class PageTable(PageRows):
             shared_pages=self.shared,
         )
 
-    def forget_prefixes(self) -> None:
-        """Take the name of every page away."""
-        for pool in self._pools:
-            pool.forget_all()
-
     def reset(self) -> None:
         """Forget every sequence and every prefix; first, wait for pages that are being written."""
         self.restores.finish()
-        for cache_id in self.ids():
-            self.release(cache_id)
-        self.forget_prefixes()
+        self._stored.clear()
+        for pool in self._pools:
+            pool.clear()

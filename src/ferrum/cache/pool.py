@@ -17,10 +17,15 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.shared = 0
         self.names = PageNames()
-        self._owners = [0] * num_pages
-        self._stack = list(range(num_pages - 1, -1, -1))
+        self.clear()
+
+    def clear(self) -> None:
+        """Let every page be free and without a name, whatever the books say: an interrupt leaves them half written."""
+        self.names.clear()
+        self.shared = 0
+        self._owners = [0] * self.num_pages
+        self._stack = list(range(self.num_pages - 1, -1, -1))
         # Copies due, by target, and how many of them read a source: it must not be handed out meanwhile.
         self._copies: dict[int, int] = {}
         self._readers: dict[int, int] = {}
@@ -107,10 +112,6 @@ class PagePool:
         """Take a page's name away."""
         if self.names.forget(named):
             self._stack.append(named.page)
-
-    def forget_all(self) -> None:
-        """Take every name away."""
-        self._stack.extend(reversed(self.names.clear()))
 
     def check(self, owners: list[int]) -> None:
         """Assert that the books agree with the owners counted from outside, one count per page."""

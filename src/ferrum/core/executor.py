@@ -146,6 +146,8 @@ class ModelExecutor(NamedVerbs):
         return self._lock
 
     def _timed(self, batch: StepBatch) -> StepOutput:
+        if self._lifecycle.state is ExecutorState.ERROR:
+            raise InvalidTransition("a step has failed or was interrupted: `reset` drops all sequences and goes on")
         self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
         begun = time.perf_counter()
@@ -200,6 +202,8 @@ class ModelExecutor(NamedVerbs):
         with self._locked():
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease: its sequences go through its queue")
+            if self._lifecycle.state is ExecutorState.BUSY:  # not while we have the lock: it was interrupted
+                self._lifecycle.move(ExecutorState.ERROR)
             yield
 
     # Life
