@@ -17,6 +17,7 @@ import pytest
 
 from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.news import tell_once
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
 from ferrum.server.guard import LOG
@@ -347,11 +348,13 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
         assert isinstance(server.service.failure, Unsupported)
 
 
-def test_the_death_of_the_engine_is_told_by_the_probes() -> None:
+def test_the_death_of_the_engine_is_told_by_the_probes_and_once_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    tell_once.cache_clear()
     with serving(chat_parts(process=True)) as server:
         assert error_of(server.complete(prompt=[KILL]), 503)["code"] == "engine_dead"
         assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"
         assert error_of(server.chat(stream=True), 503)["code"] == "engine_dead"
+    assert ["ended with exit code" in each.message for each in caplog.records] == [True]
 
 
 def test_every_request_leaves_one_line_without_its_prompt(server: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
+from ferrum.core.news import tell_once
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.router import Places
@@ -178,7 +179,8 @@ class Service:
             self.engine.front.router.check_open(0)
         except QueueFull:
             pass
-        except EngineDead:
+        except EngineDead as error:
+            tell_once(f"{error}; nothing is served until the server is started again")
             raise ApiError(503, "the engine has ended", code="engine_dead") from None
 
     def _unavailable(self) -> ApiError:
