@@ -185,6 +185,15 @@ def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         build_executor(ModelConfig(model=BUILT_IN, kv_capacity=fitting * 11 // 10))
 
 
+def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
+        free = executor.memory_plan.kv_pool + (1 << 20)
+        monkeypatch.setattr("ferrum.runtime.local.free_memory", lambda: free)
+        executor.swap_pages(1 << 20, lambda: 0.0)
+        with pytest.raises(CapacityError, match=r"swapped pages \(swap_gib\)"):
+            executor.swap_pages((1 << 20) + 1, lambda: 0.0)
+
+
 def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:
     for options in ({"quantize": "int3"}, {"group": 32}, {"max_sequence_length": 10**6}):
         with pytest.raises(ConfigError) as refusal:

@@ -12,12 +12,14 @@ from ferrum.core.checks import misfit
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import RequestError
 from ferrum.core.executor import ModelExecutor
+from ferrum.core.memory import size
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.lm import DecoderLM
-from ferrum.runtime.memory import return_free_memory
+from ferrum.runtime.memory import free_memory, return_free_memory
 from ferrum.runtime.page_files import PageFiles
 from ferrum.runtime.page_keeper import DiskKeeper
+from ferrum.runtime.room import room_for
 from ferrum.runtime.swap import SwapKeeper
 from ferrum.sampling.accept import check_threshold, count_likely
 from ferrum.sampling.order import top
@@ -62,7 +64,14 @@ class LocalExecutor(ModelExecutor):
         self._keeper = DiskKeeper(self.lm.pages, self.lm.kernels, files)
 
     def swap_pages(self, capacity: int, recompute: Callable[[], float]) -> None:
-        """From now on keep pages that make room in buffers of so many bytes, where that pays; see `SwapKeeper`."""
+        """From now on keep pages that make room in buffers of so many bytes, where that pays; see `SwapKeeper`.
+
+        Raises:
+            CapacityError: there is no memory for so many beside the pool's.
+        """
+        with room_for(f"the {size(capacity)} of swapped pages (swap_gib)"):
+            if capacity > free_memory() - self.memory_plan.kv_pool:  # of which no page has been written yet
+                raise MemoryError
         SwapKeeper(self.lm.pages, self.lm.kernels, capacity, recompute, self._keeper)
 
     def shutdown(self) -> None:
