@@ -37,6 +37,12 @@ def test_what_cannot_be_switched_is_refused(environment):
     assert caught.value.param == next(iter(environment))
 
 
+def test_a_switch_that_is_misspelt_is_told_of_once(caplog):
+    for _ in range(2):
+        assert Switches.from_environment({"FERRUM_DISABLE_GRAPH": "1", "FERRUM_LOG_TOKENS": "0"}) == Switches()
+    assert ["FERRUM_DISABLE_GRAPH in the environment" in each.message for each in caplog.records] == [True]
+
+
 def test_the_tree_is_frozen_and_every_option_tells_what_it_does():
     config = EngineConfig(model=ModelConfig(model="ferrum-tiny"))
     with pytest.raises(FrozenInstanceError):

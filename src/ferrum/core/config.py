@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
+from ferrum.core.news import tell_once
 from ferrum.core.options import about, check_options
 from ferrum.core.serial import JsonRecord
 from ferrum.core.shown import shown
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
+_SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGED_KV")
+"""Names behind the prefix."""
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
@@ -67,11 +70,15 @@ class Switches(JsonRecord):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Switches:
-        """Read the switches.
+        """Read the switches. Of what else begins as they do the log tells: it may be one of them, misspelt.
 
         Raises:
             ConfigError: a value that is neither on nor off, or FERRUM_PAGED_KV=0: there is one store, and it is paged.
         """
+        for name in environment:
+            if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) not in _SWITCHES:
+                known = ", ".join(ENVIRONMENT_PREFIX + each for each in _SWITCHES)
+                tell_once(f"{name} in the environment is without effect: there are {known}")
         if not _switch(environment, "PAGED_KV", default=True):
             raise ConfigError("there is one KV store and it is paged: remove it", param="FERRUM_PAGED_KV")
         return cls(
