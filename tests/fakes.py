@@ -17,7 +17,19 @@ from ferrum.cache.prefix import PrefixScope
 from ferrum.cache.restore import Wanted
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import SpeculationCounts
-from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, StepOutput, TokenLogprobs, Want
+from ferrum.core.step import (
+    CARRY,
+    FinishedStep,
+    Hidden,
+    Rows,
+    Sampling,
+    Span,
+    SpanResult,
+    StepBatch,
+    StepOutput,
+    TokenLogprobs,
+    Want,
+)
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.drafts import Room, Wish
@@ -136,16 +148,6 @@ class Followed:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None
     finish: FinishReason
     stop_reason: int | None
-
-
-@dataclass(frozen=True)
-class FinishedStep:
-    """A step that was over when it was submitted."""
-
-    output: StepOutput
-
-    def result(self) -> StepOutput:
-        return self.output
 
 
 class FakeExecutor:

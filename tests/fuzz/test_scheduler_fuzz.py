@@ -12,11 +12,11 @@ from random import Random
 
 import pytest
 
-from fakes import FakeExecutor, FinishedStep, Followed, Guesses, Hasty, scope_of
+from fakes import FakeExecutor, Followed, Guesses, Hasty, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import Span
+from ferrum.core.step import FinishedStep, Span
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.plan import Plan

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from fakes import FinishedStep
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import RequestError
-from ferrum.core.step import Want
+from ferrum.core.step import FinishedStep, Want
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.policy import POLICIES

@@ -12,7 +12,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, runtime_checkable
 from weakref import finalize
 
@@ -40,7 +39,7 @@ from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage, stop_steps
-from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput, Want
+from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.verbs import NamedVerbs
 
@@ -48,17 +47,6 @@ _PROBES: Final = 3
 
 _TAKEN_OVER: Final = 0.5
 """Seconds that another thread of a forked process may take to find out that the lock can be had there."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A step that had ended when `submit` returned."""
-
-    output: StepOutput
-
-    def result(self) -> StepOutput:
-        """See `PendingStep`."""
-        return self.output
 
 
 class ModelExecutor(NamedVerbs):

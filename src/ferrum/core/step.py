@@ -204,3 +204,14 @@ class PendingStep(Protocol):
     def result(self) -> StepOutput:
         """Wait for the step's end and return its output; every call returns the same object."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that had ended when `submit` returned."""
+
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        """See `PendingStep`."""
+        return self.output
