@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -44,8 +45,9 @@ class Interrupt:
         return self
 
     def within(self, work: Callable[[], object]) -> None:
-        """Do it until the interrupt comes."""
+        """Do it until the interrupt comes; not while garbage is searched for, where it would be lost."""
         before = sys.gettrace()
+        gc.disable()
         sys.settrace(self)
         try:
             work()
@@ -53,6 +55,7 @@ class Interrupt:
             pass
         finally:
             sys.settrace(before)
+            gc.enable()
 
 
 @pytest.mark.parametrize("host", ["thread", "process", "recorded"])
