@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
-from weakref import finalize
 
 from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
 from ferrum.core.checks import check_kind
@@ -38,7 +37,7 @@ from ferrum.core.memory import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
-from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage, stop_steps
+from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage, stop_at_exit
 from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.verbs import NamedVerbs
@@ -65,7 +64,7 @@ class ModelExecutor(NamedVerbs):
         super().__init__(info, traits, pages, cache_prefix=cache_prefix)
         self._lock = threading.RLock()
         self._process = os.getpid()
-        finalize(self, stop_steps, self._lock, self._process)
+        stop_at_exit(self._lock)
         self._lifecycle = Lifecycle()
         self._recorder = StepRecorder()
         self._speculation = SpeculationCounts()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from ferrum.core.errors import InvalidTransition
 from ferrum.core.serial import JsonRecord
@@ -36,17 +38,23 @@ LAST_STEP: Final = 10.0
 """Seconds that the interpreter's end waits for a step."""
 
 
-def stop_steps(lock: threading.RLock, process: int) -> None:
-    """Let no step begin any more, at the end of the interpreter that runs them.
+_held_in_steps: Final = WeakKeyDictionary[threading.RLock, int]()
+"""Locks, and the processes whose steps they are held in."""
+
+
+def stop_at_exit(lock: threading.RLock) -> None:
+    """Let no step begin any more, of which each holds this lock, once the interpreter ends.
 
     A daemon thread that came back from native code after that would be ended within it, which aborts the process.
-
-    Args:
-        lock: is held in every step.
-        process: whose steps they are; in one that was forked from it there may be nobody to give the lock back.
     """
-    if os.getpid() == process:
-        lock.acquire(timeout=LAST_STEP)
+    _held_in_steps[lock] = os.getpid()
+
+
+@atexit.register
+def _stop_steps() -> None:
+    for lock, process in _held_in_steps.copy().items():
+        if process == os.getpid():  # in one that was forked from it there may be nobody to give the lock back
+            lock.acquire(timeout=LAST_STEP)
 
 
 class Lifecycle:
