@@ -9,7 +9,7 @@ import pytest
 from engine_fakes import FakeRecipe, ServedFake, admission, greedy
 from fakes import Hasty
 from ferrum.core.types import TokenEvent
-from ferrum.engine.engine import Engine
+from ferrum.engine.engine import STATS_SECONDS, Engine
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Wake
 from ferrum.scheduler.outputs import OutputLengths
 
@@ -30,16 +30,18 @@ class Watched:
 
     def _post(self, news: Events) -> None:
         self.events += news.events
-        self.stats.append(news.stats)
+        if news.stats is not None:
+            self.stats.append(news.stats)
 
     def add(self, length: int, max_tokens: int) -> str:
         request = admission().admit([1] * length, greedy(max_tokens, ignore_eos=True))
         self.inbox.put(request)
         return request.request_id
 
-    def run(self) -> None:
+    def run(self, seconds: float = 1.0) -> None:
+        """Until all is done, each step in so many seconds."""
         while self.engine.step():
-            self.now += 1
+            self.now += seconds
 
     def scheduled(self, request_id: str) -> set[float | None]:
         return {event.scheduled for event in self.events if event.request_id == request_id}
@@ -60,6 +62,15 @@ def test_every_step_is_reported_with_its_tokens_even_without_events() -> None:
     assert [stats.step_tokens for stats in watched.stats] == [(8,), (8,), (4,), (1,)]
     assert [stats.running for stats in watched.stats] == [1, 1, 1, 0]
     assert [stats.kv_usage for stats in watched.stats] == [0.1, 0.1, 0.2, 0.0]
+
+
+def test_steps_in_quick_succession_are_told_of_together_and_the_last_one_at_once() -> None:
+    watched = Watched(FakeRecipe(max_tokens_per_step=8))
+    watched.add(4, 8)
+    watched.run(0.4 * STATS_SECONDS)
+    assert [stats.step_tokens for stats in watched.stats] == [(4,), (1, 1, 1), (1, 1, 1), (1,)]
+    assert [stats.running for stats in watched.stats] == [1, 1, 1, 0]
+    assert len(watched.events) == 8, "tokens wait for nothing"
 
 
 def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ executor's, and what becomes of the tokens the client's.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,9 @@ from ferrum.scheduler.scheduler import Scheduler
 STALLED_SECONDS: Final = 0.05
 """How long the loop sleeps when there are requests but nothing can be planned: the resolution of deadlines then."""
 
+STATS_SECONDS: Final = 0.1
+"""How long an engine works on without statistics: gathering them takes a part of a step, and they are for scrapers."""
+
 
 class Submits(Protocol):
     """All that the loop needs of an executor."""
@@ -42,8 +46,8 @@ class Engine:
         executor: runs the steps. It isolates failures span by span; an exception out of it ends the step's sequences.
         scheduler: owns the books of all live sequences.
         inbox: messages from any thread, in order.
-        post: takes the events of a step, of which there may be none, and how the engine stands; once per step, and for
-            news between steps.
+        post: takes the events of a step, of which there may be none, and at times how the engine stands; once per step,
+            and for news between steps.
         depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
         recorded: tell what was in every step, too.
         clock: monotonic seconds; deadlines are measured on it.
@@ -72,7 +76,7 @@ class Engine:
         self._taken_steps: list[TakenStep] = []
         self._committed = 0
         self._open = True
-        self._told_usage = scheduler.kv_usage
+        self._told_usage, self._stats_due = scheduler.kv_usage, -math.inf
 
     def run(self) -> None:
         """Step until a `Shutdown` has been served; sleep while there is nothing to do."""
@@ -92,18 +96,22 @@ class Engine:
         before = len(self._submitted)
         while len(self._submitted) > (0 if plan is None else self._depth):
             events += self._commit(*self._submitted.popleft())
-        events += self._scheduler.expire(self._clock())
+        now = self._clock()
+        events += self._scheduler.expire(now)
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
         for event in events:
             _let_go_of_frames(event.error)
         # Pages that nobody waited for any more are given back in a turn of their own, and none may follow.
         if events or len(self._submitted) < before or (plan is None and self._scheduler.kv_usage != self._told_usage):
-            self._post(self._news(events))
+            rests = plan is None or not self._scheduler.has_work
+            stats = self._stats(now) if rests or now >= self._stats_due else None
+            self._post(Events(tuple(events), stats, tuple(self._taken_steps)))
+            self._taken_steps.clear()
         return before > 0
 
-    def _news(self, events: list[TokenEvent]) -> Events:
-        """These, how the engine stands, and the steps since the last news."""
+    def _stats(self, now: float) -> EngineStats:
+        """How the engine stands, and the steps since the last time that it was asked for."""
         scheduler = self._scheduler
         stats = EngineStats(
             running=scheduler.num_running,
@@ -114,11 +122,9 @@ class Engine:
             speculation=scheduler.drafter.counts,
             step_tokens=tuple(self._step_tokens),
         )
-        news = Events(tuple(events), stats, tuple(self._taken_steps))
-        self._told_usage = stats.kv_usage
         self._step_tokens.clear()
-        self._taken_steps.clear()
-        return news
+        self._told_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
+        return stats
 
     def _mark(self, plan: Plan) -> None:
         """Note the size of a step, and who leaves the queue with it."""

@@ -102,14 +102,15 @@ class EngineStats(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The news of one step, and how the engine stands after it.
+    """The news of one step.
 
     Attributes:
+        stats: how the engine stands after it; not with every step (`STATS_SECONDS`).
         steps: those that were computed since the last report, where records are kept.
     """
 
     events: tuple[TokenEvent, ...]
-    stats: EngineStats = EngineStats()
+    stats: EngineStats | None = None
     steps: tuple[TakenStep, ...] = ()
 
 

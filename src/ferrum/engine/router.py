@@ -38,7 +38,7 @@ class Observer(Protocol):
     """Looks on where the host delivers: what it does delays the clients, and an engine in a thread."""
 
     def step(self, stats: EngineStats) -> None:
-        """The engine has reported."""
+        """The engine has reported how it stands: when it comes to rest, and while it works a few times a second."""
         ...
 
     def delta(self, request: Request, delta: Delta) -> None:
@@ -214,8 +214,9 @@ class Router:
         if isinstance(report, Events):
             if self.recorder is not None:
                 self._show(self.recorder.steps, report.steps)
-            for each in self.observers:
-                self._show(each.step, report.stats)
+            if report.stats is not None:
+                for each in self.observers:
+                    self._show(each.step, report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:
