@@ -22,7 +22,9 @@ def test_a_chat_whole_streamed_and_async(options: dict[str, Any]) -> None:
     text = whole.choices[0].message.content
     assert text and whole.usage.completion_tokens == 12 and whole.choices[0].finish_reason == "length"
     pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**body, stream=True)]
-    assert "".join(pieces) == text and len(pieces) > 3
+    assert "".join(pieces) == text
+    # Whoever is slow for a moment gets a dozen tokens in one piece.
+    assert len(list(litellm.completion(**{**body, "max_tokens": 300}, stream=True))) > 5
     later = asyncio.run(litellm.acompletion(**body))
     assert later.choices[0].message.content == text
     scored = litellm.completion(**body, logprobs=True, top_logprobs=2)
