@@ -74,9 +74,8 @@ def _beside(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
             draft = plan_model(options)
         except ModelNotFound as error:
             raise error.about("speculative") from None
-        check_vocabularies(
-            target.info, draft.info, lambda: 0
-        )  # tokenizers of a hub's models are not fetched for a plan
+        # Tokenizers of a hub's models are not fetched for a plan.
+        check_vocabularies(target.info, draft.info, lambda: 0)
         held["draft model"] = draft.traits.memory.own
     if config.swap_gib:
         held["swapped pages"] = config.swap_gib << 30
