@@ -15,12 +15,12 @@ import numpy as np
 
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import FerrumError, KvExhausted, StepError
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.memory import MemoryPlan, PoolPart
+from ferrum.core.memory_plan import MemoryPlan, PoolPart
+from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.reference.math import best_tokens
 from ferrum.runtime.llm_executor import LlmExecutor

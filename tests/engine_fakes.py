@@ -13,7 +13,7 @@ from pathlib import Path
 from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
 from ferrum.cache.pages import PageGroup, PageTable
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
-from ferrum.core.memory import MemoryPlan, PoolPart
+from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request, Sequence

@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
-import_module("ferrum.core.resident")  # looks how large the process is before any library comes into it
+import_module("ferrum.core.resident_memory")  # looks how large the process is before any library comes into it
 
 _HOMES: Final = {
     name: home
@@ -35,7 +35,7 @@ _HOMES: Final = {
             "OptimizationConfig"
         ),
         "ferrum.core.llm": "DecoderOnlyLLM LlmRuntimeConfig",
-        "ferrum.core.memory": "MemoryPlan MemoryRequirements",
+        "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
         "ferrum.core.metrics": "ExecutorMetrics",
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",

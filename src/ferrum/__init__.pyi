@@ -50,8 +50,8 @@ from ferrum.core.factory import ModelExecutorFactory as ModelExecutorFactory
 from ferrum.core.factory import OptimizationConfig as OptimizationConfig
 from ferrum.core.llm import DecoderOnlyLLM as DecoderOnlyLLM
 from ferrum.core.llm import LlmRuntimeConfig as LlmRuntimeConfig
-from ferrum.core.memory import MemoryPlan as MemoryPlan
-from ferrum.core.memory import MemoryRequirements as MemoryRequirements
+from ferrum.core.memory_plan import MemoryPlan as MemoryPlan
+from ferrum.core.memory_plan import MemoryRequirements as MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics as ExecutorMetrics
 from ferrum.core.params import SamplingParams as SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot as CacheMetricsSnapshot

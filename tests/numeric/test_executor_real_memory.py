@@ -17,7 +17,7 @@ from tiny import Case, directory_of, find
 
 from ferrum import load_executor
 from ferrum.core.contract import PrefillInput
-from ferrum.core.resident import resident_bytes
+from ferrum.core.resident_memory import resident_bytes
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice
 

@@ -11,7 +11,7 @@ import pytest
 from bench_kit import cell_of, report_of
 from command_kit import Outcome, command_line
 from ferrum.core.errors import ConfigError
-from ferrum.core.memory import MemoryPlan
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.runtime import hub
 
 

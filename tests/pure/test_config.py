@@ -10,7 +10,7 @@ import pytest
 
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.options import help_of
+from ferrum.core.option_fields import help_of
 
 contract = pytest.mark.contract
 

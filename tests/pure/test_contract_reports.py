@@ -12,7 +12,7 @@ from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake,
 from ferrum.core.capabilities import AttentionType, ExecutorCapabilities, capabilities
 from ferrum.core.contract import DataType, DecodeInput, PrefillInput
 from ferrum.core.errors import InvalidTransition, RequestError, StepError
-from ferrum.core.memory import MemoryPlan, MemoryRequirements, PoolPart
+from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder, percentile
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
-from ferrum.core.news import tell_once
+from ferrum.core.logging import tell_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.host import ThreadHost
 from ferrum.engine.process import ProcessHost

@@ -15,8 +15,8 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.contract import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.core.shown import is_huge, shown
 from ferrum.core.step import Score, Span, StepBatch, Want
+from ferrum.core.values import is_huge, shown
 from ferrum.server.config import ServerConfig
 
 HUGE = 10**5000

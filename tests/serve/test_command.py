@@ -15,7 +15,7 @@ import pytest
 
 from ferrum.cli.main import execute
 from ferrum.core.errors import ModelNotFound
-from ferrum.core.log_lines import JsonFormatter
+from ferrum.core.logging import JsonFormatter
 from ferrum.engine.build import build
 from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig

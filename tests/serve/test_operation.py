@@ -17,7 +17,7 @@ import pytest
 
 from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.news import tell_once
+from ferrum.core.logging import tell_once
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.host import Built
 from ferrum.server.guard import LOG

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from ferrum.bench.workloads import Pass
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 from ferrum.kernels.interface import AttentionShape, Weight
 from ferrum.kernels.recorder import Extent, Op, Program
 

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from ferrum.bench.report import Cell, PeerCell
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 
 @dataclass(frozen=True, slots=True)

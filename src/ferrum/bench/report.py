@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Self
 from ferrum.bench.limits import Rates
 from ferrum.bench.series import Judged
 from ferrum.core.errors import RequestError
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 VERSION: Final = 1
 """Of the document's layout."""

@@ -12,7 +12,7 @@ from ferrum.bench.machine import Prober, seconds_of_others
 from ferrum.bench.probes import Judge, Limit
 from ferrum.bench.subject import Subject
 from ferrum.bench.workloads import Workload
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 DISTURBED: Final = 0.2
 """Processors that others may use during a sample."""

@@ -17,7 +17,7 @@ import h11
 
 from ferrum.bench.serve_options import LOWEST_TOKEN, Endpoint, Target
 from ferrum.bench.serve_plan import Planned
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 _CHUNK: Final = 1 << 16
 PATIENCE: Final = 5.0

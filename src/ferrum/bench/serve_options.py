@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.options import about, check_options
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.option_fields import about, check_options
 
 LOWEST_TOKEN: Final = 3
 """Prompts begin here: the ids before are the special tokens of many vocabularies."""

@@ -22,8 +22,8 @@ from ferrum.bench.serve_report import ServeOrigin
 from ferrum.bench.serve_run import measure_server, served_model
 from ferrum.core.config import HOSTS
 from ferrum.core.errors import StepError
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
-from ferrum.core.serial import JsonRecord
 from ferrum.engine.offline import LLM
 
 VERSION: Final = 1

@@ -11,8 +11,8 @@ from typing import Final
 
 from ferrum.bench.serve_options import Arrivals, Load
 from ferrum.core.errors import ConfigError, RequestError
-from ferrum.core.options import about, check_options
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.option_fields import about, check_options
 
 
 @dataclass(frozen=True, slots=True)

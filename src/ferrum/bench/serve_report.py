@@ -12,7 +12,7 @@ import numpy as np
 from ferrum.bench.report import Document
 from ferrum.bench.serve_client import Timeline
 from ferrum.bench.serve_options import Level, Load, Target
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 VERSION: Final = 1
 """Of the document's layout."""

@@ -17,8 +17,8 @@ from ferrum.bench.report import Document
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.core.config import PAGE_SIZE, USUAL_DRAFT, EngineConfig
 from ferrum.core.errors import ConfigError, StepError
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
-from ferrum.core.serial import JsonRecord
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 
 class Kind(Enum):

@@ -19,8 +19,7 @@ from ferrum.cache.groups import PageCopy, PageGroup, capacity_tokens
 from ferrum.cache.pool import PagePool
 from ferrum.cache.prefix import SequenceNames
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
-from ferrum.core.integers import kept_length
-from ferrum.core.shown import shown
+from ferrum.core.values import kept_length, shown
 
 FREED: Final = -1
 """In a row: a page whose tokens have left the window for good."""

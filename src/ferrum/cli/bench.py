@@ -16,7 +16,7 @@ from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, model_fields, with_options, written
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, RequestError
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change

@@ -14,7 +14,7 @@ from typing import Final
 from ferrum.cli.tables import print_table
 from ferrum.core.config import KERNELS, Switches
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
 
 PACKAGES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ferrum.cli.tables import print_table
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
     from ferrum.runtime.hub import LocalModel

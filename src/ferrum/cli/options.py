@@ -17,7 +17,7 @@ import typer
 
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError, RequestError
-from ferrum.core.options import listed
+from ferrum.core.option_fields import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
 from ferrum.text.generation import over_recommended

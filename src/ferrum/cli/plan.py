@@ -9,7 +9,7 @@ import typer
 
 from ferrum.cli.options import chosen, engine_fields, model_fields, with_options
 from ferrum.cli.tables import print_table
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
 
 if TYPE_CHECKING:
     from ferrum.core.config import EngineConfig

@@ -9,8 +9,8 @@ import typer
 
 from ferrum.cli.tables import print_table
 from ferrum.core.config import DTYPES, QUANTIZATIONS
-from ferrum.core.memory import size
-from ferrum.core.options import listed
+from ferrum.core.memory_plan import size
+from ferrum.core.option_fields import listed
 
 
 def quantize(

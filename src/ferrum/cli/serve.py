@@ -11,7 +11,7 @@ from ferrum.cli.bench_serve import missing
 from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
 from ferrum.core.config import HOSTS, EngineConfig
 from ferrum.core.errors import ConfigError
-from ferrum.core.options import help_of, listed
+from ferrum.core.option_fields import help_of, listed
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
 """Options of the engine under their own names; `--host` is the server's address here."""

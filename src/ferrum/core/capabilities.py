@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ferrum.core.contract import DataType, Device, ModelInfo
-from ferrum.core.memory import MemoryPlan, MemoryRequirements, memory_requirements
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requirements
 
 
 class AttentionType(StrEnum):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.news import tell_once
-from ferrum.core.options import about, check_options
-from ferrum.core.serial import JsonRecord
-from ferrum.core.shown import shown
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.logging import tell_once
+from ferrum.core.option_fields import about, check_options
+from ferrum.core.values import shown
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
 _SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGED_KV")

@@ -12,12 +12,11 @@ from enum import StrEnum
 from operator import index
 from typing import Any, NewType, TypeAlias
 
-from ferrum.core.checks import inputs_of, is_one_of
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.integers import integer, listed, whole
-from ferrum.core.serial import JsonRecord
-from ferrum.core.shown import shown
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.span_checks import inputs_of, is_one_of
 from ferrum.core.step import Array
+from ferrum.core.values import integer, listed, shown, whole
 
 TokenId = NewType("TokenId", int)
 """An index into the vocabulary."""

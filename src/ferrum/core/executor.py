@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.core.checks import check_kind
 from ferrum.core.contract import (
     DecodeInput,
     DecodeOutput,
@@ -32,14 +31,15 @@ from ferrum.core.errors import (
     KvExhausted,
     UnknownSequence,
 )
-from ferrum.core.integers import whole
-from ferrum.core.memory import MemoryPlan, MemoryRequirements
+from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.metrics import ExecutorMetrics, StepRecorder
 from ferrum.core.sequences import SequenceStore
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
+from ferrum.core.span_checks import check_kind
 from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage, stop_at_exit
 from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want
 from ferrum.core.tuning import fastest_batch_size
+from ferrum.core.values import whole
 from ferrum.core.verbs import NamedVerbs
 
 _PROBES: Final = 3

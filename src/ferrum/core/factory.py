@@ -8,14 +8,14 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ferrum.core.capabilities import AttentionType, head_sharing
-from ferrum.core.checks import check_kind, is_one_of
 from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
 from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.executor import ModelExecutor
-from ferrum.core.options import listed
-from ferrum.core.serial import JsonRecord, misfits
-from ferrum.core.shown import shown
+from ferrum.core.json_record import JsonRecord, misfits
+from ferrum.core.option_fields import listed
+from ferrum.core.span_checks import check_kind, is_one_of
+from ferrum.core.values import shown
 
 _OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
     "quantize": QUANTIZATIONS,

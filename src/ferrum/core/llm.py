@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ferrum.core.contract import LogitsPolicy
 from ferrum.core.errors import Unsupported
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.sequences import SequenceStore, Undo
-from ferrum.core.serial import JsonRecord
-from ferrum.core.shown import shown
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
+from ferrum.core.values import shown
 from ferrum.core.verbs import WISH
 
 

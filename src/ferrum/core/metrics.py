@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.step import Span
 
 WINDOW: Final = 1024

@@ -16,8 +16,7 @@ from numbers import Real
 from typing import Any, Final, NoReturn
 
 from ferrum.core.errors import InvalidToken, RequestError
-from ferrum.core.integers import listed, whole
-from ferrum.core.shown import shown
+from ferrum.core.values import listed, shown, whole
 
 MAX_CHOICES: Final = 128
 MAX_STOP_STRINGS: Final = 64

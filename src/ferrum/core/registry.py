@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from ferrum.core.errors import ConfigError, FerrumError, Unsupported
-from ferrum.core.shown import shown
+from ferrum.core.values import shown
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.pickling import pickled_by_fields
-from ferrum.core.serial import JsonRecord
 
 
 @pickled_by_fields

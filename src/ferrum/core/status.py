@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from ferrum.core.errors import InvalidTransition
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 
 class ExecutorState(StrEnum):

@@ -15,7 +15,6 @@ from itertools import count
 from typing import Any, Final
 
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import check_kind, check_tokens, inputs_of
 from ferrum.core.contract import (
     DecodeInput,
     DecodeOutput,
@@ -33,10 +32,10 @@ from ferrum.core.contract import (
 )
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.handles import Handles, check_name
-from ferrum.core.integers import kept_length
 from ferrum.core.sequences import SequenceStore, Undo
-from ferrum.core.shown import shown
+from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
+from ferrum.core.values import kept_length, shown
 
 logger: Final = logging.getLogger("ferrum.executor")
 

@@ -13,12 +13,11 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any, TypeAlias
 
-from ferrum.core.checks import check_ids
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
-from ferrum.core.integers import integer, listed, whole
 from ferrum.core.params import SamplingParams
-from ferrum.core.shown import shown
+from ferrum.core.span_checks import check_ids
 from ferrum.core.types import Pooling, Request
+from ferrum.core.values import integer, listed, shown, whole
 from ferrum.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]

@@ -15,8 +15,7 @@ from numbers import Real
 from operator import attrgetter, itemgetter
 
 from ferrum.core.errors import ContextOverflow, RequestError
-from ferrum.core.integers import whole
-from ferrum.core.shown import shown
+from ferrum.core.values import shown, whole
 from ferrum.engine.outputs import Logprobs
 from ferrum.text.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ferrum.cache.prefix import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.news import tell_once
-from ferrum.core.options import as_text, path_of
+from ferrum.core.logging import tell_once
+from ferrum.core.option_fields import as_text, path_of
 from ferrum.engine.front import Parts
 from ferrum.engine.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 from ferrum.engine.record import Record, RecordedShare
 from ferrum.engine.steps import StepShare
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ferrum.core.errors import FerrumError
-from ferrum.core.memory import MemoryPlan
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.steps import TakenStep

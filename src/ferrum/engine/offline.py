@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
-from ferrum.core.checks import check_kind
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
+from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.admission import Prompt, check_params, entries_of
 from ferrum.engine.batch import Batch, stream

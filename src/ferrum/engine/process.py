@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from ferrum.core.errors import EngineDead
-from ferrum.core.log_lines import log_objects
+from ferrum.core.logging import log_objects
 from ferrum.engine import wire
 from ferrum.engine.engine import as_step_error
 from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
@@ -53,7 +53,7 @@ class Child:
     business. Without its parent it ends by itself.
 
     Args:
-        log_objects: it logs as servers do, see `core/log_lines.py`.
+        log_objects: it logs as servers do, see `core/logging.py`.
     """
 
     def __init__(self, *, log_objects: bool = False) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from ferrum.core.errors import RequestError
-from ferrum.core.shown import shown
+from ferrum.core.values import shown
 
 
 class ProgressBar(Protocol):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferrum.core.errors import FerrumError, RecordDamaged, RecordNotFound
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
-from ferrum.core.serial import JsonRecord
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.steps import StepShare, TakenStep
 

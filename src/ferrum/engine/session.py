@@ -12,8 +12,8 @@ from copy import copy
 from typing import Self
 
 from ferrum.core.errors import RequestError
-from ferrum.core.integers import kept_length
 from ferrum.core.params import SamplingParams
+from ferrum.core.values import kept_length
 from ferrum.engine.admission import Prompt, check_params, token_ids
 from ferrum.engine.outputs import CompletionOutput, RequestOutput
 from ferrum.text.tokenizer import Tokenizer, encode_middle

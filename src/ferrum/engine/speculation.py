@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ferrum.core.checks import is_one_of
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
-from ferrum.core.shown import shown
+from ferrum.core.span_checks import is_one_of
+from ferrum.core.values import shown
 from ferrum.scheduler.costs import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.news import tell_once
+from ferrum.core.logging import tell_once
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels

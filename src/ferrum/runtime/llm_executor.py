@@ -8,14 +8,14 @@ from secrets import token_hex
 from typing import Final
 
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import refuse_span
 from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
 from ferrum.core.errors import FerrumError, UnknownSequence, Unsupported
 from ferrum.core.executor import ModelExecutor
 from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
-from ferrum.core.memory import MemoryPlan, PoolPart
+from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.sequences import StoreGroup
 from ferrum.core.snapshots import PrefixCounts
+from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.math import best_tokens
 from ferrum.runtime.apart import failure, run_apart

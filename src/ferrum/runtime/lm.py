@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ferrum.cache.pages import PageCopy, PageTable
-from ferrum.core.checks import refuse_span
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
+from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager

@@ -14,9 +14,9 @@ from ferrum.core.config import MAX_DRAFT, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.llm import LlmRuntimeConfig
-from ferrum.core.memory import MemoryPlan, size
-from ferrum.core.news import tell_once
-from ferrum.core.options import as_text, check_number
+from ferrum.core.logging import tell_once
+from ferrum.core.memory_plan import MemoryPlan, size
+from ferrum.core.option_fields import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.recorder import Extent
 from ferrum.models.decoder import Decoder, build_decoder, parameter_shapes

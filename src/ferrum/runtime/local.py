@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Final
 
 from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.checks import misfit
 from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import RequestError
 from ferrum.core.executor import ModelExecutor
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
+from ferrum.core.span_checks import misfit
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.lm import DecoderLM

@@ -13,8 +13,8 @@ from typing import Final
 
 from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left, memory_with_swap
 from ferrum.core.errors import ConfigError
-from ferrum.core.memory import PoolPart
-from ferrum.core.resident import AT_IMPORT, resident_bytes
+from ferrum.core.memory_plan import PoolPart
+from ferrum.core.resident_memory import AT_IMPORT, resident_bytes
 from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import pool_slots
 from ferrum.models.spec import AttentionSpec, DecoderSpec

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CapacityError
-from ferrum.core.memory import size
+from ferrum.core.memory_plan import size
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.spec import DecoderSpec
 from ferrum.runtime.checkpoint import TensorStore

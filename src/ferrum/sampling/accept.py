@@ -13,8 +13,8 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ferrum.core.errors import RequestError, StepError
-from ferrum.core.shown import shown
 from ferrum.core.step import Sampling, TokenLogprobs
+from ferrum.core.values import shown
 from ferrum.kernels.reference.math import exp
 from ferrum.sampling.math import F32
 from ferrum.sampling.rules import Row

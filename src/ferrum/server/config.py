@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.options import about, check_options
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
+from ferrum.core.option_fields import about, check_options
 from ferrum.core.types import Pooling
 
 _ORIGIN: Final = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")

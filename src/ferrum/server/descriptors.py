@@ -7,7 +7,7 @@ from asyncio import AbstractEventLoop
 from contextlib import suppress
 from typing import Any, Final
 
-from ferrum.core.news import tell_once
+from ferrum.core.logging import tell_once
 
 try:
     import resource

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.log_lines import log_objects
+from ferrum.core.logging import log_objects
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave

@@ -13,7 +13,7 @@ from pydantic import FailFast, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ferrum.core.params import TOKEN_SCHEMA
-from ferrum.core.shown import MOST_BITS
+from ferrum.core.values import MOST_BITS
 
 Schema: TypeAlias = dict[str, Any]
 

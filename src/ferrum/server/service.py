@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
-from ferrum.core.news import tell_once
+from ferrum.core.logging import tell_once
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.client import AsyncEngine
 from ferrum.engine.router import Places

@@ -15,7 +15,7 @@ from typing import Final
 
 from ferrum.core.errors import CapacityError, FerrumError, StepError
 from ferrum.core.executor import ModelExecutor
-from ferrum.core.memory import MemoryPlan
+from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.sampling.rules import take_back

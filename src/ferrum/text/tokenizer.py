@@ -10,8 +10,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
-from ferrum.core.news import tell_once
-from ferrum.core.shown import shown
+from ferrum.core.logging import tell_once
+from ferrum.core.values import shown
 from ferrum.text.decoding import decoding_rules
 from ferrum.text.files import refuse_pointer
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config

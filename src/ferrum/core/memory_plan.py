@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from ferrum.core.serial import JsonRecord
+from ferrum.core.json_record import JsonRecord
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -13,9 +13,8 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.integers import integer, listed
-from ferrum.core.shown import shown
 from ferrum.core.step import Rows, Sampling, Score, Span, Want
+from ferrum.core.values import integer, listed, shown
 
 Input = TypeVar("Input")
 

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
 from ferrum.core.errors import RequestError
-from ferrum.core.shown import shown
+from ferrum.core.values import shown
 
 
 class JsonRecord:

@@ -12,9 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ferrum.core.checks import is_one_of
 from ferrum.core.errors import ConfigError
-from ferrum.core.shown import is_huge, shown
+from ferrum.core.span_checks import is_one_of
+from ferrum.core.values import is_huge, shown
 
 
 def about(

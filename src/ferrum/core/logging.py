@@ -1,10 +1,23 @@
-"""The log of a server: one JSON object a line, whichever process and library has something to tell."""
+"""What users are told beside results: in the log, where they look without setting one up.
+
+The log of a server: one JSON object a line, whichever process and library has something to tell.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from functools import cache
+from typing import Final
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@cache
+def tell_once(news: str) -> None:
+    """Warn of something, the first time in a process."""
+    _LOG.warning(news)
 
 
 class JsonFormatter(logging.Formatter):
