@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 
 from ferrum.cache.pages import PageGroup, PageTable
-from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.contract import DataType, ModelInfo
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
+from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.io_types import DataType, ModelInfo
 from ferrum.core.errors import FerrumError, KvExhausted, StepError
-from ferrum.core.executor import ModelExecutor
-from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput

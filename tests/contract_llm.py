@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
-from ferrum.core.contract import LogitsPolicy
+from ferrum.contract.decoder_llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
+from ferrum.contract.io_types import LogitsPolicy
 from ferrum.core.errors import (
     ContextOverflow,
     InvalidToken,
@@ -16,7 +17,6 @@ from ferrum.core.errors import (
     UnknownSequence,
     Unsupported,
 )
-from ferrum.core.llm import DecoderOnlyLLM, LlmRuntimeConfig, UnifiedItem
 
 contract = pytest.mark.contract
 

@@ -18,8 +18,8 @@ import_module("ferrum.core.resident_memory")  # looks how large the process is b
 _HOMES: Final = {
     name: home
     for home, names in {
-        "ferrum.core.capabilities": "AttentionType ExecutorCapabilities",
-        "ferrum.core.contract": (
+        "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities",
+        "ferrum.contract.io_types": (
             "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
             "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
         ),
@@ -28,18 +28,18 @@ _HOMES: Final = {
             "HubUnreachable InvalidHandle InvalidToken InvalidTransition KvExhausted ModelGated ModelNotFound "
             "NonFiniteLogits NothingAllowed QueueFull RequestError StaleHandle StepError UnknownSequence Unsupported"
         ),
-        "ferrum.core.executor": "BatchModelExecutor ModelExecutor SpeculativeExecutor",
-        "ferrum.core.executors": "ExecutorRegistry",
-        "ferrum.core.factory": (
+        "ferrum.contract.executor": "BatchModelExecutor ModelExecutor SpeculativeExecutor",
+        "ferrum.contract.executor_registry": "ExecutorRegistry",
+        "ferrum.contract.factory": (
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
             "OptimizationConfig"
         ),
-        "ferrum.core.llm": "DecoderOnlyLLM LlmRuntimeConfig",
+        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig",
         "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
-        "ferrum.core.metrics": "ExecutorMetrics",
+        "ferrum.contract.executor_metrics": "ExecutorMetrics",
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",
-        "ferrum.core.status": "ExecutorMemoryUsage ExecutorState ExecutorStatus",
+        "ferrum.contract.status": "ExecutorMemoryUsage ExecutorState ExecutorStatus",
         "ferrum.core.step": (
             "CARRY Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput TokenLogprobs Want"
         ),

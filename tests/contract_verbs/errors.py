@@ -7,7 +7,7 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT
 from contract_verbs.kit import begin, contract, usable
-from ferrum.core.contract import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ContextOverflow, InvalidToken, KvExhausted, RequestError, StepError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from contract_kit import PROMPT, same
 from contract_verbs.kit import contract
-from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import Unsupported
 
 

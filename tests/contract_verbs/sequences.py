@@ -7,7 +7,7 @@ import pytest
 
 from contract_kit import OTHER, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable, verbs_on
-from ferrum.core.contract import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.io_types import DecodeInput, KvCacheHandle, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import InvalidHandle, RequestError, StaleHandle, UnknownSequence
 
 

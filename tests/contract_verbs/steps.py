@@ -10,9 +10,9 @@ import pytest
 
 from contract_kit import OTHER, POISON, PROMPT, same
 from contract_verbs.kit import begin, contract, truth, usable, verbs_on
-from ferrum.core.contract import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.executor import BatchModelExecutor, SpeculativeExecutor
+from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
-from ferrum.core.executor import BatchModelExecutor, SpeculativeExecutor
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, Rows, Score, Span, StepBatch, Want
 

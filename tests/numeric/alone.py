@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrum.core.executor import ModelExecutor
+from ferrum.contract.executor import ModelExecutor
 from ferrum.core.step import Sampling, Score, Span, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request
 

@@ -8,7 +8,7 @@ import pytest
 from test_contract_local import poisoned
 
 from contract_llm import *  # noqa: F403 - the tests themselves
-from ferrum.core.llm import DecoderOnlyLLM
+from ferrum.contract.decoder_llm import DecoderOnlyLLM
 from ferrum.runtime.load import load_executor
 
 

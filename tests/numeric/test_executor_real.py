@@ -16,11 +16,11 @@ import torch
 from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum import load_executor
-from ferrum.core.capabilities import AttentionType
-from ferrum.core.contract import DataType, DecodeInput, LogitsPolicy, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.capabilities import AttentionType
+from ferrum.contract.io_types import DataType, DecodeInput, LogitsPolicy, PrefillInput, UnifiedBatch, UnifiedBatchItem
+from ferrum.contract.status import ExecutorState
 from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.core.status import ExecutorState
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.local import LocalExecutor
 

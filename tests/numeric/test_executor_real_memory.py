@@ -16,7 +16,7 @@ from sampling_twin import best_of, request
 from tiny import Case, directory_of, find
 
 from ferrum import load_executor
-from ferrum.core.contract import PrefillInput
+from ferrum.contract.io_types import PrefillInput
 from ferrum.core.resident_memory import resident_bytes
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice

@@ -7,7 +7,7 @@ from native_twin import require_native
 from tiny import directory_of, find
 
 from ferrum import load_executor
-from ferrum.core.contract import PrefillInput
+from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.kernels.reference import ReferenceKernels
 

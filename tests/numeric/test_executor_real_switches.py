@@ -11,7 +11,7 @@ import pytest
 from tiny import Case, directory_of, find, tokens_of
 
 from ferrum import LLM, load_executor
-from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu import library

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from tiny import CASES, Case, directory_of, find, tokens_of
 
 from ferrum.cli.main import execute
+from ferrum.contract.io_types import DataType
 from ferrum.core.config import ModelConfig
-from ferrum.core.contract import DataType
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, Unsupported
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec

@@ -14,10 +14,10 @@ from tiny import directory_of, find
 from ferrum import load_executor
 from ferrum.bench.shapes import SHAPES
 from ferrum.cli.main import execute
+from ferrum.contract.factory import ExecutorConfig, ExecutorMemoryConfig, ModelExecutorFactory
+from ferrum.contract.io_types import DataType
 from ferrum.core.config import ModelConfig
-from ferrum.core.contract import DataType
 from ferrum.core.errors import ConfigError
-from ferrum.core.factory import ExecutorConfig, ExecutorMemoryConfig, ModelExecutorFactory
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import SHAPES, shape_config
+from ferrum.contract.io_types import PrefillInput
 from ferrum.core.config import ModelConfig
-from ferrum.core.contract import PrefillInput
 from ferrum.core.errors import ConfigError
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint

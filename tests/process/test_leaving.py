@@ -71,7 +71,7 @@ def test_a_forked_process_is_told_that_the_engine_is_not_its_own_and_leaves_it_a
 BARE = """
 import os, signal, sys, threading
 from contract_kit import PROMPT, make_fake
-from ferrum.core.contract import DecodeInput, PrefillInput
+from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import EngineDead
 
 executor = make_fake().executor
@@ -139,7 +139,7 @@ def look_later():
 atexit.register(look_later)  # after all that is imported now
 
 from contract_kit import PROMPT, make_fake
-from ferrum.core.contract import PrefillInput
+from ferrum.contract.io_types import PrefillInput
 
 executor = make_fake().executor
 run = executor.lm.run
@@ -163,7 +163,7 @@ def test_no_step_of_a_daemon_thread_runs_while_the_interpreter_ends() -> None:
 
 RECORDING = """
 import os, signal, sys
-from ferrum.core.metrics import StepRecorder
+from ferrum.contract.executor_metrics import StepRecorder
 from ferrum.core.step import Span
 
 recorder = StepRecorder()

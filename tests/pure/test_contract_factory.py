@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO, FakeContractExecutor, make_fake
-from ferrum.core.capabilities import AttentionType
-from ferrum.core.config import PAGE_SIZE
-from ferrum.core.contract import DataType, Device, PrefillInput
-from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
-from ferrum.core.executors import ExecutorRegistry
-from ferrum.core.factory import (
+from ferrum.contract.capabilities import AttentionType
+from ferrum.contract.executor_registry import ExecutorRegistry
+from ferrum.contract.factory import (
     ExecutorAttentionConfig,
     ExecutorConfig,
     ExecutorMemoryConfig,
@@ -21,8 +18,11 @@ from ferrum.core.factory import (
     ModelExecutorFactory,
     OptimizationConfig,
 )
+from ferrum.contract.io_types import DataType, Device, PrefillInput
+from ferrum.contract.status import ExecutorState
+from ferrum.core.config import PAGE_SIZE
+from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
 from ferrum.core.registry import Registry
-from ferrum.core.status import ExecutorState
 
 contract = pytest.mark.contract
 

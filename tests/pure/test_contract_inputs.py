@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO
-from ferrum.core.contract import (
+from ferrum.contract.io_types import (
     DataType,
     DecodeInput,
     Device,

@@ -6,7 +6,7 @@ import pytest
 
 from contract_kit import FakeLM, Options
 from contract_llm import *  # noqa: F403 - the tests themselves
-from ferrum.core.llm import DecoderOnlyLLM
+from ferrum.contract.decoder_llm import DecoderOnlyLLM
 
 
 @pytest.fixture

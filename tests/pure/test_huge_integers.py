@@ -11,8 +11,8 @@ import pytest
 
 from contract_kit import make_fake
 from engine_fakes import admission, greedy
+from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.contract import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Score, Span, StepBatch, Want

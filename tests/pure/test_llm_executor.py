@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from contract_kit import INFO, FakeLM, Options, make_llm
-from ferrum.core.capabilities import AttentionType
-from ferrum.core.contract import PrefillInput
+from ferrum.contract.capabilities import AttentionType
+from ferrum.contract.decoder_llm import UnifiedItem
+from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import KvExhausted, NonFiniteLogits, StepError, UnknownSequence
-from ferrum.core.llm import UnifiedItem
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.llm_executor import LlmExecutor

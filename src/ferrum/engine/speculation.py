@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ferrum.contract.io_types import ModelInfo
 from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
-from ferrum.core.contract import ModelInfo
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.span_checks import is_one_of
 from ferrum.core.values import shown

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from secrets import token_hex
 from typing import Final
 
-from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.contract import DataType, LogitsPolicy, ModelInfo
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.decoder_llm import DecoderOnlyLLM, UnifiedItem
+from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.io_types import DataType, LogitsPolicy, ModelInfo
+from ferrum.contract.sequences import StoreGroup
 from ferrum.core.errors import FerrumError, UnknownSequence, Unsupported
-from ferrum.core.executor import ModelExecutor
-from ferrum.core.llm import DecoderOnlyLLM, UnifiedItem
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
-from ferrum.core.sequences import StoreGroup
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ferrum.cache.pages import PageCopy, PageTable
+from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
-from ferrum.core.llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables

@@ -9,11 +9,11 @@ from typing import Final
 
 from ferrum.cache.groups import PageGroup, capacity_tokens
 from ferrum.cache.pages import PageTable
-from ferrum.core.capabilities import ExecutorTraits
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.decoder_llm import LlmRuntimeConfig
+from ferrum.contract.io_types import DataType, ModelInfo
 from ferrum.core.config import MAX_DRAFT, PAGE_SIZE, ModelConfig, Switches
-from ferrum.core.contract import DataType, ModelInfo
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.llm import LlmRuntimeConfig
 from ferrum.core.logging import tell_once
 from ferrum.core.memory_plan import MemoryPlan, size
 from ferrum.core.option_fields import as_text, check_number

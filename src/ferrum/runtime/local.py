@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.contract import ModelInfo
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.io_types import ModelInfo
 from ferrum.core.errors import RequestError
-from ferrum.core.executor import ModelExecutor
 from ferrum.core.memory_plan import size
 from ferrum.core.span_checks import misfit
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput

@@ -13,8 +13,8 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ferrum.contract.executor import ModelExecutor
 from ferrum.core.errors import CapacityError, FerrumError, StepError
-from ferrum.core.executor import ModelExecutor
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence

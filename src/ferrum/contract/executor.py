@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from ferrum.core.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.core.contract import (
+from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
+from ferrum.contract.executor_metrics import ExecutorMetrics, StepRecorder
+from ferrum.contract.io_types import (
     DecodeInput,
     DecodeOutput,
     ModelInfo,
@@ -23,6 +24,16 @@ from ferrum.core.contract import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
+from ferrum.contract.sequences import SequenceStore
+from ferrum.contract.status import (
+    ExecutorMemoryUsage,
+    ExecutorState,
+    ExecutorStatus,
+    Lifecycle,
+    memory_usage,
+    stop_at_exit,
+)
+from ferrum.contract.verbs import NamedVerbs
 from ferrum.core.errors import (
     EngineDead,
     ExecutorInUse,
@@ -32,15 +43,11 @@ from ferrum.core.errors import (
     UnknownSequence,
 )
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
-from ferrum.core.metrics import ExecutorMetrics, StepRecorder
-from ferrum.core.sequences import SequenceStore
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.span_checks import check_kind
-from ferrum.core.status import ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle, memory_usage, stop_at_exit
 from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.values import whole
-from ferrum.core.verbs import NamedVerbs
 
 _PROBES: Final = 3
 

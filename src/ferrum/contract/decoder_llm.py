@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferrum.core.contract import LogitsPolicy
+from ferrum.contract.io_types import LogitsPolicy
+from ferrum.contract.sequences import SequenceStore, Undo
+from ferrum.contract.verbs import WISH
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
 from ferrum.core.values import shown
-from ferrum.core.verbs import WISH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

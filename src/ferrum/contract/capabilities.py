@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ferrum.core.contract import DataType, Device, ModelInfo
+from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requirements
 

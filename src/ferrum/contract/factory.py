@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from ferrum.core.capabilities import AttentionType, head_sharing
+from ferrum.contract.capabilities import AttentionType, head_sharing
+from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
-from ferrum.core.contract import DataType, Device, ModelInfo
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
-from ferrum.core.executor import ModelExecutor
 from ferrum.core.json_record import JsonRecord, misfits
 from ferrum.core.option_fields import listed
 from ferrum.core.span_checks import check_kind, is_one_of

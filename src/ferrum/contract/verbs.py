@@ -14,8 +14,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
-from ferrum.core.capabilities import ExecutorTraits
-from ferrum.core.contract import (
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.handles import Handles, check_name
+from ferrum.contract.io_types import (
     DecodeInput,
     DecodeOutput,
     KvCacheHandle,
@@ -30,9 +31,8 @@ from ferrum.core.contract import (
     token_matrix,
     token_row,
 )
+from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
-from ferrum.core.handles import Handles, check_name
-from ferrum.core.sequences import SequenceStore, Undo
 from ferrum.core.span_checks import check_kind, check_tokens, inputs_of
 from ferrum.core.step import Array, Hidden, PendingStep, Rows, Span, SpanResult, StepBatch, Want
 from ferrum.core.values import kept_length, shown

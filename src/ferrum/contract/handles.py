@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ferrum.core.contract import DataType, KvCacheHandle, ModelInfo
+from ferrum.contract.io_types import DataType, KvCacheHandle, ModelInfo
+from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.core.errors import InvalidHandle, StaleHandle, UnknownSequence
-from ferrum.core.sequences import SequenceStore, Undo
 
 
 class Handles:

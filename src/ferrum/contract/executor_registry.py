@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.executor_metrics import ExecutorMetrics
 from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound
-from ferrum.core.executor import ModelExecutor
-from ferrum.core.metrics import ExecutorMetrics
 from ferrum.core.registry import Registry
 
 

@@ -1,0 +1,1 @@
+"""The executor contract: verbs, inputs, outputs and handles that any executor offers."""
