@@ -21,7 +21,7 @@ import numpy as np
 
 from ferrum.bench.machine import NativeProber
 from ferrum.bench.probes import COUNTS, state_levels
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.lowering import placed
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables

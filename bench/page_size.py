@@ -18,7 +18,7 @@ from packed import SHAPE, options_of, packed_model, write
 
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import WORKLOADS, Workload
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local import LocalExecutor

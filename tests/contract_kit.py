@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.contract.executor import ModelExecutor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakes import FakeExecutor, FakeModel, FinishedStep, Guesses, scope_of
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import FerrumError, NonFiniteLogits, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams

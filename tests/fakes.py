@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ferrum.cache.names import NamedPage
-from ferrum.cache.pages import PageTable
-from ferrum.cache.prefix import PrefixScope
-from ferrum.cache.restore import Wanted
+from ferrum.cache.page_hashes import NamedPage
+from ferrum.cache.page_table import PageTable
+from ferrum.cache.prefix_hash import PrefixScope
+from ferrum.cache.tiered_restore import Wanted
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fakes import FakeExecutor, Guesses, Hasty, scope_of
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import Unsupported
 
 MAX_DRAFT = 3

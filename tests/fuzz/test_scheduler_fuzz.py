@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from fakes import FakeExecutor, Followed, Guesses, Hasty, scope_of
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import FinishedStep, Span

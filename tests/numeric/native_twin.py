@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.library import load, tiers

@@ -17,7 +17,7 @@ from native_twin import group_of, normal, shape_of, tables_of
 from native_weights import DTYPES, INTEGERS, bound, wild
 from sampling_twin import request
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import StepTables, Weight
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.math import LOG2_E

@@ -60,7 +60,7 @@ before = resident()
 options = {"kv_capacity": 16_384, "max_batch_size": 64, "max_rows": 32, **json.loads(sys.argv[2])}
 sequences = options.pop("sequences", 4)
 executor = ferrum.load_executor(sys.argv[1], **options)
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.step import Rows, Span, StepBatch, Want
 spans = tuple(Span(f"s{i}", 0, tuple(range(8)), Want.LOGITS, Rows.ALL) for i in range(sequences))
 executor.submit(StepBatch(spans)).result()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_of
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import AttentionShape, PoolGroup
 
 FORMATS = ("float32", "bfloat16", "int8")

@@ -26,7 +26,7 @@ def resident():
 
 before = resident()
 executor = ferrum.load_executor(sys.argv[1], kv_capacity=8192, max_rows=32, **json.loads(sys.argv[2]))
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.step import Rows, Span, StepBatch, Want
 executor.submit(StepBatch((Span("s", 0, tuple(range(32)), Want.LOGITS, Rows.ALL),))).result()
 for pages in executor.pages.groups:  # memory counts once it was written to

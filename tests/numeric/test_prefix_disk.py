@@ -22,7 +22,7 @@ from native_twin import require_native
 from tiny import directory_of, find, tokens_of
 
 from ferrum import LLM, SamplingParams
-from ferrum.cache.names import NamedPage
+from ferrum.cache.page_hashes import NamedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes

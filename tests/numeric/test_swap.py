@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ferrum.cache.names import NamedPage
-from ferrum.cache.pages import PageGroup, PageTable
-from ferrum.cache.restore import Wanted
+from ferrum.cache.page_hashes import NamedPage
+from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.tiered_restore import Wanted
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import Bytes, PoolGroup

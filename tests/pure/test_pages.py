@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum.cache.pages import FREED, PageCopy, PageGroup, PageTable
+from ferrum.cache.page_table import FREED, PageCopy, PageGroup, PageTable
 from ferrum.cache.pool import PagePool
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 

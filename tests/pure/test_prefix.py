@@ -8,10 +8,9 @@ from itertools import combinations
 
 import pytest
 
-from ferrum.cache.names import Name
-from ferrum.cache.pages import PageCopy, PageGroup, PageTable
-from ferrum.cache.prefix import PrefixScope
-from ferrum.cache.tails import Tails
+from ferrum.cache.page_hashes import Name
+from ferrum.cache.page_table import PageCopy, PageGroup, PageTable
+from ferrum.cache.prefix_hash import PrefixScope, Tails
 from ferrum.core.snapshots import PrefixCounts
 
 SIZE = 4
@@ -229,7 +228,7 @@ def test_the_tail_that_holds_most_of_what_is_wanted_is_found(monkeypatch: pytest
     assert found([2]) is None and found([]) is None and found([1, 5], b"another page") is None
     there.clear()
     assert found([1, 2, 3, 4]) is None, "their pages have made room"
-    monkeypatch.setattr("ferrum.cache.tails.MOST", 2)
+    monkeypatch.setattr("ferrum.cache.prefix_hash.MOST", 2)
     there.add((1,))
     for page in (b"one", b"two", b"three"):
         tails.add(page, called((1,)), (1,))

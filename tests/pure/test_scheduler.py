@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import RequestError
 from ferrum.core.step import FinishedStep, Want
 from ferrum.core.types import Sequence as Choice

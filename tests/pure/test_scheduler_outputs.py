@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferrum.cache.forecast import Growth, Holding, most_wanted
-from ferrum.cache.pages import PageGroup, PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.peak_pages import Growth, Holding, most_wanted
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import FinishReason, Request, Sequence
 from ferrum.scheduler.newcomers import Newcomers

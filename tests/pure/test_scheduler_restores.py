@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from ferrum.cache.names import Name, NamedPage
-from ferrum.cache.pages import PageGroup, PageTable
-from ferrum.cache.restore import Wanted
+from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.tiered_restore import Wanted
 from ferrum.core.types import Request
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.beginnings import MOST_PAGES

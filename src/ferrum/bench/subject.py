@@ -13,7 +13,7 @@ from typing import Final, Protocol, Self
 from ferrum.bench.limits import Costs, label, layer_kv_bytes
 from ferrum.bench.loop import time_engine_steps
 from ferrum.bench.workloads import Kind, Pass, Room, SpanShape, Workload
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import MAX_DRAFT, EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.params import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ferrum.cache.names import Name, NamedPage, PageNames
+from ferrum.cache.page_hashes import Name, NamedPage, PageNames
 
 
 class PagePool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 
 Array = Any
 """A backend's own array; the recorder's stands for one that does not exist yet."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ferrum.cache.pages import PageTable
+from ferrum.cache.page_table import PageTable
 from ferrum.kernels.interface import F32, Int32, StepTables
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ferrum.cache.pages import PageCopy, PageTable
+from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span

@@ -11,9 +11,9 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final
 
-from ferrum.cache.names import Name, NamedPage
-from ferrum.cache.pages import PageTable
-from ferrum.cache.restore import Wanted
+from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_table import PageTable
+from ferrum.cache.tiered_restore import Wanted
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.page_files import PageFiles
 

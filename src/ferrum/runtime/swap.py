@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from ferrum.cache.names import Name, NamedPage
-from ferrum.cache.pages import PageTable
-from ferrum.cache.restore import PageKeeper, Wanted
+from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_table import PageTable
+from ferrum.cache.tiered_restore import PageKeeper, Wanted
 from ferrum.kernels.interface import Bytes, Kernels
 
 WINDOW: Final = 15

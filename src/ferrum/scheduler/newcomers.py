@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
-from ferrum.cache.forecast import Growth
+from ferrum.cache.peak_pages import Growth
 from ferrum.core.types import Sequence
 from ferrum.scheduler.live import LiveRequests
 from ferrum.scheduler.outputs import OutputLengths

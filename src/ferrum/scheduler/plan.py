@@ -7,10 +7,10 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import Protocol
 
-from ferrum.cache.forecast import Growth
-from ferrum.cache.names import Name
-from ferrum.cache.restore import Restores
-from ferrum.cache.tails import Tail
+from ferrum.cache.page_hashes import Name
+from ferrum.cache.peak_pages import Growth
+from ferrum.cache.prefix_hash import Tail
+from ferrum.cache.tiered_restore import Restores
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ferrum.cache.names import Name
-from ferrum.cache.prefix import PrefixScope
-from ferrum.cache.tails import Tail, Tails
+from ferrum.cache.page_hashes import Name
+from ferrum.cache.prefix_hash import PrefixScope, Tail, Tails
 from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.newcomers import Newcomers
 from ferrum.scheduler.plan import Pages

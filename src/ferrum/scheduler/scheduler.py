@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 
-from ferrum.cache.prefix import PrefixScope
+from ferrum.cache.prefix_hash import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs

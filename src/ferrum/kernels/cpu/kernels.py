@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.cache.pages import PageCopy
+from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.math import best_tokens, silu, tree_sum

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ferrum.cache.forecast import Growth, Holding, most_wanted
-from ferrum.cache.groups import PageCopy, PageGroup, capacity_tokens
+from ferrum.cache.layer_groups import PageCopy, PageGroup, capacity_tokens
+from ferrum.cache.peak_pages import Growth, Holding, most_wanted
 from ferrum.cache.pool import PagePool
-from ferrum.cache.prefix import SequenceNames
+from ferrum.cache.prefix_hash import SequenceNames
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.values import kept_length, shown
 

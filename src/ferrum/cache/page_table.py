@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ferrum.cache.groups import PageCopy as PageCopy
-from ferrum.cache.groups import PageGroup as PageGroup
-from ferrum.cache.names import Name, NamedPage
-from ferrum.cache.prefix import SequenceNames, longest_match
-from ferrum.cache.restore import PageKeeper, Restores
-from ferrum.cache.rows import FREED as FREED
-from ferrum.cache.rows import PageRows, Stored
-from ferrum.cache.tails import Tail
+from ferrum.cache.layer_groups import PageCopy as PageCopy
+from ferrum.cache.layer_groups import PageGroup as PageGroup
+from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_rows import FREED as FREED
+from ferrum.cache.page_rows import PageRows, Stored
+from ferrum.cache.prefix_hash import SequenceNames, Tail, longest_match
+from ferrum.cache.tiered_restore import PageKeeper, Restores
 from ferrum.core.snapshots import PrefixCounts
 
 

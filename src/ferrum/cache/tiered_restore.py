@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ferrum.cache.names import Name, NamedPage
+from ferrum.cache.page_hashes import Name, NamedPage
 
 if TYPE_CHECKING:
-    from ferrum.cache.pages import PageTable
+    from ferrum.cache.page_table import PageTable
 
 
 @dataclass(frozen=True, slots=True)
