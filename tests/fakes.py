@@ -32,8 +32,8 @@ from ferrum.core.step import (
 )
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
+from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.drafts import Room, Wish
-from ferrum.scheduler.outputs import OutputLengths
 
 Visible = tuple[tuple[int, ...], ...]
 """Per layer group the tokens that a query sees, its own last."""

@@ -14,10 +14,10 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span
 from ferrum.core.types import Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.costs import StepCosts
-from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import Plan
 
 CONTEXT = 64
 

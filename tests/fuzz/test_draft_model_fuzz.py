@@ -10,9 +10,9 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import SpanResult, StepBatch, StepOutput, Want
 from ferrum.core.types import Request, Sequence
-from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
+from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import CATCH_UP, FEW, DraftModel
 from ferrum.speculative.speculator import Speculator
 

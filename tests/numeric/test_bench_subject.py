@@ -27,7 +27,7 @@ from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.step_cost_model import StepCosts
 
 DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
 PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 130)

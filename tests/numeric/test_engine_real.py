@@ -26,7 +26,7 @@ from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
-from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
 
 NAME = "qwen3-windows"

@@ -11,9 +11,9 @@ from fakes import Hasty
 from ferrum import LLM, SamplingParams
 from ferrum.core.types import Sequence
 from ferrum.engine.outputs import RequestOutput
-from ferrum.scheduler.outputs import OutputLengths
-from ferrum.scheduler.plan import OpenStep
+from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.step_plan import OpenStep
 
 CASE = "qwen3-windows"
 REQUESTS = 16

@@ -33,8 +33,8 @@ from ferrum.engine.messages import EngineStats
 from ferrum.engine.outputs import Delta, RequestOutput
 from ferrum.engine.progress import NoBar
 from ferrum.runtime.local import LocalExecutor
-from ferrum.scheduler.costs import StepCosts
-from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.admission import OutputLengths
+from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from set_costs import SetCosts
 

@@ -11,7 +11,7 @@ from fakes import Hasty
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import STATS_SECONDS, Engine
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Wake
-from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.admission import OutputLengths
 
 
 class Watched:

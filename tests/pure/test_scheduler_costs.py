@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.step_cost_model import StepCosts
 
 SIZES = (1, 2, 5, 9)
 

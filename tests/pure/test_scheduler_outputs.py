@@ -8,8 +8,7 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.peak_pages import Growth, Holding, most_wanted
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import FinishReason, Request, Sequence
-from ferrum.scheduler.newcomers import Newcomers
-from ferrum.scheduler.outputs import OutputLengths
+from ferrum.scheduler.admission import Newcomers, OutputLengths
 from ferrum.scheduler.sequence import begin
 from scheduler_bench import Bench, lengths, stop_at
 

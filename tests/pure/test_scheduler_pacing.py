@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, Want
-from ferrum.scheduler.costs import StepCosts, weighed
 from ferrum.scheduler.drafts import Room
-from ferrum.scheduler.pacing import LEAST, Pacing
+from ferrum.scheduler.step_budget import LEAST, Pacing
+from ferrum.scheduler.step_cost_model import StepCosts, weighed
 from scheduler_bench import Bench
 
 

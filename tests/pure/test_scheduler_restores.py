@@ -12,8 +12,7 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.tiered_restore import Wanted
 from ferrum.core.types import Request
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.beginnings import MOST_PAGES
-from ferrum.scheduler.prefixes import Found, Prefixes
+from ferrum.scheduler.prefix_sharing import MOST_PAGES, Found, Prefixes
 from scheduler_bench import Bench, lengths
 
 

@@ -20,9 +20,9 @@ from ferrum.engine.progress import loading_bar
 from ferrum.engine.record_files import RecordFiles
 from ferrum.engine.recorder import Recorder, Source
 from ferrum.engine.speculation import build_speculator, draft_directory, flat_speculative, load_draft_model
-from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.text.chat import load_chat_template
 from ferrum.text.generation import GenerationConfig, load_generation_config
 from ferrum.text.pooling import load_pooling

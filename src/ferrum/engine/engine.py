@@ -21,8 +21,8 @@ from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.inbox import Inbox
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
 from ferrum.engine.steps import TakenStep, taken_step
-from ferrum.scheduler.plan import Plan
 from ferrum.scheduler.scheduler import Scheduler
+from ferrum.scheduler.step_plan import Plan
 
 STALLED_SECONDS: Final = 0.05
 """How long the loop sleeps when there are requests but nothing can be planned: the resolution of deadlines then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.core.step import SpanResult, StepOutput
-from ferrum.scheduler.plan import Plan
+from ferrum.scheduler.step_plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,16 @@ from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
-from ferrum.scheduler.beginnings import Beginnings
-from ferrum.scheduler.costs import StepCosts
+from ferrum.scheduler.admission import Newcomers, OutputLengths
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
-from ferrum.scheduler.first_tokens import FirstTokens
-from ferrum.scheduler.live import LiveRequests
-from ferrum.scheduler.newcomers import Newcomers
-from ferrum.scheduler.outputs import OutputLengths
-from ferrum.scheduler.pacing import Pacing
-from ferrum.scheduler.plan import OpenStep, Pages, Plan
 from ferrum.scheduler.policy import Policy
-from ferrum.scheduler.prefixes import Found, Prefixes
+from ferrum.scheduler.prefix_sharing import Beginnings, Found, Prefixes, Siblings
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn, yielding_to
+from ferrum.scheduler.requests import LiveRequests
 from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
-from ferrum.scheduler.siblings import Siblings
+from ferrum.scheduler.step_budget import FirstTokens, Pacing
+from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import OpenStep, Pages, Plan
 
 
 class Scheduler:

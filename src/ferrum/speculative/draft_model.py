@@ -19,8 +19,8 @@ from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.sampling.rules import take_back
-from ferrum.scheduler.costs import StepCosts, weighed_context
 from ferrum.scheduler.drafts import Wish
+from ferrum.scheduler.step_cost_model import StepCosts, weighed_context
 
 CATCH_UP: Final = 256
 """Most tokens that are read at a time, of all sequences: long prompts are no reason to keep the others waiting."""

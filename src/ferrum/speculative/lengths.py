@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.step_cost_model import StepCosts
 
 WORTH_IT: Final = 1.05
 """Guesses must promise at least so many times the tokens a second that there are without them."""

@@ -13,8 +13,8 @@ from typing import Final
 
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
-from ferrum.scheduler.costs import StepCosts
 from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.account import Account
 from ferrum.speculative.lengths import Candidate, Tally, best_lengths
 from ferrum.speculative.proposer import Drafts, Guess, Proposer

@@ -2,18 +2,30 @@
 
 A prompt that begins like one which is being computed just now would compute the same pages again. It waits instead, for
 no longer than the other one takes, and then finds them.
+
+Choices of one request: the prompt but for its last token is computed once, and each takes it from there.
+
+What those that wait may begin with, found without looking at all of them in every step.
+
+A step is short and a queue may be long: who waits for others to compute its beginning is passed over until they have,
+and no more are found to have to wait in a step than takes little time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from ferrum.cache.page_hashes import Name
 from ferrum.cache.prefix_hash import PrefixScope, Tail, Tails
 from ferrum.core.types import FinishReason, Sequence
-from ferrum.scheduler.newcomers import Newcomers
-from ferrum.scheduler.plan import Pages
+from ferrum.scheduler.admission import Newcomers
+from ferrum.scheduler.queues import Ranked, Waiting
+from ferrum.scheduler.requests import LiveRequests
+from ferrum.scheduler.sequence import reusable, shared_length
+from ferrum.scheduler.step_plan import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +203,116 @@ class Prefixes:
     def _name(self, sequence: Sequence) -> None:
         if self._scope is not None and len(sequence.tokens) // self._scope.page_size > len(sequence.names):
             self._scope.extend(sequence.names, self._root(sequence), sequence.tokens)
+
+
+class Siblings:
+    """Hands the prompt of a request from choice to choice.
+
+    Args:
+        live, running, waiting: the scheduler's books; an heir changes from waiting to running.
+        pages: the page table.
+        prefixes: told what a choice begins with.
+    """
+
+    def __init__(self, live: LiveRequests, running: Ranked, waiting: Waiting, pages: Pages, prefixes: Prefixes) -> None:
+        self._live = live
+        self._running = running
+        self._waiting = waiting
+        self._pages = pages
+        self._prefixes = prefixes
+
+    def source(self, sequence: Sequence) -> Sequence | None:
+        """A running choice that has the whole prompt which this one would take from it."""
+        shared = shared_length(sequence)
+        return next((each for each in self._others(sequence) if self._can_share(each, shared)), None)
+
+    def are_computing(self, sequence: Sequence) -> bool:
+        """Whether a running choice is still at work on that prompt."""
+        return any(each.computed < shared_length(each) for each in self._others(sequence))
+
+    def share(self, source: Sequence, target: Sequence) -> None:
+        """Begin the target with the prompt that the source has."""
+        self._pages.fork(source.cache_id, target.cache_id)
+        self._pages.truncate(target.cache_id, shared_length(target))
+        target.computed = shared_length(target)
+        self._prefixes.inherit(source, target)
+
+    def bequeath(self, sequence: Sequence) -> None:
+        """Before the last choice that has the prompt goes, hand it, and the place, to one that waits."""
+        if sequence.finish is FinishReason.ERROR or not self._can_share(sequence, shared_length(sequence)):
+            return
+        if self.source(sequence) is not None:
+            return
+        siblings = self._live.choices(sequence.request.request_id)
+        heir = next((each for each in siblings if each.finish is None and each in self._waiting), None)
+        if heir is not None:
+            self.share(sequence, heir)
+            self._waiting.remove(heir)
+            self._running.add(heir)
+
+    def _others(self, sequence: Sequence) -> Iterator[Sequence]:
+        """The choices that run, where choices have anything in common; an ended one is none of them."""
+        siblings = self._live.choices(sequence.request.request_id) if shared_length(sequence) else ()
+        return (each for each in siblings if each.finish is None and each in self._running)
+
+    def _can_share(self, source: Sequence, shared: int) -> bool:
+        return source.computed >= shared > 0 and self._pages.can_truncate(source.cache_id, shared)
+
+
+MOST_PAGES: Final = 2048
+"""Pages that are looked up at a time for sequences that are to wait, a few milliseconds' work."""
+
+LOOK_PAGES: Final = 16
+"""What else a look costs, in pages."""
+
+
+class Beginnings:
+    """Tells newcomers what they begin with.
+
+    Args:
+        live: the scheduler's books.
+        siblings, prefixes: what there is of prompts.
+    """
+
+    def __init__(self, live: LiveRequests, siblings: Siblings, prefixes: Prefixes) -> None:
+        self._live = live
+        self._siblings = siblings
+        self._prefixes = prefixes
+        self._left = 0
+        self._computing: set[str] = set()
+
+    @property
+    def spent(self) -> bool:
+        """Whether all that wait are passed over until `renew`."""
+        return self._left <= 0
+
+    def renew(self) -> None:
+        """The queue is gone through once more: in the next step, or because somebody has left it."""
+        self._left = MOST_PAGES
+        self._computing.clear()
+
+    def of(self, sequence: Sequence) -> Sequence | Found | None:
+        """What a newcomer begins with: the prompt of another choice, or what is found of it if that is more; None: it
+        waits while another choice computes the prompt, or a request that is served first the same beginning.
+        """
+        request_id, most = sequence.request.request_id, reusable(sequence, self._live.scored(sequence))
+        if self.spent or request_id in self._computing or self._waits(sequence, self._prefixes.glimpse(sequence, most)):
+            return None
+        sibling = self._siblings.source(sequence)
+        if sibling is None and self._siblings.are_computing(sequence):
+            self._computing.add(request_id)
+            return None
+        if sibling is not None and not sequence.generated:
+            return sibling
+        found = self._prefixes.look(sequence, most)
+        if self._waits(sequence, found):
+            self._prefixes.await_next(sequence, found)
+            self._left -= LOOK_PAGES + len(sequence.names)
+            return None
+        return found if sibling is None or self._prefixes.length(found) > shared_length(sequence) else sibling
+
+    def _waits(self, sequence: Sequence, found: Found | None) -> bool:
+        """Whether what follows is about to be there, or is computed by one that is served first."""
+        if found is None:
+            return False
+        return found.on_its_way or (found.soon is not None and self._live.rank(found.soon) < self._live.rank(sequence))

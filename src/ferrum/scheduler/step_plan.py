@@ -14,8 +14,8 @@ from ferrum.cache.tiered_restore import Restores
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
-from ferrum.scheduler.costs import weighed_context
 from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.step_cost_model import weighed_context
 
 
 class Pages(Protocol):
