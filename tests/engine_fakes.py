@@ -17,11 +17,11 @@ from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request, Sequence
-from ferrum.engine.admission import Admission
-from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, Host, ThreadHost
+from ferrum.engine.hosts.host import Built, Host, ThreadHost
+from ferrum.engine.hosts.process import ProcessHost
+from ferrum.engine.input_processor import Admission
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.process import ProcessHost
+from ferrum.engine.model_client import Parts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation import GenerationConfig

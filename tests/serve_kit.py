@@ -16,10 +16,10 @@ from openai import OpenAI
 
 from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.core.types import Request
-from ferrum.engine.client import AsyncEngine
-from ferrum.engine.front import Parts
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.async_stream import Running
+from ferrum.engine.model_client import Parts
 from ferrum.engine.router import Places
-from ferrum.engine.running import Running
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.run import Server

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine_fakes import LetterTokenizer, admission, greedy
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.outputs import Delta, join
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.request_output import Delta, join
 
 A, B = LetterTokenizer().encode("ab")
 

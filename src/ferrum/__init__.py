@@ -44,9 +44,9 @@ _HOMES: Final = {
             "CARRY Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput TokenLogprobs Want"
         ),
         "ferrum.core.types": "FinishReason",
-        "ferrum.engine.client": "AsyncEngine",
-        "ferrum.engine.offline": "LLM",
-        "ferrum.engine.outputs": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
+        "ferrum.engine.async_engine": "AsyncEngine",
+        "ferrum.engine.llm": "LLM",
+        "ferrum.engine.request_output": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
         "ferrum.runtime.llm_executor": "LlmExecutor",
         "ferrum.runtime.lm": "DecoderLM",
         "ferrum.runtime.load": "load_executor",

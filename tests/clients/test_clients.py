@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from engine_fakes import FakeRecipe, MarkedTokenizer
-from ferrum.engine.client import AsyncEngine
-from ferrum.engine.offline import LLM
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.llm import LLM
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from serve_kit import chat_parts, serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.request_output import RequestOutput
 
 
 def essence(outputs: Sequence[RequestOutput]) -> list[object]:

@@ -26,9 +26,9 @@ from ferrum import LLM, SamplingParams
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.engine.beams import Beam
 from ferrum.engine.build import with_scheduler
-from ferrum.engine.front import Parts
-from ferrum.engine.host import ThreadHost
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.hosts.host import ThreadHost
+from ferrum.engine.model_client import Parts
+from ferrum.engine.request_output import RequestOutput
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local import LocalExecutor
 

@@ -23,7 +23,7 @@ from fakes import Hasty
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
-from ferrum.engine.outputs import Logprob, Logprobs, RequestOutput
+from ferrum.engine.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.lm import DecoderLM
 from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths

@@ -19,10 +19,10 @@ from fakes import Guesses
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import Sequence
-from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, ThreadHost
+from ferrum.engine.hosts.host import Built, ThreadHost
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.outputs import Delta, RequestOutput, join
+from ferrum.engine.model_client import Parts
+from ferrum.engine.request_output import Delta, RequestOutput, join
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.policy import POLICIES

@@ -22,8 +22,8 @@ import ferrum
 from ferrum import LLM, AsyncEngine, SamplingParams, load_executor
 from ferrum.cli.main import execute
 from ferrum.engine.build import with_scheduler
-from ferrum.engine.host import Built
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.hosts.host import Built
+from ferrum.engine.request_output import RequestOutput
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.local import LocalExecutor
 

@@ -10,7 +10,7 @@ from tiny import directory_of, find, tokens_of
 from fakes import Hasty
 from ferrum import LLM, SamplingParams
 from ferrum.core.types import Sequence
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.request_output import RequestOutput
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import OpenStep

@@ -16,10 +16,10 @@ from tiny import directory_of, find, tokens_of
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
 from ferrum.core.types import Pooling
-from ferrum.engine.batch import Batch
+from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import progress_bar
-from ferrum.engine.record import read_record
-from ferrum.engine.record_files import file_name
+from ferrum.engine.records.record import read_record
+from ferrum.engine.records.record_files import file_name
 
 CASE = "qwen3"
 WARM = {"temperature": 0.9, "max_tokens": 12, "ignore_eos": True}

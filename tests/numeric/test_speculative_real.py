@@ -28,10 +28,10 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import Request
 from ferrum.engine import build, speculation
-from ferrum.engine.batch import Batch
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.outputs import Delta, RequestOutput
+from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
+from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.runtime.local import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.step_cost_model import StepCosts

@@ -23,9 +23,9 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
-from ferrum.engine.front import Parts
-from ferrum.engine.offline import LLM
-from ferrum.engine.outputs import Delta
+from ferrum.engine.llm import LLM
+from ferrum.engine.model_client import Parts
+from ferrum.engine.request_output import Delta
 from ferrum.runtime import hub
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
@@ -48,7 +48,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         recommended = GenerationConfig(eos_token_ids=(EOS,), sampling={"temperature": 0.0})
         return Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended, chat_template=template)
 
-    monkeypatch.setattr("ferrum.engine.door.build", build)
+    monkeypatch.setattr("ferrum.engine.client_base.build", build)
     return asked
 
 
@@ -299,7 +299,7 @@ def test_a_line_that_is_no_text_ends_no_conversation(
 def test_a_model_without_a_template_has_no_conversation(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferrum.engine.door.build", lambda model, **options: parts())
+    monkeypatch.setattr("ferrum.engine.client_base.build", lambda model, **options: parts())
     code, out, err = ferrum("chat", "m")
     assert (code, out) == (2, "") and err.startswith("ferrum: model: ") and "`ferrum run`" in err
 

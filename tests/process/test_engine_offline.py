@@ -15,10 +15,10 @@ import pytest
 from engine_fakes import CONTEXT, POISON, FakeRecipe, LetterTokenizer, greedy, parts
 from ferrum.core.errors import EngineDead, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.engine import batch
-from ferrum.engine.front import Parts
-from ferrum.engine.offline import LLM
-from ferrum.engine.outputs import Delta, RequestOutput
+from ferrum.engine import offline_batch
+from ferrum.engine.llm import LLM
+from ferrum.engine.model_client import Parts
+from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig
 from stream_kit import whole_of
@@ -59,7 +59,7 @@ def test_a_batch_waits_where_others_have_all_places(monkeypatch: pytest.MonkeyPa
             waits.append(seconds)
             other.close()
 
-        monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+        monkeypatch.setattr(offline_batch, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
         outputs = model.generate(["abc", "z"], greedy(5), use_tqdm=False)
     assert waits and [output.finished for output in outputs] == [True, True]
 

@@ -10,13 +10,13 @@ from engine_fakes import CRASH, KILL, POISON, FakeRecipe, greedy, parts
 from ferrum.core.errors import EngineDead, RecordNotFound
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling
-from ferrum.engine.batch import Batch, stream
-from ferrum.engine.explain import Work, passages
-from ferrum.engine.offline import LLM
-from ferrum.engine.outputs import RequestOutput
+from ferrum.engine.llm import LLM
+from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import progress_bar
-from ferrum.engine.record import Record
-from ferrum.engine.replay import Replay
+from ferrum.engine.records.explain import Work, passages
+from ferrum.engine.records.record import Record
+from ferrum.engine.records.replayer import Replay
+from ferrum.engine.request_output import RequestOutput
 from record_kit import recorded_parts
 
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])

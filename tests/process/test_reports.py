@@ -13,7 +13,7 @@ import pytest
 
 from engine_fakes import FakeRecipe
 from ferrum.core.errors import EngineDead, StepError
-from ferrum.engine import process, wire
+from ferrum.engine.hosts import process, wire
 from ferrum.engine.messages import Ended
 
 

@@ -10,7 +10,7 @@ import pytest
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, admission, greedy
 from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.engine.admission import bad_word_tokens
+from ferrum.engine.input_processor import bad_word_tokens
 
 
 def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:

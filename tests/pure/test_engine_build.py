@@ -11,8 +11,8 @@ import pytest
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.logging import tell_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
-from ferrum.engine.host import ThreadHost
-from ferrum.engine.process import ProcessHost
+from ferrum.engine.hosts.host import ThreadHost
+from ferrum.engine.hosts.process import ProcessHost
 from text_samples import EOS, byte_level
 
 

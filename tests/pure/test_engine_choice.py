@@ -10,8 +10,8 @@ from engine_fakes import EOS, LetterTokenizer, admission, greedy
 from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
-from ferrum.engine.outputs import Collector, Delta, Usage, join
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.request_output import Collector, Delta, Usage, join
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
 
@@ -65,7 +65,7 @@ def test_what_nobody_reads_is_not_copied_at_every_token(monkeypatch: pytest.Monk
         copied += len(joined.token_ids)
         return joined
 
-    monkeypatch.setattr("ferrum.engine.stream.join", counted)
+    monkeypatch.setattr("ferrum.engine.output_stream.join", counted)
     stream = open_stream(request_for())
     tokens = [A, B, B] * 1000
     for token in tokens:

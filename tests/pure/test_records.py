@@ -12,11 +12,19 @@ import pytest
 from ferrum.core.errors import ConfigError, RecordDamaged, RecordNotFound, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine import record_files as module
-from ferrum.engine.explain import Passage, Work, passages
-from ferrum.engine.record import ChoiceEnd, Record, RecordedShare, RequestEnd, head_line, read_record, share_line
-from ferrum.engine.record_files import OpenRecord, RecordFiles, file_name, find_record
-from ferrum.engine.steps import StepShare, TakenStep
+from ferrum.engine.records import record_files as module
+from ferrum.engine.records.explain import Passage, Work, passages
+from ferrum.engine.records.record import (
+    ChoiceEnd,
+    Record,
+    RecordedShare,
+    RequestEnd,
+    head_line,
+    read_record,
+    share_line,
+)
+from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name, find_record
+from ferrum.engine.records.step_shares import StepShare, TakenStep
 from record_kit import ORIGIN, record_files
 
 REQUEST = Request(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, Sequence, TokenEvent
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.output_stream import RequestStream
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.ngram import A_LOOK, SIZES, NGramProposer

@@ -6,8 +6,8 @@ import asyncio
 
 from engine_fakes import admission, greedy
 from ferrum.core.types import TokenEvent
-from ferrum.engine.stream import RequestStream
-from ferrum.engine.waking import TOGETHER, Waking
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.stream_fairness import TOGETHER, Waking
 
 NAMES = [f"s{number}" for number in range(3 * TOGETHER)]
 

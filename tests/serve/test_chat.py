@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from engine_fakes import POISON, LetterTokenizer, admission, expected, greedy
-from ferrum.engine.outputs import Delta, Logprob
+from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.chat import ChatJob, _Whole
 from ferrum.server.requests import ChatRequest
 from ferrum.server.writers import Head, Namer

@@ -16,8 +16,8 @@ import pytest
 from ferrum.cli.main import execute
 from ferrum.core.errors import ModelNotFound
 from ferrum.core.logging import JsonFormatter
+from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.build import build
-from ferrum.engine.client import AsyncEngine
 from ferrum.server.config import ServerConfig
 
 
@@ -41,7 +41,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return AsyncEngine.__new__(AsyncEngine)
 
     monkeypatch.setattr("ferrum.server.run.serve", serve)
-    monkeypatch.setattr("ferrum.engine.client.AsyncEngine", begin)
+    monkeypatch.setattr("ferrum.engine.async_engine.AsyncEngine", begin)
     return got
 
 
@@ -136,7 +136,7 @@ warnings.warn("look out")
 def test_the_engines_process_logs_as_the_server_that_starts_it() -> None:
     script = """
 from ferrum import LLM, SamplingParams
-from ferrum.engine.process import Child
+from ferrum.engine.hosts.process import Child
 with LLM("ferrum-tiny", host="process", child=Child(log_objects=True), generation_config="none") as llm:
     llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine_fakes import LetterTokenizer, admission, expected, greedy
-from ferrum.engine.outputs import Delta, Logprob
+from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.completions import CompletionJob, text_offsets
 from ferrum.server.requests import CompletionRequest
 from ferrum.server.writers import Head

@@ -19,7 +19,7 @@ from engine_fakes import POISON, FakeRecipe
 from fakes import FakeModel
 from ferrum import PrefillInput, load_executor
 from ferrum.core.errors import Unsupported
-from ferrum.engine.client import AsyncEngine
+from ferrum.engine.async_engine import AsyncEngine
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.server.embeddings import TOGETHER
 from serve_kit import Served, chat_parts, error_of, serving, wait_for

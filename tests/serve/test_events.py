@@ -10,7 +10,7 @@ import pytest
 
 from engine_fakes import LetterTokenizer, admission, greedy
 from ferrum.core.types import FinishReason
-from ferrum.engine.outputs import Delta, Logprob
+from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.chat import ChatJob
 from ferrum.server.completions import CompletionJob
 from ferrum.server.events import EventWriter, sse

@@ -14,7 +14,7 @@ import pytest
 
 from engine_fakes import admission, greedy
 from ferrum.core.errors import ConfigError
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError

@@ -17,7 +17,7 @@ from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.engine.outputs import Delta, Usage
+from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
 from ferrum.server.own_metrics import OwnMetrics
 from ferrum.server.quick_metrics import QuickCounter, QuickHistogram

@@ -18,8 +18,8 @@ import pytest
 from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import tell_once
-from ferrum.engine.client import AsyncEngine
-from ferrum.engine.host import Built
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.hosts.host import Built
 from ferrum.server.guard import LOG
 from ferrum.server.keys import read_keys
 from ferrum.server.limits import KeyLimits

@@ -14,8 +14,8 @@ from openai.types.chat import ChatCompletion
 
 import text_samples
 from ferrum.core.params import SamplingParams
-from ferrum.engine.client import AsyncEngine
-from ferrum.engine.offline import LLM
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.llm import LLM
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.server.completions import text_offsets
 from ferrum.text.tokenizer import load_tokenizer

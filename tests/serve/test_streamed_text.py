@@ -9,9 +9,9 @@ import pytest
 
 from engine_fakes import greedy
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.admission import Admission
-from ferrum.engine.outputs import Delta
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.input_processor import Admission
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.request_output import Delta
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer

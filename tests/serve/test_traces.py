@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine_fakes import POISON, greedy
 from ferrum.core.errors import ConfigError, StepError, Unsupported
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.outputs import Delta, Usage
+from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.traces import Traces

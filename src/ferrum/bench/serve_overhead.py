@@ -24,7 +24,7 @@ from ferrum.core.config import HOSTS
 from ferrum.core.errors import StepError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
-from ferrum.engine.offline import LLM
+from ferrum.engine.llm import LLM
 
 VERSION: Final = 1
 """Of the document's layout."""

@@ -19,9 +19,9 @@ from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.engine.build import with_scheduler
-from ferrum.engine.front import Parts
-from ferrum.engine.host import ThreadHost
-from ferrum.engine.offline import LLM
+from ferrum.engine.hosts.host import ThreadHost
+from ferrum.engine.llm import LLM
+from ferrum.engine.model_client import Parts
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.recorder import record

@@ -14,7 +14,7 @@ from ferrum.core.errors import KvExhausted, RequestError
 
 if TYPE_CHECKING:
     from ferrum.core.params import SamplingParams
-    from ferrum.engine.offline import LLM
+    from ferrum.engine.llm import LLM
 
 FULL: Final = 0.75
 """Of the context, what a conversation may take with the user's last line; the rest is for the answer."""
@@ -33,7 +33,7 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with a model, one line at a time. An empty line, end of input or Ctrl-C ends the conversation."""
-    from ferrum.engine.offline import LLM
+    from ferrum.engine.llm import LLM
 
     show_log()
     with LLM(model, **chosen(engine_fields(), options)) as llm:

@@ -15,10 +15,10 @@ from ferrum.cli.options import chosen, engine_fields, with_options
 from ferrum.cli.run import show_log
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import RecordMismatch
-from ferrum.engine.explain import Passage, passages
-from ferrum.engine.front import Front
-from ferrum.engine.outputs import CompletionOutput, Logprobs, RequestOutput
-from ferrum.engine.record import Record
+from ferrum.engine.model_client import Front
+from ferrum.engine.records.explain import Passage, passages
+from ferrum.engine.records.record import Record
+from ferrum.engine.request_output import CompletionOutput, Logprobs, RequestOutput
 
 DIFFERENT: Final = 1
 """The exit code where anything is not as it was recorded."""
@@ -39,8 +39,8 @@ def replay(
     **options: Any,
 ) -> None:
     """Run a recorded request again and compare every token and log-probability; exits with 1 where any differs."""
-    from ferrum.engine.record import read_record
-    from ferrum.engine.record_files import find_record
+    from ferrum.engine.records.record import read_record
+    from ferrum.engine.records.record_files import find_record
 
     show_log()
     path = Path(id) if os.path.isfile(id) else find_record(record, id)  # noqa: PTH113 - an id may be too long for a path
@@ -65,10 +65,10 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     Raises:
         RecordMismatch: the model or its numerics are not the recorded ones.
     """
-    from ferrum.engine.batch import stream
-    from ferrum.engine.offline import LLM
-    from ferrum.engine.recorder import Source
-    from ferrum.engine.replay import Replay, check_origin, check_room, engine_options
+    from ferrum.engine.llm import LLM
+    from ferrum.engine.offline_batch import stream
+    from ferrum.engine.records.recorder import Source
+    from ferrum.engine.records.replayer import Replay, check_origin, check_room, engine_options
     from ferrum.runtime.hub import resolve_model
     from ferrum.runtime.model_digest import model_digest
 

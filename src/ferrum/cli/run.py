@@ -12,7 +12,7 @@ import typer
 
 from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
 from ferrum.core.config import Switches
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 
 DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
     """Return the lines of a text file, without their line ends."""
@@ -37,7 +37,7 @@ def run(
     **options: Any,
 ) -> None:
     """Complete a text, and print it as it comes. Speed goes to standard error."""
-    from ferrum.engine.offline import LLM
+    from ferrum.engine.llm import LLM
     from ferrum.runtime.hub import BUILT_IN
 
     show_log()

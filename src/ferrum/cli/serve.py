@@ -42,14 +42,14 @@ def serve(
     of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
     with ExitStack() as stack:
         if engine_host == "process":  # it starts while this one imports the server
-            from ferrum.engine.process import Child
+            from ferrum.engine.hosts.process import Child
 
             of_engine["child"] = stack.enter_context(Child(log_objects=True))
         try:
             from ferrum.server.run import serve as run
         except ImportError as error:
             raise missing("serve", error) from None
-        from ferrum.engine.client import AsyncEngine
+        from ferrum.engine.async_engine import AsyncEngine
         from ferrum.runtime.hub import BUILT_IN
 
         run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config)

@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.values import shown, whole
-from ferrum.engine.outputs import Logprobs
+from ferrum.engine.request_output import Logprobs
 from ferrum.text.tokenizer import Tokenizer
 
 

@@ -13,12 +13,12 @@ from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import tell_once
 from ferrum.core.option_fields import as_text, path_of
-from ferrum.engine.front import Parts
-from ferrum.engine.host import Built, Host, ThreadHost
+from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
+from ferrum.engine.model_client import Parts
 from ferrum.engine.progress import loading_bar
-from ferrum.engine.record_files import RecordFiles
-from ferrum.engine.recorder import Recorder, Source
+from ferrum.engine.records.record_files import RecordFiles
+from ferrum.engine.records.recorder import Recorder, Source
 from ferrum.engine.speculation import build_speculator, draft_directory, flat_speculative, load_draft_model
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
@@ -30,7 +30,7 @@ from ferrum.text.tokenizer import load_tokenizer
 from ferrum.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
-    from ferrum.engine.process import Child
+    from ferrum.engine.hosts.process import Child
     from ferrum.runtime.local import LocalExecutor
     from ferrum.speculative.draft_model import DraftModel
 
@@ -177,7 +177,7 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
 def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Host:
     if config.host != "process":
         return ThreadHost(recipe)
-    from ferrum.engine.process import ProcessHost  # 20 ms that a thread need not wait for
+    from ferrum.engine.hosts.process import ProcessHost  # 20 ms that a thread need not wait for
 
     return ProcessHost(recipe, child)
 

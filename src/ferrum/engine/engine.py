@@ -18,9 +18,9 @@ from typing import Final, Protocol
 from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
-from ferrum.engine.inbox import Inbox
+from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
-from ferrum.engine.steps import TakenStep, taken_step
+from ferrum.engine.records.step_shares import TakenStep, taken_step
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
 

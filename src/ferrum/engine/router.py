@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeAlias
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
 from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import as_step_error
-from ferrum.engine.host import Host
+from ferrum.engine.hosts.host import Host
 from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
-from ferrum.engine.outputs import Delta
-from ferrum.engine.recorder import Recorder
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.records.recorder import Recorder
+from ferrum.engine.request_output import Delta
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

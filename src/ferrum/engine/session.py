@@ -14,8 +14,8 @@ from typing import Self
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.values import kept_length
-from ferrum.engine.admission import Prompt, check_params, token_ids
-from ferrum.engine.outputs import CompletionOutput, RequestOutput
+from ferrum.engine.input_processor import Prompt, check_params, token_ids
+from ferrum.engine.request_output import CompletionOutput, RequestOutput
 from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 Complete = Callable[[tuple[int, ...], SamplingParams | None], RequestOutput]

@@ -15,7 +15,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
-from ferrum.engine.client import AsyncEngine
+from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.config import ServerConfig
 from ferrum.server.document import document
 from ferrum.server.errors import error_response

@@ -9,8 +9,8 @@ from typing import Any
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.front import Front
-from ferrum.engine.outputs import Delta, Logprobs
+from ferrum.engine.model_client import Front
+from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server import writers
 from ferrum.server.conversation import conversation, render
 from ferrum.server.errors import invalid, unsupported

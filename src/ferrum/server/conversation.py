@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
-from ferrum.engine.front import Front
+from ferrum.engine.model_client import Front
 from ferrum.server.errors import invalid
 from ferrum.server.prepare import renamed
 from ferrum.server.requests import Message, TemplateBody, TokenizeRequest

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.front import Front
+from ferrum.engine.model_client import Front
 from ferrum.engine.router import Places
 from ferrum.server.errors import CancelledError, invalid
 from ferrum.server.generation import watched

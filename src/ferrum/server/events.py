@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 from ferrum.server.replies import Reply
 from ferrum.server.writers import Job
 

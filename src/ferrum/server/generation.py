@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrum.core.errors import FerrumError
-from ferrum.engine.outputs import Delta
-from ferrum.engine.running import Running
+from ferrum.engine.async_stream import Running
+from ferrum.engine.request_output import Delta
 from ferrum.server.errors import CancelledError, as_api_error
 from ferrum.server.events import KEEP_ALIVE, EventWriter, event
 from ferrum.server.guard import CLIENT_GONE

@@ -11,7 +11,7 @@ from typing import Final
 
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 from ferrum.server.errors import ApiError
 
 MINUTE: Final = 60.0

@@ -18,7 +18,7 @@ from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 from ferrum.server.quick_metrics import QuickCounter, QuickHistogram
 
 LABELS: Final = ("model_name", "engine")

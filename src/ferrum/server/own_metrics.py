@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 from ferrum.server.metrics import ENGINE, LABELS
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.front import Front
+from ferrum.engine.model_client import Front
 from ferrum.server.errors import ApiError, field_path, invalid, unsupported
 from ferrum.server.requests import Body, GenerationBody
 from ferrum.server.schemas import MAX_ID

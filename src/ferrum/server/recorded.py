@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ferrum.core.errors import RecordNotFound
-from ferrum.engine.explain import passages
-from ferrum.engine.outputs import Logprob, Logprobs
-from ferrum.engine.record import Record, request_dict
-from ferrum.engine.recorder import Recorder
-from ferrum.engine.replay import Replay
+from ferrum.engine.records.explain import passages
+from ferrum.engine.records.record import Record, request_dict
+from ferrum.engine.records.recorder import Recorder
+from ferrum.engine.records.replayer import Replay
+from ferrum.engine.request_output import Logprob, Logprobs
 from ferrum.server import writers
 from ferrum.server.errors import ApiError
 from ferrum.server.prepare import part_id

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from ferrum.core.types import FinishReason
-from ferrum.engine.record import Record
-from ferrum.engine.replay import Replay, check_origin, check_room
-from ferrum.engine.running import Running
+from ferrum.engine.async_stream import Running
+from ferrum.engine.records.record import Record
+from ferrum.engine.records.replayer import Replay, check_origin, check_room
 from ferrum.server import replies, schemas
 from ferrum.server.errors import CancelledError
 from ferrum.server.generation import watched

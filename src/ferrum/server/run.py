@@ -20,8 +20,8 @@ from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import log_objects
-from ferrum.engine.client import AsyncEngine
-from ferrum.engine.process import SWITCH_SECONDS
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig

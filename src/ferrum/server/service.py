@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.logging import tell_once
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.client import AsyncEngine
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.async_stream import Running
 from ferrum.engine.router import Places
-from ferrum.engine.running import Running
 from ferrum.server.aside import Beside
 from ferrum.server.config import ServerConfig
 from ferrum.server.errors import ApiError

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrum.core.errors import ContextOverflow
-from ferrum.engine.front import Front
-from ferrum.engine.outputs import Delta
+from ferrum.engine.model_client import Front
+from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
 from ferrum.server import schemas
 from ferrum.server.completions import CompletionJob, completion_job

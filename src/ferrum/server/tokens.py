@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ferrum.engine.front import Front
+from ferrum.engine.model_client import Front
 from ferrum.server.conversation import render
 from ferrum.server.errors import invalid, unsupported
 from ferrum.server.replies import Rendered, Text, TokenPiece, Tokens

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
-from ferrum.engine.outputs import Delta
+from ferrum.engine.request_output import Delta
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.outputs import Delta, Logprob, Logprobs
+from ferrum.engine.request_output import Delta, Logprob, Logprobs
 from ferrum.server.errors import CancelledError, DeadlineError
 from ferrum.server.replies import CompletionDetails, Finish, PromptDetails, PromptLogprobs, PromptToken, Reply, Usage
 from ferrum.server.requests import StreamOptions

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ferrum.core.json_record import JsonRecord
-from ferrum.engine.record import Record, RecordedShare
-from ferrum.engine.steps import StepShare
+from ferrum.engine.records.record import Record, RecordedShare
+from ferrum.engine.records.step_shares import StepShare
 
 
 class Work(StrEnum):

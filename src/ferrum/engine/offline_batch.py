@@ -10,10 +10,10 @@ from typing import Final
 
 from ferrum.core.errors import EngineDead, QueueFull
 from ferrum.core.types import Request
-from ferrum.engine.outputs import Collector, Delta, RequestOutput
+from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.progress import ProgressBar
+from ferrum.engine.request_output import Collector, Delta, RequestOutput
 from ferrum.engine.router import Router, Wake
-from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
 
 FULL_SECONDS: Final = 0.01

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Self
 
 from ferrum.core.types import Request
-from ferrum.engine.outputs import Delta
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.request_output import Delta
 from ferrum.engine.router import Places, Router, Wake
-from ferrum.engine.stream import RequestStream
 from ferrum.text.tokenizer import Tokenizer
 
 

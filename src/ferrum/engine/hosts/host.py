@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError
 from ferrum.engine.engine import Engine, Submits
-from ferrum.engine.inbox import Inbox
+from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Wake
 from ferrum.scheduler.scheduler import Scheduler
 

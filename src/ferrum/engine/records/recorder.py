@@ -11,10 +11,10 @@ from pathlib import Path
 from ferrum.core.config import EngineConfig
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.outputs import Delta
-from ferrum.engine.record import ChoiceEnd, Origin, Record, RequestEnd, head_line, read_record, share_line
-from ferrum.engine.record_files import OpenRecord, RecordFiles, file_name
-from ferrum.engine.steps import TakenStep
+from ferrum.engine.records.record import ChoiceEnd, Origin, Record, RequestEnd, head_line, read_record, share_line
+from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name
+from ferrum.engine.records.step_shares import TakenStep
+from ferrum.engine.request_output import Delta
 
 
 @dataclass(slots=True)

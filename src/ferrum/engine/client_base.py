@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import build
-from ferrum.engine.front import Front, Parts
 from ferrum.engine.messages import EngineInfo
+from ferrum.engine.model_client import Front, Parts
 
 
 class FrontDoor(ABC):

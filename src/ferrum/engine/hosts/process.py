@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 from ferrum.core.errors import EngineDead
 from ferrum.core.logging import log_objects
-from ferrum.engine import wire
 from ferrum.engine.engine import as_step_error
-from ferrum.engine.host import JOIN_SECONDS, Deliver, Recipe, serve
-from ferrum.engine.inbox import SocketInbox
+from ferrum.engine.hosts import wire
+from ferrum.engine.hosts.host import JOIN_SECONDS, Deliver, Recipe, serve
+from ferrum.engine.hosts.inbox import SocketInbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
 from ferrum.engine.progress import leave, show_cursor
 
@@ -41,9 +41,7 @@ streams, pages come back from disk beside the loop that steps.
 
 _LOG: Final = logging.getLogger(__name__)
 
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = {path!r}; from ferrum.engine.process import child; child({descriptor}, {log_objects})"
-)
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.hosts.process import child; child({descriptor}, {log_objects})"
 
 
 class Child:

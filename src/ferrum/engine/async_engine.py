@@ -13,13 +13,13 @@ from typing import Self
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.admission import Prompt
-from ferrum.engine.door import FrontDoor
-from ferrum.engine.front import Front, Parts
-from ferrum.engine.outputs import Delta
+from ferrum.engine.async_stream import Running
+from ferrum.engine.client_base import FrontDoor
+from ferrum.engine.input_processor import Prompt
+from ferrum.engine.model_client import Front, Parts
+from ferrum.engine.request_output import Delta
 from ferrum.engine.router import Places
-from ferrum.engine.running import Running
-from ferrum.engine.waking import ReadingLoop
+from ferrum.engine.stream_fairness import ReadingLoop
 
 
 class AsyncEngine(FrontDoor):

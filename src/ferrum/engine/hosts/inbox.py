@@ -7,8 +7,8 @@ import socket
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from ferrum.engine.hosts.wire import Reader
 from ferrum.engine.messages import Message, Shutdown
-from ferrum.engine.wire import Reader
 
 
 class Inbox(Protocol):

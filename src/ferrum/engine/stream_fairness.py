@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from ferrum.core.errors import RequestError
-from ferrum.engine.stream import RequestStream
+from ferrum.engine.output_stream import RequestStream
 
 TOGETHER: Final = 4
 """Streams that are woken in one turn of the loop."""

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.types import Pooling
-from ferrum.engine.admission import Admission
-from ferrum.engine.host import Host
+from ferrum.engine.hosts.host import Host
+from ferrum.engine.input_processor import Admission
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.recorder import Recorder
+from ferrum.engine.output_stream import RequestStream
+from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
-from ferrum.engine.stream import RequestStream
 from ferrum.text.chat import ChatTemplate
 from ferrum.text.generation import GenerationConfig, over_recommended
 from ferrum.text.messages import for_template

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from ferrum.core.errors import ConfigError, RecordNotFound, RequestError
-from ferrum.engine.record import SEAL
+from ferrum.engine.records.record import SEAL
 
 Line: TypeAlias = Callable[[], Mapping[str, Any]]
 """Makes the values of a line, on the writing thread."""

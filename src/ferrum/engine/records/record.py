@@ -23,7 +23,7 @@ from ferrum.core.errors import FerrumError, RecordDamaged, RecordNotFound
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.steps import StepShare, TakenStep
+from ferrum.engine.records.step_shares import StepShare, TakenStep
 
 VERSION: Final = 1
 

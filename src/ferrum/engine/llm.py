@@ -9,13 +9,13 @@ from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
-from ferrum.engine.admission import Prompt, check_params, entries_of
-from ferrum.engine.batch import Batch, stream
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
-from ferrum.engine.door import FrontDoor
-from ferrum.engine.front import Front, Message, Parts
-from ferrum.engine.outputs import Delta, Logprob, Logprobs, RequestOutput
+from ferrum.engine.client_base import FrontDoor
+from ferrum.engine.input_processor import Prompt, check_params, entries_of
+from ferrum.engine.model_client import Front, Message, Parts
+from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
+from ferrum.engine.request_output import Delta, Logprob, Logprobs, RequestOutput
 from ferrum.engine.session import Session
 
 Conversation: TypeAlias = Sequence[Message]

@@ -12,8 +12,8 @@ from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RecordMismatch
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.outputs import Collector, CompletionOutput, Delta, RequestOutput
-from ferrum.engine.record import Origin, Record
+from ferrum.engine.records.record import Origin, Record
+from ferrum.engine.request_output import Collector, CompletionOutput, Delta, RequestOutput
 
 BITS: Final = ("digest", "numerics_id", "weights", "kv_format")
 """The fields of an origin that bits depend on."""

@@ -1,0 +1,1 @@
+"""Recorded requests: their files, their replay and their explanation."""
