@@ -21,7 +21,7 @@ from ferrum.bench.workloads import WORKLOADS, Workload
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 SIZES: Final = (16, 32, 64, 128, 256)
 MEASURED: Final = ("decode@1024", "decode@4096", "prefill512")

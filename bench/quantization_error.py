@@ -35,7 +35,7 @@ from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.text.tokenizer import load_tokenizer
 
 REPOSITORY: Final = Path(__file__).parents[1]

@@ -24,7 +24,7 @@ from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.reference.math import best_tokens
 from ferrum.runtime.llm_executor import LlmExecutor
-from ferrum.runtime.rows import SpanRows, result_alone
+from ferrum.runtime.span_results import SpanRows, result_alone
 
 VOCABULARY = 131
 HIDDEN = 8

@@ -1,4 +1,4 @@
-// Sums of pages, by which packed directories find damage (runtime/checksum.py says what they are).
+// Sums of pages, by which packed directories find damage (runtime/kv_tiers/checksum.py says what they are).
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {

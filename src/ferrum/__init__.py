@@ -48,7 +48,7 @@ _HOMES: Final = {
         "ferrum.engine.llm": "LLM",
         "ferrum.engine.request_output": "CompletionOutput Delta Logprob RequestMetrics RequestOutput Usage",
         "ferrum.runtime.llm_executor": "LlmExecutor",
-        "ferrum.runtime.lm": "DecoderLM",
+        "ferrum.runtime.decoder_lm": "DecoderLM",
         "ferrum.runtime.load": "load_executor",
     }.items()
     for name in names.split()

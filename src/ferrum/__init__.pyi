@@ -80,6 +80,6 @@ from ferrum.engine.request_output import Logprob as Logprob
 from ferrum.engine.request_output import RequestMetrics as RequestMetrics
 from ferrum.engine.request_output import RequestOutput as RequestOutput
 from ferrum.engine.request_output import Usage as Usage
+from ferrum.runtime.decoder_lm import DecoderLM as DecoderLM
 from ferrum.runtime.llm_executor import LlmExecutor as LlmExecutor
-from ferrum.runtime.lm import DecoderLM as DecoderLM
 from ferrum.runtime.load import load_executor as load_executor

@@ -21,10 +21,10 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
 from ferrum.kernels.cpu.library import tiers
-from ferrum.runtime.inputs import Piece, stage
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.runtime.step_tables import Piece, stage
 
 LIBC = ctypes.CDLL(None)
 CONTEXT = 250

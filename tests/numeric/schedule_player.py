@@ -18,7 +18,7 @@ from fakes import Guesses, Hasty, scope_of
 from ferrum.core.step import SpanResult
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.core.types import Sequence as Choice
-from ferrum.runtime.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.scheduler.drafts import Drafter, NoDrafts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler

@@ -19,7 +19,7 @@ from tiny import BASE, Case, directory_of
 
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 
 LONG: Final = {"head_dim": 16, "num_hidden_layers": 3, "max_position_embeddings": 1024}

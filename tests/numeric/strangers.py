@@ -11,7 +11,7 @@ from random_requests import VOCABULARY
 from schedules import Arithmetic, quiet_executor
 
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 LENGTH: Final = 100
 TEXTS: Final = 3

@@ -30,7 +30,7 @@ from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import RequestOutput
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 CASE = "qwen3-windows"
 KINDS = 24

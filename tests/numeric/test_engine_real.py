@@ -24,8 +24,8 @@ from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.request_output import Logprob, Logprobs, RequestOutput
-from ferrum.runtime.lm import DecoderLM
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
 

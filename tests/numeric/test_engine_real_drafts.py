@@ -24,7 +24,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import Delta, RequestOutput, join
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation import load_generation_config

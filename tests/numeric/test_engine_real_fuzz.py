@@ -24,7 +24,7 @@ from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from random_load import RandomLoad

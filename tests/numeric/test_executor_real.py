@@ -22,7 +22,7 @@ from ferrum.contract.status import ExecutorState
 from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 WINDOWS = "qwen3-windows"
 TOKENS = tokens_of(find(WINDOWS), 40, seed=8)

@@ -15,7 +15,7 @@ from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu import library
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 CASE = find("qwen3-windows")
 TOKENS = tokens_of(CASE, 20, seed=2)

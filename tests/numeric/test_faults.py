@@ -18,7 +18,7 @@ from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
 from ferrum.kernels.interface import NetworkOutput, Operations, StepTables
 from ferrum.runtime.graphs import NativeProgram
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 
 OPERATIONS = {name for name in vars(Operations) if not name.startswith("_")}
 POISON = 5  # the token that only the guilty sequence holds

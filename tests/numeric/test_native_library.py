@@ -15,7 +15,7 @@ from ferrum.kernels.cpu import kernels as native
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.interface import PoolGroup
-from ferrum.runtime.kernels import choose_kernels
+from ferrum.runtime.backend import choose_kernels
 
 FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},

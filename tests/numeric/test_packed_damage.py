@@ -18,7 +18,7 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.checksum import checksum, native_page_sums, page_sums
+from ferrum.runtime.kv_tiers.checksum import checksum, native_page_sums, page_sums
 from ferrum.runtime.packed import PackedParameters
 
 Mutation = Callable[[bytearray, np.random.Generator], None]

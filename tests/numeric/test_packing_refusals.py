@@ -24,10 +24,10 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.runtime import packing
 from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.listing import HubListing
 from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import model_spec
+from ferrum.runtime.remote_headers import HubListing
 
 LAYER = "model.layers.1."
 NORM, O_PROJ = LAYER + "input_layernorm.weight", LAYER + "self_attn.o_proj.weight"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError
+from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.model_digest import model_digest
-from ferrum.runtime.page_files import PageFiles
 
 SIZE = 200
 CONTENT = np.arange(SIZE, dtype=np.uint8)

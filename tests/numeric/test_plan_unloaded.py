@@ -160,7 +160,7 @@ def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_native()
-    monkeypatch.setattr("ferrum.runtime.room.free_memory", lambda: 64 << 30)
+    monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: 64 << 30)
     model = str(blank_directory(tmp_path / "huge", layers=1000))
     for options, size in (({}, r"36\d\.\d"), ({"quantize": "int4"}, r"10\d\.\d")):
         with pytest.raises(CapacityError, match=rf"no memory for the {size} GiB of the weights"):
@@ -171,7 +171,7 @@ def test_how_much_too_little_is_free_is_told(monkeypatch: pytest.MonkeyPatch) ->
     require_native()
     config = ModelConfig(model=BUILT_IN)
     wanted = plan_model(config).traits.memory.weights
-    monkeypatch.setattr("ferrum.runtime.room.free_memory", lambda: wanted - 1000)
+    monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: wanted - 1000)
     with pytest.raises(CapacityError, match=r"(\d+\.\d MiB) of the weights: \1 are free, which is 1000 B too little"):
         build_executor(config)
 
@@ -188,7 +188,7 @@ def test_a_pool_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         free = executor.memory_plan.kv_pool + (1 << 20)
-        monkeypatch.setattr("ferrum.runtime.local.free_memory", lambda: free)
+        monkeypatch.setattr("ferrum.runtime.local_executor.free_memory", lambda: free)
         executor.swap_pages(1 << 20, lambda: 0.0)
         with pytest.raises(CapacityError, match=r"swapped pages \(swap_gib\)"):
             executor.swap_pages((1 << 20) + 1, lambda: 0.0)

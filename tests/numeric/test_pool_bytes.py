@@ -23,7 +23,7 @@ from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, group_windows, pool_groups, pool_part
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 

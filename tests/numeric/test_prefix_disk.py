@@ -26,8 +26,8 @@ from ferrum.cache.page_hashes import NamedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes
+from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.page_files import PageFiles
 
 CASE = "qwen3-windows"
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)

@@ -14,7 +14,7 @@ from tiny import directory_of, find
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel

@@ -32,7 +32,7 @@ from ferrum.engine.messages import EngineStats
 from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
 from ferrum.engine.request_output import Delta, RequestOutput
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel

@@ -15,7 +15,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import Bytes, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime.swap import AGAIN, SwapKeeper
+from ferrum.runtime.kv_tiers.swap import AGAIN, SwapKeeper
 
 GROUP = PoolGroup("main", 4, 8, num_layers=2, num_kv_heads=1, key_dim=4, value_dim=4, format="float32")
 

@@ -11,10 +11,10 @@ from native_twin import TIERS, require_native
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.config import ModelConfig
 from ferrum.kernels.cpu.library import load
-from ferrum.runtime.inputs import Piece, stage
-from ferrum.runtime.lm import DecoderLM
+from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from ferrum.runtime.step_tables import Piece, stage
 
 
 def language_model(kernels: str) -> DecoderLM:

@@ -63,7 +63,7 @@ def test_doctor_tells_of_threads_that_the_system_refuses(
     def refused(*given: object, **named: object) -> None:
         raise ConfigError("the system makes no team", param="threads")
 
-    monkeypatch.setattr("ferrum.runtime.kernels.NativeKernels", refused)
+    monkeypatch.setattr("ferrum.runtime.backend.NativeKernels", refused)
     code, out, _ = ferrum("doctor")
     assert code == 0 and "no: threads: the system makes no team" in out
 

@@ -16,8 +16,8 @@ from ferrum.engine.hosts.host import Built
 from ferrum.engine.messages import Abort, Message
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
 from ferrum.kernels.recorder import Extent
+from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.graphs import Replay
-from ferrum.runtime.lm import DecoderLM
 
 Clock: Final = time.perf_counter
 

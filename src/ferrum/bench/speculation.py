@@ -23,7 +23,7 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice, Chooser, Question
 from ferrum.text.tokenizer import load_tokenizer

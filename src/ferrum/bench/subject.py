@@ -25,8 +25,8 @@ from ferrum.engine.model_client import Parts
 from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.recorder import record
-from ferrum.runtime.inputs import Piece, stage
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.step_tables import Piece, stage
 from ferrum.text.generation import GenerationConfig
 
 _GREEDY: Final = SamplingParams(temperature=0.0)

@@ -81,7 +81,7 @@ def _switches() -> Iterator[tuple[str, str]]:
 
 
 def _backends() -> Iterator[tuple[str, str]]:
-    from ferrum.runtime.kernels import choose_kernels
+    from ferrum.runtime.backend import choose_kernels
 
     for name in (each for each in KERNELS if each != "auto"):
         try:

@@ -31,7 +31,7 @@ from ferrum.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
     from ferrum.engine.hosts.process import Child
-    from ferrum.runtime.local import LocalExecutor
+    from ferrum.runtime.local_executor import LocalExecutor
     from ferrum.speculative.draft_model import DraftModel
 
 
@@ -102,8 +102,8 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         return None
     model = config.model.model
     if config.prefix_cache_dir is not None:
+        from ferrum.runtime.kv_tiers.page_files import PageFiles
         from ferrum.runtime.model_digest import model_digest
-        from ferrum.runtime.page_files import PageFiles
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)

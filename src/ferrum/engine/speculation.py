@@ -22,7 +22,7 @@ from ferrum.speculative.speculator import Speculator
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from ferrum.runtime.local import LocalExecutor
+    from ferrum.runtime.local_executor import LocalExecutor
 
 DRAFT_MODEL: Final = "draft_model"
 

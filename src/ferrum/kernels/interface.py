@@ -99,7 +99,7 @@ class AttentionShape:
 
 
 class StepTables(NamedTuple):
-    """Everything of a step that a recorded program does not know. Made in `runtime/inputs.py` and nowhere else.
+    """Everything of a step that a recorded program does not know. Made in `runtime/step_tables.py` and nowhere else.
 
     Attributes:
         token_ids, positions: [R] int32.

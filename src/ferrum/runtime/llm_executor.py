@@ -18,8 +18,8 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.math import best_tokens
-from ferrum.runtime.apart import failure, run_apart
-from ferrum.runtime.rows import SpanRows, result_alone
+from ferrum.runtime.fault_isolation import failure, run_apart
+from ferrum.runtime.span_results import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
 

@@ -24,23 +24,25 @@ from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
+from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
+from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.hub import resolve_model
-from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
-from ferrum.runtime.listing import listed_model
-from ferrum.runtime.lm import DecoderLM
-from ferrum.runtime.local import LocalExecutor
+from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import (
     PoolLimits,
+    bytes_to_come,
     free_memory,
     group_windows,
     library_bytes,
     pool_groups,
     pool_part,
+    refuse_too_large,
+    room_for,
 )
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
-from ferrum.runtime.room import bytes_to_come, refuse_too_large, room_for
+from ferrum.runtime.remote_headers import listed_model
 
 MAX_ROWS: Final = 512
 """Most tokens of one forward pass."""

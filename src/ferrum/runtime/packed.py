@@ -29,7 +29,7 @@ from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.panel_weight import over_panels
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.checksum import PageSums, checksum, page_sums
+from ferrum.runtime.kv_tiers.checksum import PageSums, checksum, page_sums
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
 
 METHOD: Final = "ferrum"

@@ -20,9 +20,9 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
+from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.checksum import PageSums, checksum
-from ferrum.runtime.kernels import choose_kernels, page_sums_for, quantizer_for
+from ferrum.runtime.kv_tiers.checksum import PageSums, checksum
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.runtime.tensor_file import file_header

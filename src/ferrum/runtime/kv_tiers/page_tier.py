@@ -15,7 +15,7 @@ from ferrum.cache.page_hashes import Name, NamedPage
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.tiered_restore import Wanted
 from ferrum.kernels.interface import Kernels
-from ferrum.runtime.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_files import PageFiles
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -15,12 +15,11 @@ from ferrum.core.memory_plan import size
 from ferrum.core.span_checks import misfit
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
-from ferrum.runtime.lm import DecoderLM
-from ferrum.runtime.memory import free_memory, return_free_memory
-from ferrum.runtime.page_files import PageFiles
-from ferrum.runtime.page_keeper import DiskKeeper
-from ferrum.runtime.room import room_for
-from ferrum.runtime.swap import SwapKeeper
+from ferrum.runtime.decoder_lm import DecoderLM
+from ferrum.runtime.kv_tiers.page_files import PageFiles
+from ferrum.runtime.kv_tiers.page_tier import DiskKeeper
+from ferrum.runtime.kv_tiers.swap import SwapKeeper
+from ferrum.runtime.memory import free_memory, return_free_memory, room_for
 from ferrum.sampling.accept import check_threshold, count_likely
 from ferrum.sampling.order import top
 

@@ -12,11 +12,11 @@ from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.recorder import Extent, record
-from ferrum.runtime.apart import run_apart
+from ferrum.runtime.backend import chooser_for
+from ferrum.runtime.fault_isolation import run_apart
 from ferrum.runtime.graphs import prepare_replay
-from ferrum.runtime.inputs import Piece, stage
-from ferrum.runtime.kernels import chooser_for
-from ferrum.runtime.rows import SpanRows
+from ferrum.runtime.span_results import SpanRows
+from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sampling.accept import accept
 
 

@@ -1,0 +1,1 @@
+"""Copies of KV pages outside the pool: in memory and on disk."""
