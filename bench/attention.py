@@ -22,8 +22,8 @@ import numpy as np
 from ferrum.bench.machine import NativeProber
 from ferrum.bench.probes import COUNTS, state_levels
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.lowering import placed
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 
 HEADS: Final = 16

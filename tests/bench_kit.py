@@ -9,7 +9,7 @@ from ferrum.bench.limits import Costs, Rates
 from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting
 from ferrum.bench.series import Judged, Sample
 from ferrum.bench.shapes import SHAPES
-from ferrum.kernels.recorder import record
+from ferrum.kernels.program_recorder import record
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 

@@ -22,7 +22,7 @@ from ferrum.core.errors import FerrumError, KvExhausted, StepError
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
-from ferrum.kernels.reference.math import best_tokens
+from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.runtime.llm_executor import LlmExecutor
 from ferrum.runtime.span_results import SpanRows, result_alone
 

@@ -1,5 +1,5 @@
 // Rounding to whole numbers by one scale for all: round(x * (levels / max|x|)); round_whole in
-// kernels/reference/math.py states the rule.
+// kernels/reference/reference_math.py states the rule.
 #pragma once
 
 #include "math.hpp"

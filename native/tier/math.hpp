@@ -1,4 +1,4 @@
-// Elementary functions on vectors: the reference's polynomials (kernels/reference/math.py), fused where the tier fuses.
+// Elementary functions on vectors: the reference's polynomials (kernels/reference/reference_math.py), fused where the tier fuses.
 #pragma once
 
 #include "simd.hpp"

@@ -12,8 +12,8 @@ import pytest
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
-from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.library import load, tiers
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.sampling.native import NativeChooser

@@ -20,7 +20,7 @@ from sampling_twin import request
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import StepTables, Weight
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.kernels.reference.math import LOG2_E
+from ferrum.kernels.reference.reference_math import LOG2_E
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.sampling.math import log_total, mass

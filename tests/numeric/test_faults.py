@@ -15,8 +15,8 @@ from tiny import directory_of, find, tokens_of
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
+from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, Operations, StepTables
-from ferrum.runtime.graphs import NativeProgram
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 

@@ -12,7 +12,7 @@ from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
 from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.native import NativeQuantizer
 

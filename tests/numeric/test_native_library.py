@@ -11,9 +11,9 @@ import pytest
 from native_twin import TIERS, require_native
 
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.kernels.cpu import kernels as native
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu import native_kernels as native
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import PoolGroup
 from ferrum.runtime.backend import choose_kernels
 

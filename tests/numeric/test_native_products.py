@@ -7,7 +7,7 @@ import pytest
 from native_twin import TEAMS, TIERS, Twin, normal
 from native_weights import DTYPES, INTEGERS, bound, dense, weight_of, wild
 
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.int4 import Int4Weight

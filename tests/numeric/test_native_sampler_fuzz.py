@@ -16,8 +16,8 @@ from sampling_twin import F32, best_of, request
 
 from ferrum.core.errors import StepError
 from ferrum.core.step import Score
-from ferrum.kernels.cpu.kernels import NativeKernels
-from ferrum.kernels.reference.math import best_tokens
+from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Sampled, sample, score
 

@@ -12,7 +12,7 @@ from native_twin import TEAMS, TIERS
 from tiny import directory_of, find, tokens_of
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
-from ferrum.kernels.recorder import Extent
+from ferrum.kernels.program_recorder import Extent
 from ferrum.runtime.load import load_executor
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")

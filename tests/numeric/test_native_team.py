@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from native_twin import require_native
 
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
 
 IN_A_FORKED_PROCESS = """
 import os, sys
 import numpy as np
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
 
 kernels = NativeKernels(threads=2)

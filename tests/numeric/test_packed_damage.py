@@ -13,7 +13,7 @@ from native_twin import TIERS
 from packed_kit import packed_of
 
 from ferrum.core.errors import FerrumError
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec

@@ -18,7 +18,7 @@ from ferrum.contract.factory import ExecutorConfig, ExecutorMemoryConfig, ModelE
 from ferrum.contract.io_types import DataType
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.models.families import decoder_spec

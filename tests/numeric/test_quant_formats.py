@@ -10,7 +10,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.reference.math import fused
+from ferrum.kernels.reference.reference_math import fused
 from ferrum.quant.activations import BLOCK, quantize_rows
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.groups import GROUPS

@@ -8,7 +8,7 @@ import pytest
 from native_twin import TIERS
 
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS, layout_of
 from ferrum.quant.groups import GROUPS
 from ferrum.quant.native import NativeQuantizer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum.kernels.reference.math import exp, exp2, fused, ordered_sum, product, round_bf16, silu, tree_sum
+from ferrum.kernels.reference.reference_math import exp, exp2, fused, ordered_sum, product, round_bf16, silu, tree_sum
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])

@@ -7,7 +7,7 @@ import pytest
 from tiny import CASES, directory_of, find, tokens_of
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
-from ferrum.kernels.recorder import Extent, Recorder, Value, record
+from ferrum.kernels.program_recorder import Extent, Recorder, Value, record
 from ferrum.runtime.load import load_executor
 
 

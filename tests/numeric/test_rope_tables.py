@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from native_twin import TIERS, tables_of
 
-from ferrum.kernels.cpu.kernels import NativeKernels
-from ferrum.kernels.cpu.rope import CHUNK
+from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.cpu.native_rope import CHUNK
 from ferrum.kernels.reference import ReferenceKernels
 
 FREQUENCIES = tuple(10000.0 ** -(i / 12) for i in range(12))

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
 from ferrum.kernels.interface import AttentionShape, Weight
-from ferrum.kernels.recorder import Extent, Op, Program
+from ferrum.kernels.program_recorder import Extent, Op, Program
 
 
 @dataclass(frozen=True, slots=True)

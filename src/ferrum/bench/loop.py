@@ -14,10 +14,10 @@ from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.hosts.host import Built
 from ferrum.engine.messages import Abort, Message
+from ferrum.kernels.cpu.program import Replay
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
-from ferrum.kernels.recorder import Extent
+from ferrum.kernels.program_recorder import Extent
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.graphs import Replay
 
 Clock: Final = time.perf_counter
 

@@ -22,9 +22,9 @@ from ferrum.engine.build import with_scheduler
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.llm import LLM
 from ferrum.engine.model_client import Parts
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
-from ferrum.kernels.recorder import record
+from ferrum.kernels.program_recorder import record
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.text.generation import GenerationConfig

@@ -3,7 +3,7 @@
 `nn/` and `models/` are written against `Operations` and see opaque arrays without a row count. Operations are
 functional, except `rope_store`, which writes the pool. They are as coarse as hardware wants them fused. What changes
 from step to step comes in through `StepTables` alone, so that a network walked once can be recorded and replayed
-(`kernels/recorder.py`).
+(`kernels/program_recorder.py`).
 
 Letters: R rows of the step (all tokens of all spans), S spans, G rows whose logits are wanted, P rows whose final
 hidden state is, H hidden size, V vocabulary, N and K the outputs and inputs of a product.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
-from ferrum.kernels.recorder import Extent, Op, Program, Value
+from ferrum.kernels.program_recorder import Extent, Op, Program, Value
 
 
 class Interpreter:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import F32, Int32
-from ferrum.kernels.reference.math import product, round_bf16
+from ferrum.kernels.reference.reference_math import product, round_bf16
 
 FORMATS: Final = {
     "float32": np.dtype(np.float32),

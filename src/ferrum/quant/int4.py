@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
-from ferrum.kernels.reference.math import tree_sum
+from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.quant.groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
 from ferrum.quant.weight import RowMajorWeight
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import tell_once
-from ferrum.kernels.cpu.kernels import NativeKernels
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.formats import MatrixQuantizer, quantize

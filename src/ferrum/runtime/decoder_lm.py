@@ -9,12 +9,12 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
+from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
-from ferrum.kernels.recorder import Extent, record
+from ferrum.kernels.program_recorder import Extent, record
 from ferrum.runtime.backend import chooser_for
 from ferrum.runtime.fault_isolation import run_apart
-from ferrum.runtime.graphs import prepare_replay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sampling.accept import accept

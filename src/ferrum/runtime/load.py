@@ -18,7 +18,7 @@ from ferrum.core.logging import tell_once
 from ferrum.core.memory_plan import MemoryPlan, size
 from ferrum.core.option_fields import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
-from ferrum.kernels.recorder import Extent
+from ferrum.kernels.program_recorder import Extent
 from ferrum.models.decoder import Decoder, build_decoder, parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec

@@ -15,7 +15,7 @@ import numpy as np
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.core.values import shown
-from ferrum.kernels.reference.math import exp
+from ferrum.kernels.reference.reference_math import exp
 from ferrum.sampling.math import F32
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, plain, sample

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.kernels.reference.math import exp
+from ferrum.kernels.reference.reference_math import exp
 
 F32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

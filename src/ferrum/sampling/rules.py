@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import NothingAllowed
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.kernels.reference.math import exp
+from ferrum.kernels.reference.reference_math import exp
 from ferrum.sampling.kept import Counts, Keeper
 from ferrum.sampling.math import F32, Int64, mass
 from ferrum.sampling.order import top

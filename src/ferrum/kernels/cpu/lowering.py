@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.weights import PackedWeight
 from ferrum.kernels.interface import F32, Array, AttentionShape
-from ferrum.kernels.recorder import Extent
-from ferrum.kernels.reference.math import LOG2_E
+from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.reference.reference_math import LOG2_E
 
 EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.SPANS: -4}
 """The library's codes for row counts that a step decides; a number from 0 up is a constant."""

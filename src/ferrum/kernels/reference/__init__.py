@@ -1,5 +1,5 @@
 """The reference backend (numpy)."""
 
-from ferrum.kernels.reference.kernels import ReferenceKernels
+from ferrum.kernels.reference.reference_kernels import ReferenceKernels
 
 __all__ = ["ReferenceKernels"]

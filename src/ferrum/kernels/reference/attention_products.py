@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from ferrum.kernels.interface import F32
-from ferrum.kernels.reference.math import ordered_sum, round_bf16, round_whole
+from ferrum.kernels.reference.reference_math import ordered_sum, round_bf16, round_whole
 from ferrum.kernels.reference.store import LEVELS, Stored
 
 WEIGHT_LEVELS: Final = 16383

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32, PoolGroup
-from ferrum.kernels.reference.math import round_whole
+from ferrum.kernels.reference.reference_math import round_whole
 
 _ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 

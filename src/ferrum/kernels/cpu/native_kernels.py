@@ -13,7 +13,7 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, placed
-from ferrum.kernels.cpu.rope import GrowingRope
+from ferrum.kernels.cpu.native_rope import GrowingRope
 from ferrum.kernels.cpu.team_size import TeamSize
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, PoolGroup, StepTables, Weight

@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.cpu.kernels import NativeKernels
 from ferrum.kernels.cpu.lowering import EXTENTS, Place
+from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import Interpreter, row_counts
-from ferrum.kernels.recorder import Extent, Op, Program, Value
+from ferrum.kernels.program_recorder import Extent, Op, Program, Value
 
 _ALIGNMENT: Final = 64
 """Bytes of a cache line: buffers begin on one."""

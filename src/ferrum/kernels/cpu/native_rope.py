@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ferrum.kernels.interface import F32
-from ferrum.kernels.reference.rope import rope_rows
+from ferrum.kernels.reference.reference_rope import rope_rows
 
 CHUNK: Final = 1024
 """Positions that are filled at once: a step waits a millisecond or two for them."""

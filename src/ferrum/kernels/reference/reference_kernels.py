@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
-from ferrum.kernels.reference.attention import PRODUCTS, STEP, attend, probabilities
-from ferrum.kernels.reference.math import best_tokens, silu, tree_sum
-from ferrum.kernels.reference.rope import rope_rows
+from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
+from ferrum.kernels.reference.reference_math import best_tokens, silu, tree_sum
+from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
 
 RopeTable = tuple[F32, F32]

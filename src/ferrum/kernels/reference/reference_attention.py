@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, AttentionShape, Int32
 from ferrum.kernels.reference.attention_products import ByteProducts, FloatProducts, Products
-from ferrum.kernels.reference.math import LOG2_E, exp2, tree_sum
+from ferrum.kernels.reference.reference_math import LOG2_E, exp2, tree_sum
 from ferrum.kernels.reference.store import Stored
 
 STEP = 64
