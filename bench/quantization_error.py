@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from ferrum.core.config import ModelConfig
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, Want
 from ferrum.kernels.interface import F32
-from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.formats import QUANTIZERS, SCHEMES, Quantizer
-from ferrum.quant.groups import GROUPS, in_groups
 from ferrum.quant.int4 import Int4Weight, quantize_int4, quantize_int4_zero_points
+from ferrum.quant.scale_groups import GROUPS, in_groups
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model

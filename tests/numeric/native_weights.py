@@ -9,7 +9,7 @@ from native_twin import normal
 from ferrum.kernels.interface import Weight
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.groups import GROUPS
+from ferrum.quant.scale_groups import GROUPS
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 INTEGERS = tuple(f"{name}/{group}" for name in QUANTIZERS for group in GROUPS)

@@ -14,7 +14,7 @@ from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.native import NativeQuantizer
+from ferrum.quant.native_quantizer import NativeQuantizer
 
 teams = st.integers(1, 2)
 rows = st.one_of(st.integers(0, 40), st.integers(0, 600))

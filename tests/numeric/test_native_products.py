@@ -9,9 +9,9 @@ from native_weights import DTYPES, INTEGERS, bound, dense, weight_of, wild
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
-from ferrum.quant.groups import GROUPS
 from ferrum.quant.int4 import Int4Weight
 from ferrum.quant.int8 import Int8Weight
+from ferrum.quant.scale_groups import GROUPS
 
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)

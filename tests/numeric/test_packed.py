@@ -16,11 +16,11 @@ from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.types import Pooling
-from ferrum.models.names import EMBEDDING
+from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.formats import SCHEMES
-from ferrum.quant.groups import GROUPS
 from ferrum.quant.int8 import quantize_int8
 from ferrum.quant.panel_weight import PanelWeight
+from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.packed import PackedParameters, _config_checksum

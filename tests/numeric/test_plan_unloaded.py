@@ -21,7 +21,7 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CapacityError, CheckpointError, ConfigError
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
-from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime import memory
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model

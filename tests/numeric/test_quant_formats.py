@@ -13,7 +13,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.kernels.reference.reference_math import fused
 from ferrum.quant.activations import BLOCK, quantize_rows
 from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.groups import GROUPS
+from ferrum.quant.scale_groups import GROUPS
 
 FORMATS = [(name, group) for name in QUANTIZERS for group in GROUPS]
 SHAPES = ((1, 1), (5, 31), (33, 128), (40, 129), (7, 300))

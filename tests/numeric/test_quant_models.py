@@ -14,9 +14,9 @@ from tiny import directory_of, find, tokens_of
 from ferrum.core import config
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.formats import QUANTIZERS, SCHEMES
-from ferrum.quant.groups import GROUPS
+from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.parameters import Parameters

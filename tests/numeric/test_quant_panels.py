@@ -10,9 +10,9 @@ from native_twin import TIERS
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS, layout_of
-from ferrum.quant.groups import GROUPS
-from ferrum.quant.native import NativeQuantizer
+from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.quant.panel_weight import over_panels
+from ferrum.quant.scale_groups import GROUPS
 
 FORMATS = [(name, group) for name in QUANTIZERS for group in GROUPS]
 SHAPES = ((1, 1), (32, 32), (33, 40), (70, 129))

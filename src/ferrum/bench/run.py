@@ -13,7 +13,7 @@ from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting, Spent, c
 from ferrum.bench.series import Bench, Sample, Tell, judge, judge_of
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Workload
-from ferrum.quant.groups import DEFAULT_GROUP
+from ferrum.quant.scale_groups import DEFAULT_GROUP
 
 
 def run_benchmark(

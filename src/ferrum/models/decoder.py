@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrum.kernels.interface import Array, AttentionShape, NetworkOutput, Operations, ParameterForms, Weight
-from ferrum.models.names import EMBEDDING, FINAL_NORM, HEAD, ParameterSource
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, RopeSpec
+from ferrum.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, ParameterSource
 from ferrum.nn.attention import Attention
 from ferrum.nn.linear import Linear
 from ferrum.nn.mlp import GatedMlp

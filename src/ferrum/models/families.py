@@ -10,7 +10,7 @@ from typing import Any
 import ferrum.models
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.registry import Registry
-from ferrum.models.config import FamilyConfig
+from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.spec import DecoderSpec
 
 FAMILIES: Registry[Callable[[FamilyConfig], DecoderSpec]] = Registry("architecture")

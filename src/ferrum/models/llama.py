@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError
-from ferrum.models.config import FamilyConfig
+from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrum.models.config import FamilyConfig
+from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.llama import layer_windows, llama_like, sliding_window
 from ferrum.models.spec import DecoderSpec

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.models.config import MOST, FamilyConfig
+from ferrum.models.config_reader import MOST, FamilyConfig
 from ferrum.models.spec import RopeSpec
 
 _CONTEXT = ("max_position_embeddings", 2048)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.reference_math import fused, round_whole
-from ferrum.quant.groups import GROUPS, group_count, in_groups
+from ferrum.quant.scale_groups import GROUPS, group_count, in_groups
 
 NUMERICS_ID: Final = "grouped-3"
 """The version of this arithmetic: packed directories name it, and another version refuses them."""

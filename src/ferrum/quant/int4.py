@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
 from ferrum.kernels.reference.reference_math import tree_sum
-from ferrum.quant.groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
+from ferrum.quant.scale_groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
 from ferrum.quant.weight import RowMajorWeight
 
 CLIPPING: Final = (0.97, 0.94, 0.88, -1.12)

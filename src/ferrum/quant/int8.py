@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
-from ferrum.quant.groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
+from ferrum.quant.scale_groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
 from ferrum.quant.weight import RowMajorWeight
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Int32
-from ferrum.quant.groups import group_count
+from ferrum.quant.scale_groups import group_count
 
 LANES: Final = 32
 """Outputs of a panel."""

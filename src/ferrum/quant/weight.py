@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
 from ferrum.quant.activations import grouped_product, quantize_rows
-from ferrum.quant.groups import group_count
 from ferrum.quant.panels import PanelLayout
+from ferrum.quant.scale_groups import group_count
 
 _TERMS: Final = 1 << 20
 """Terms of a product that are made at a time."""

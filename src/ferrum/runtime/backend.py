@@ -11,7 +11,7 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.formats import MatrixQuantizer, quantize
-from ferrum.quant.native import NativeQuantizer
+from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.runtime.kv_tiers.checksum import PageSums, native_page_sums, page_sums
 from ferrum.sampling.native import NativeChooser
 from ferrum.sampling.sampler import REFERENCE, Chooser

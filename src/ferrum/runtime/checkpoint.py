@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
-from ferrum.models.names import EMBEDDING, HEAD
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.files import read_json_object
 

@@ -26,8 +26,8 @@ from ferrum.kernels.interface import Weight
 from ferrum.quant.activations import NUMERICS_ID
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import SCHEMES, layout_of
-from ferrum.quant.groups import GROUPS
 from ferrum.quant.panel_weight import over_panels
+from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.kv_tiers.checksum import PageSums, checksum, page_sums
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method

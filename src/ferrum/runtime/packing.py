@@ -18,7 +18,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import Weight
 from ferrum.models.decoder import parameter_shapes
 from ferrum.quant.formats import SCHEMES, layout_of
-from ferrum.quant.groups import DEFAULT_GROUP
+from ferrum.quant.scale_groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.checkpoint import TensorStore

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import F32, Weight
 from ferrum.models.families import decoder_spec
-from ferrum.models.names import EMBEDDING, HEAD
 from ferrum.models.spec import DecoderSpec
+from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
 from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme, layout_of
 from ferrum.quant.formats import quantize as reference_quantizer
-from ferrum.quant.groups import DEFAULT_GROUP, GROUPS
 from ferrum.quant.panel_weight import PanelWeight, over_panels
+from ferrum.quant.scale_groups import DEFAULT_GROUP, GROUPS
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore, listed
 

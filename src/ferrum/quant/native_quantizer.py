@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.cpu.weights import native_floats
 from ferrum.quant.formats import layout_of
-from ferrum.quant.groups import cannot_hold
 from ferrum.quant.panel_weight import PanelWeight, over_panels
+from ferrum.quant.scale_groups import cannot_hold
 
 _TOO_LARGE: Final = 1
 """The library's word for numbers beyond the scales; 2 is for infinities and NaN."""
