@@ -1,4 +1,4 @@
-// What a sampler does over a whole row of logits: the functions of sampling/math.py and sampling/philox.py, bit for bit.
+// What a sampler does over a whole row of logits: the functions of sampling/probability_mass.py and sampling/philox.py, bit for bit.
 // Nothing is fused here: every product and every sum is rounded by itself, as numpy rounds them.
 #include "math.hpp"
 #include "tier.hpp"
@@ -37,7 +37,7 @@ void exact_exp(vf (&x)[N]) {
     }
 }
 
-// Natural logarithm of positive normal numbers (sampling/math.py).
+// Natural logarithm of positive normal numbers (sampling/probability_mass.py).
 vf exact_log(vf x) {
     static constexpr float kLog1p[9] = {0.06915425f,  -0.11789835f, 0.11872966f,  -0.12384343f, 0.14218658f,
                                         -0.16669251f, 0.20002227f,  -0.24999987f, 0.3333331f};

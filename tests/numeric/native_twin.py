@@ -16,7 +16,7 @@ from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.sampling.native import NativeChooser
+from ferrum.sampling.native_sampler import NativeChooser
 
 
 def machine_tiers() -> tuple[str, ...]:

@@ -23,10 +23,10 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
-from ferrum.sampling.math import log_total, mass
-from ferrum.sampling.order import top
+from ferrum.sampling.probability_mass import log_total, mass
 from ferrum.sampling.rules import Row, distribution
 from ferrum.sampling.sampler import draw, greedy
+from ferrum.sampling.top_k import top
 
 Fields = dict[str, Any]
 """Arrays, numbers and texts by name."""

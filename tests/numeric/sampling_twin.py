@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from ferrum.core.errors import StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.sampling.accept import Accepted, Verification
-from ferrum.sampling.accept import accept as accept_all
-from ferrum.sampling.math import greatest
+from ferrum.sampling.probability_mass import greatest
 from ferrum.sampling.rules import Row, distribution
 from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled
 from ferrum.sampling.sampler import sample as sample_all
+from ferrum.sampling.verify import Accepted, Verification
+from ferrum.sampling.verify import accept as accept_all
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

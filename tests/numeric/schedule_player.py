@@ -24,7 +24,7 @@ from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
-from ferrum.speculative.prediction import PredictionProposer
+from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.proposer import Proposer
 from ferrum.speculative.speculator import Speculator
 from random_load import RandomLoad

@@ -13,9 +13,9 @@ from sampling_twin import F32, accept, best_of, request, sample
 
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.accept import Verification, check_threshold, count_likely
-from ferrum.sampling.accept import accept as accept_all
 from ferrum.sampling.sampler import Sampled
+from ferrum.sampling.verify import Verification, check_threshold, count_likely
+from ferrum.sampling.verify import accept as accept_all
 
 V = 24
 

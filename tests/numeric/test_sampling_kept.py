@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sampling_twin import request
 
 from ferrum.core.params import SamplingParams
-from ferrum.sampling.kept import Keeper
 from ferrum.sampling.rules import Row, edited, take_back
+from ferrum.sampling.token_counts import Keeper
 
 V = 12
 TOKENS = st.lists(st.integers(0, V - 1), max_size=6)

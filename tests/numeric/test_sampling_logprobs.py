@@ -14,8 +14,8 @@ from sampling_twin import request, sample
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Score
 from ferrum.sampling.logprobs import token_logprobs
-from ferrum.sampling.order import rank, top
 from ferrum.sampling.sampler import score
+from ferrum.sampling.top_k import rank, top
 
 ROWS = np.random.default_rng(1).normal(0, 4, (6, 500)).astype(np.float32)
 

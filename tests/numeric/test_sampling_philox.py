@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.sampling.math import MASS_ONE, greatest, log, log_total, mass
 from ferrum.sampling.philox import philox4x32, uniform
+from ferrum.sampling.probability_mass import MASS_ONE, greatest, log, log_total, mass
 
 # Random123's known-answer file (Salmon et al.), the lines of philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [

@@ -15,7 +15,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch
 from ferrum.core.types import Request, Sequence
 from ferrum.sampling import rules
-from ferrum.sampling.kept import Counts
+from ferrum.sampling.token_counts import Counts
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.draft_model import DraftModel, _Cached

@@ -16,7 +16,7 @@ from ferrum.engine.output_stream import RequestStream
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.ngram import A_LOOK, SIZES, NGramProposer
-from ferrum.speculative.prediction import Follower, Predicted, PredictionProposer
+from ferrum.speculative.predicted_output import Follower, Predicted, PredictionProposer
 from ferrum.speculative.speculator import Speculator
 
 

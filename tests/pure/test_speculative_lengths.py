@@ -11,7 +11,7 @@ from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.lengths import Candidate, Tally, best_lengths
+from ferrum.speculative.draft_length import Candidate, Tally, best_lengths
 from ferrum.speculative.speculator import RETRY, Speculator
 from guessers import Always
 from set_costs import SetCosts

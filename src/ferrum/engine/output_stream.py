@@ -20,7 +20,7 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, Usage, join
-from ferrum.speculative.prediction import Follower, Predicted
+from ferrum.speculative.predicted_output import Follower, Predicted
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.tokenizer import Tokenizer
 

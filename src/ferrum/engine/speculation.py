@@ -16,7 +16,7 @@ from ferrum.core.values import shown
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
-from ferrum.speculative.prediction import PredictionProposer
+from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.proposer import Proposer
 from ferrum.speculative.speculator import Speculator
 from ferrum.text.tokenizer import Tokenizer, load_tokenizer

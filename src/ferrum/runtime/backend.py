@@ -13,7 +13,7 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.formats import MatrixQuantizer, quantize
 from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.runtime.kv_tiers.checksum import PageSums, native_page_sums, page_sums
-from ferrum.sampling.native import NativeChooser
+from ferrum.sampling.native_sampler import NativeChooser
 from ferrum.sampling.sampler import REFERENCE, Chooser
 
 

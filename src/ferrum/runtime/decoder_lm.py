@@ -17,7 +17,7 @@ from ferrum.runtime.backend import chooser_for
 from ferrum.runtime.fault_isolation import run_apart
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, stage
-from ferrum.sampling.accept import accept
+from ferrum.sampling.verify import accept
 
 
 class DecoderLM(StepwiseLLM):

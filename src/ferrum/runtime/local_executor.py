@@ -20,8 +20,8 @@ from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskKeeper
 from ferrum.runtime.kv_tiers.swap import SwapKeeper
 from ferrum.runtime.memory import free_memory, return_free_memory, room_for
-from ferrum.sampling.accept import check_threshold, count_likely
-from ferrum.sampling.order import top
+from ferrum.sampling.top_k import top
+from ferrum.sampling.verify import check_threshold, count_likely
 
 logger: Final = logging.getLogger("ferrum.tokens")
 

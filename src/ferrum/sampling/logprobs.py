@@ -9,8 +9,8 @@ import numpy as np
 
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import TokenLogprobs
-from ferrum.sampling.math import F32, Int64, greatest, log_total, mass
-from ferrum.sampling.order import rank, top
+from ferrum.sampling.probability_mass import F32, Int64, greatest, log_total, mass
+from ferrum.sampling.top_k import rank, top
 
 
 @np.errstate(over="ignore")

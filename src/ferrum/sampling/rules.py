@@ -24,9 +24,9 @@ from ferrum.core.errors import NothingAllowed
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.kernels.reference.reference_math import exp
-from ferrum.sampling.kept import Counts, Keeper
-from ferrum.sampling.math import F32, Int64, mass
-from ferrum.sampling.order import top
+from ferrum.sampling.probability_mass import F32, Int64, mass
+from ferrum.sampling.token_counts import Counts, Keeper
+from ferrum.sampling.top_k import top
 
 _NEVER = np.float32(-np.inf)
 _MOST = np.finfo(np.float32).max

@@ -16,8 +16,8 @@ import numpy as np
 from ferrum.core.errors import StepError
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.sampling.logprobs import token_logprobs
-from ferrum.sampling.math import F32, log
 from ferrum.sampling.philox import uniform
+from ferrum.sampling.probability_mass import F32, log
 from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permitted, takes_best
 
 

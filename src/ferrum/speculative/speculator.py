@@ -15,8 +15,8 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.account import Account
-from ferrum.speculative.lengths import Candidate, Tally, best_lengths
+from ferrum.speculative.budget import Account
+from ferrum.speculative.draft_length import Candidate, Tally, best_lengths
 from ferrum.speculative.proposer import Drafts, Guess, Proposer
 
 RETRY: Final = 64

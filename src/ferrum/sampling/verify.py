@@ -16,7 +16,7 @@ from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, TokenLogprobs
 from ferrum.core.values import shown
 from ferrum.kernels.reference.reference_math import exp
-from ferrum.sampling.math import F32
+from ferrum.sampling.probability_mass import F32
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, plain, sample
 

@@ -12,7 +12,7 @@ from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import TokenLogprobs
 from ferrum.kernels.cpu.library import load
 from ferrum.sampling.logprobs import report
-from ferrum.sampling.math import F32, checked
+from ferrum.sampling.probability_mass import F32, checked
 from ferrum.sampling.rules import edited, nothing_allowed, takes_best
 from ferrum.sampling.sampler import Choice, Question
 

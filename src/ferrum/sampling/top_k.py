@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ferrum.sampling.math import F32, Int64
+from ferrum.sampling.probability_mass import F32, Int64
 
 
 def top(logits: F32, count: int) -> Int64:

@@ -9,7 +9,7 @@ from weakref import finalize
 
 import numpy as np
 
-from ferrum.sampling.math import F32, Int64
+from ferrum.sampling.probability_mass import F32, Int64
 
 Thing = TypeVar("Thing")
 Given = ParamSpec("Given")
