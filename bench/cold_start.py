@@ -28,7 +28,7 @@ from ferrum.bench.shapes import shape_config
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.text.quick_form import quick_form
+from ferrum.text.fast_tokenizer import quick_form
 
 ENTRIES: Final = 150_000
 SHAPE: Final = "qwen3-0.6b"

@@ -24,7 +24,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.generation_config import GenerationConfig
 
 VOCABULARY = 97
 CONTEXT = 4096

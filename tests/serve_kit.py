@@ -24,8 +24,8 @@ from ferrum.server.app import create_app
 from ferrum.server.config import ServerConfig
 from ferrum.server.run import Server
 from ferrum.server.service import Service, State
-from ferrum.text.chat import ChatTemplate
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.generation_config import GenerationConfig
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"

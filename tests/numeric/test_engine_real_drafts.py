@@ -27,7 +27,7 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.text.generation import load_generation_config
+from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
 
 DIRECTORY = "qwen3-windows"

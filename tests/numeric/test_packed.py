@@ -26,7 +26,7 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.packed import PackedParameters, _config_checksum
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.text.chat import load_chat_template
+from ferrum.text.chat_template import load_chat_template
 from ferrum.text.pooling import load_pooling
 
 NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")

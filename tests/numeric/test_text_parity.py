@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from chat_samples import CONVERSATIONS, TEMPLATES, TOOLS
 from ferrum.core.errors import RequestError
-from ferrum.text.chat import ChatTemplate, load_chat_template
+from ferrum.text.chat_template import ChatTemplate, load_chat_template
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from text_samples import LAYOUTS, LINES, write
 

@@ -27,8 +27,8 @@ from ferrum.engine.llm import LLM
 from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import Delta
 from ferrum.runtime import hub
-from ferrum.text.chat import ChatTemplate
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.generation_config import GenerationConfig
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from ferrum.engine import offline_batch
 from ferrum.engine.llm import LLM
 from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import Delta, RequestOutput
-from ferrum.text.chat import ChatTemplate
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.generation_config import GenerationConfig
 from stream_kit import whole_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ferrum.core.errors import RequestError
-from ferrum.text.chat import ChatTemplate
-from ferrum.text.foreign import ForeignTemplate
+from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.untrusted_template import ForeignTemplate
 
 CALL = {"function": {"name": "f", "arguments": {"x": [1, None, 2.5]}}}
 MESSAGES = [

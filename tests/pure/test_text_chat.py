@@ -11,7 +11,7 @@ import pytest
 from chat_samples import CHATML, LLAMA, MISTRAL, QWEN, TOOLS
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.text import sandbox
-from ferrum.text.chat import ChatTemplate, load_chat_template
+from ferrum.text.chat_template import ChatTemplate, load_chat_template
 
 USER = [{"role": "user", "content": "hi"}]
 

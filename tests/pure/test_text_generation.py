@@ -10,7 +10,7 @@ import pytest
 
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.text.generation import GenerationConfig, load_generation_config, over_recommended
+from ferrum.text.generation_config import GenerationConfig, load_generation_config, over_recommended
 
 
 def write(directory: Path, name: str = "generation_config.json", **entries: Any) -> None:

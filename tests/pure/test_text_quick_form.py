@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from ferrum.text.quick_form import quick_form
+from ferrum.text.fast_tokenizer import quick_form
 from text_samples import LAYOUTS, LINES
 
 VOCABULARY = {"b": 0, "a": 3, " ": 1, "a ": 2, "ab": 4, "#version": 5, "#versiona": 6}

@@ -22,7 +22,7 @@ from httpx import Response
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.core.errors import EngineDead
 from ferrum.server import aside, guard
-from ferrum.text.foreign import ForeignTemplate
+from ferrum.text.untrusted_template import ForeignTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -27,7 +27,7 @@ from ferrum.kernels.interface import StepTables
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.step_tables import Piece, stage
-from ferrum.text.generation import GenerationConfig
+from ferrum.text.generation_config import GenerationConfig
 
 _GREEDY: Final = SamplingParams(temperature=0.0)
 _MODEL_PAGE: Final = "bench-page"

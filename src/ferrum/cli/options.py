@@ -20,7 +20,7 @@ from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.option_fields import listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.config import ServerConfig
-from ferrum.text.generation import over_recommended
+from ferrum.text.generation_config import over_recommended
 
 if TYPE_CHECKING:
     from ferrum.bench.report import Document

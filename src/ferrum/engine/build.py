@@ -23,8 +23,8 @@ from ferrum.engine.speculation import build_speculator, draft_directory, flat_sp
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.text.chat import load_chat_template
-from ferrum.text.generation import GenerationConfig, load_generation_config
+from ferrum.text.chat_template import load_chat_template
+from ferrum.text.generation_config import GenerationConfig, load_generation_config
 from ferrum.text.pooling import load_pooling
 from ferrum.text.tokenizer import load_tokenizer
 from ferrum.text.tokenizer_config import read_tokenizer_config

@@ -15,9 +15,9 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
-from ferrum.text.chat import ChatTemplate
-from ferrum.text.generation import GenerationConfig, over_recommended
-from ferrum.text.messages import for_template
+from ferrum.text.chat_messages import for_template
+from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.generation_config import GenerationConfig, over_recommended
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -140,6 +140,6 @@ class Front:
 def _given_template(source: str, special_tokens: Mapping[str, str], *, foreign: bool) -> ChatTemplate:
     if not foreign:
         return ChatTemplate(source, special_tokens)
-    from ferrum.text.foreign import ForeignTemplate  # what starts processes takes a while to import
+    from ferrum.text.untrusted_template import ForeignTemplate  # what starts processes takes a while to import
 
     return ForeignTemplate(source, special_tokens)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
-from ferrum.text.files import read_json_object
+from ferrum.text.json_files import read_json_object
 
 MAX_CONFIG_BYTES: Final = 4 << 20
 MAX_INDEX_BYTES: Final = 32 << 20

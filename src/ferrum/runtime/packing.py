@@ -26,8 +26,8 @@ from ferrum.runtime.kv_tiers.checksum import PageSums, checksum
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.runtime.tensor_file import file_header
+from ferrum.text.fast_tokenizer import quick_form
 from ferrum.text.pooling import pooling_file
-from ferrum.text.quick_form import quick_form
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
 _TENSORS: Final = "model.safetensors"

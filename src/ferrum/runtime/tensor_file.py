@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.dense import FORMATS
-from ferrum.text.files import refuse_pointer
+from ferrum.text.json_files import refuse_pointer
 
 MAX_HEADER_BYTES: Final = 32 << 20
 """More than a quarter of a million tensors; a longer header is taken for an attack on the memory."""

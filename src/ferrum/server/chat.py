@@ -38,7 +38,7 @@ from ferrum.server.replies import (
 )
 from ferrum.server.requests import MAX_TOP_LOGPROBS, ChatRequest, Prediction
 from ferrum.server.writers import Head, Namer, Tally
-from ferrum.text.messages import for_template, joined
+from ferrum.text.chat_messages import for_template, joined
 
 
 def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head: Head, name: str) -> ChatJob:

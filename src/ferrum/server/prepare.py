@@ -15,7 +15,7 @@ from ferrum.engine.model_client import Front
 from ferrum.server.errors import ApiError, field_path, invalid, unsupported
 from ferrum.server.requests import Body, GenerationBody
 from ferrum.server.schemas import MAX_ID
-from ferrum.text.generation import over_recommended
+from ferrum.text.generation_config import over_recommended
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.types import Pooling
-from ferrum.text.files import read_json_array, read_json_object
+from ferrum.text.json_files import read_json_array, read_json_object
 
 _MODULES: Final = "modules.json"
 _COMPUTED: Final = {"Transformer", "Pooling", "Normalize"}

@@ -13,7 +13,7 @@ from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
 from ferrum.core.logging import tell_once
 from ferrum.core.values import shown
 from ferrum.text.decoding import decoding_rules
-from ferrum.text.files import refuse_pointer
+from ferrum.text.json_files import refuse_pointer
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ferrum.core.errors import CheckpointError
-from ferrum.text.files import read_json_object, read_text
+from ferrum.text.json_files import read_json_object, read_text
 
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEMPLATES_FOLDER: Final = "additional_chat_templates"

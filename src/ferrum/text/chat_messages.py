@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ferrum.core.errors import RequestError, Unsupported
-from ferrum.text.chat import Message, json_objects
+from ferrum.text.chat_template import Message, json_objects
 
 
 def for_template(messages: Sequence[Message], *, as_parts: bool = False) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.text.files import read_json_object
+from ferrum.text.json_files import read_json_object
 
 _SAMPLING: Final = {
     "temperature": "temperature",

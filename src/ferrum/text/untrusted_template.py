@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ferrum.core.errors import RequestError
-from ferrum.text.chat import ChatTemplate
+from ferrum.text.chat_template import ChatTemplate
 
 MEMORY: Final = 512 << 20
 """Bytes of address space that a rendering may take."""
@@ -22,7 +22,7 @@ SECONDS: Final = 5
 LONGEST: Final = 1 << 22
 """Characters of a rendered text: those of a million tokens."""
 
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.foreign import child; child()"
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.untrusted_template import child; child()"
 
 
 class ForeignTemplate(ChatTemplate):
