@@ -21,8 +21,8 @@ from ferrum.engine.async_stream import Running
 from ferrum.engine.model_client import Parts
 from ferrum.engine.router import Places
 from ferrum.server.app import create_app
-from ferrum.server.config import ServerConfig
-from ferrum.server.run import Server
+from ferrum.server.launch import Server
+from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service, State
 from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig

@@ -17,7 +17,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Score, Span, StepBatch, Want
 from ferrum.core.values import is_huge, shown
-from ferrum.server.config import ServerConfig
+from ferrum.server.server_config import ServerConfig
 
 HUGE = 10**5000
 FORMS = {

@@ -10,9 +10,9 @@ import pytest
 
 from engine_fakes import POISON, LetterTokenizer, admission, expected, greedy
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat import ChatJob, _Whole
-from ferrum.server.requests import ChatRequest
-from ferrum.server.writers import Head, Namer
+from ferrum.server.chat_completions import ChatJob, _Whole
+from ferrum.server.reply_builder import Head, Namer
+from ferrum.server.request_bodies import ChatRequest
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 

@@ -18,13 +18,13 @@ from ferrum.core.errors import ModelNotFound
 from ferrum.core.logging import JsonFormatter
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.build import build
-from ferrum.server.config import ServerConfig
+from ferrum.server.server_config import ServerConfig
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command sets up the logs of its process, which is the test's here."""
-    monkeypatch.setattr("ferrum.server.run.log_to_stderr", lambda: None)
+    monkeypatch.setattr("ferrum.server.launch.log_to_stderr", lambda: None)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         got.append((model, options))
         return AsyncEngine.__new__(AsyncEngine)
 
-    monkeypatch.setattr("ferrum.server.run.serve", serve)
+    monkeypatch.setattr("ferrum.server.launch.serve", serve)
     monkeypatch.setattr("ferrum.engine.async_engine.AsyncEngine", begin)
     return got
 
@@ -104,7 +104,7 @@ def test_without_its_libraries_it_says_what_to_install(
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
-        if name == "ferrum.server.run":
+        if name == "ferrum.server.launch":
             raise error
         return real(name, *rest)
 
@@ -116,7 +116,7 @@ def test_without_its_libraries_it_says_what_to_install(
 def test_every_line_of_the_log_is_an_object_whoever_writes_it() -> None:
     script = """
 import logging, warnings
-from ferrum.server.run import log_to_stderr
+from ferrum.server.launch import log_to_stderr
 log_to_stderr()
 for name in ("asyncio", "opentelemetry.exporter", "uvicorn.error", "ferrum.server"):
     logging.getLogger(name).error("in the\\nmidst")

@@ -12,8 +12,8 @@ import pytest
 from engine_fakes import LetterTokenizer, admission, expected, greedy
 from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.completions import CompletionJob, text_offsets
-from ferrum.server.requests import CompletionRequest
-from ferrum.server.writers import Head
+from ferrum.server.reply_builder import Head
+from ferrum.server.request_bodies import CompletionRequest
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, events, serving

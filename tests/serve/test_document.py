@@ -9,7 +9,7 @@ import schemathesis
 
 import document_kit
 from document_kit import FEW, MANY, check
-from ferrum.server.requests import Body, ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
+from ferrum.server.request_bodies import Body, ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
 from ferrum.server.session_routes import SessionGenerateRequest
 from serve_kit import Served
 

@@ -11,11 +11,11 @@ import pytest
 from engine_fakes import LetterTokenizer, admission, greedy
 from ferrum.core.types import FinishReason
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat import ChatJob
+from ferrum.server.chat_completions import ChatJob
 from ferrum.server.completions import CompletionJob
-from ferrum.server.events import EventWriter, sse
-from ferrum.server.requests import ChatRequest, CompletionRequest
-from ferrum.server.writers import Head, Job, Namer
+from ferrum.server.reply_builder import Head, Job, Namer
+from ferrum.server.request_bodies import ChatRequest, CompletionRequest
+from ferrum.server.stream_events import EventWriter, sse
 
 HEAD = Head('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
 """A client may have named its request so that a chunk's text could be mistaken for its id."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferrum.server import garbage
+from ferrum.server import gc_policy
 from serve_kit import Served, events
 
 
@@ -50,13 +50,13 @@ def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int, new: int) -
     """How often this thread searched all objects; a server of another test may have its pauses meanwhile."""
     found: list[None] = []
     mine = threading.current_thread()
-    monkeypatch.setattr(garbage, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(gc_policy, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(gc, "get_count", lambda: (0, 0, 0) if found else (new, young, 0))
     monkeypatch.setattr(gc, "collect", lambda: found.append(None) if threading.current_thread() is mine else None)
 
     async def some_time() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(garbage.search_in_pauses(lambda: live), 0.1)
+            await asyncio.wait_for(gc_policy.search_in_pauses(lambda: live), 0.1)
 
     asyncio.run(some_time())
     monkeypatch.undo()
@@ -67,11 +67,11 @@ def searches(monkeypatch: pytest.MonkeyPatch, live: int, young: int, new: int) -
     ("live", "young", "new", "wanted"),
     [
         (0, 1, 0, 1),
-        (0, 0, garbage.FEW + 1, 1),
-        (0, 0, garbage.FEW, 0),
-        (1, 1, garbage.FEW + 1, 0),
-        (1, garbage.MOST_PUT_OFF, 0, 0),
-        (1, garbage.MOST_PUT_OFF + 1, 0, 1),
+        (0, 0, gc_policy.FEW + 1, 1),
+        (0, 0, gc_policy.FEW, 0),
+        (1, 1, gc_policy.FEW + 1, 0),
+        (1, gc_policy.MOST_PUT_OFF, 0, 0),
+        (1, gc_policy.MOST_PUT_OFF + 1, 0, 1),
     ],
 )
 def test_old_objects_are_searched_once_in_a_pause_or_after_very_long(
@@ -82,6 +82,6 @@ def test_old_objects_are_searched_once_in_a_pause_or_after_very_long(
 
 def test_python_searches_the_youngest_alone_for_a_while() -> None:
     before = gc.get_threshold()
-    with garbage.put_off():
-        assert gc.get_threshold() == (garbage.YOUNG, garbage.NEVER, garbage.NEVER)
+    with gc_policy.put_off():
+        assert gc.get_threshold() == (gc_policy.YOUNG, gc_policy.NEVER, gc_policy.NEVER)
     assert gc.get_threshold() == before

@@ -15,11 +15,11 @@ import pytest
 from engine_fakes import admission, greedy
 from ferrum.core.errors import ConfigError
 from ferrum.engine.request_output import Delta
+from ferrum.server.api_keys import read_keys
 from ferrum.server.app import create_app
-from ferrum.server.config import ServerConfig
-from ferrum.server.errors import ApiError
-from ferrum.server.keys import read_keys
-from ferrum.server.limits import KeyLimits, Limits
+from ferrum.server.error_replies import ApiError
+from ferrum.server.key_limits import KeyLimits, Limits
+from ferrum.server.server_config import ServerConfig
 from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, serving, wait_for
 
 

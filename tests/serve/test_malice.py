@@ -21,7 +21,7 @@ from httpx import Response
 
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.core.errors import EngineDead
-from ferrum.server import aside, guard
+from ferrum.server import http_guard, worker_pools
 from ferrum.text.untrusted_template import ForeignTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
@@ -217,7 +217,7 @@ def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) 
 
 def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response]) -> None:
     """Ask for more that takes its time than may wait, and meanwhile for other things."""
-    most, more = aside.AT_ONCE + aside.WAITING, 4
+    most, more = worker_pools.AT_ONCE + worker_pools.WAITING, 4
     with ThreadPoolExecutor(most + more) as pool:
         asked = [pool.submit(slow) for _ in range(most + more)]
         try:
@@ -251,21 +251,21 @@ def test_texts_that_take_their_time_hold_up_nobody_else(target: Served, monkeypa
         return encode(tokenizer, text[:9], **options)
 
     monkeypatch.setattr(LetterTokenizer, "encode", slow)
-    monkeypatch.setattr(aside, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(worker_pools, "LARGE_BYTES", 10_000)
     hold_up(target, over, partial(target.post, "/tokenize", content="a" * 10_000))
 
 
 def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
     async def outcomes() -> list[object]:
-        beside, over = aside.Beside(), threading.Event()
-        asked = [asyncio.create_task(beside.fill_in(over.wait, 60)) for _ in range(aside.AT_ONCE + 1)]
+        beside, over = worker_pools.Beside(), threading.Event()
+        asked = [asyncio.create_task(beside.fill_in(over.wait, 60)) for _ in range(worker_pools.AT_ONCE + 1)]
         await asyncio.sleep(0)
         beside.close()
         over.set()
         return await asyncio.gather(*asked, beside.fill_in(over.wait), return_exceptions=True)
 
     *ran, waited, late = asyncio.run(outcomes())
-    assert ran == [True] * aside.AT_ONCE and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
+    assert ran == [True] * worker_pools.AT_ONCE and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_client_that_sends_all_of_a_large_body_first_hears_that_it_is_too_larg
 def test_a_client_that_never_ends_a_body_over_the_limit_is_cut_off(
     target: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "LINGER_BYTES", 4 << 20)
+    monkeypatch.setattr(http_guard, "LINGER_BYTES", 4 << 20)
     piece = b"100000\r\n" + b"a" * (1 << 20) + b"\r\n"
     with wire(target) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")

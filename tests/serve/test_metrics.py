@@ -18,9 +18,9 @@ from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta, Usage
-from ferrum.server.metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
-from ferrum.server.own_metrics import OwnMetrics
-from ferrum.server.quick_metrics import QuickCounter, QuickHistogram
+from ferrum.server.metrics.engine_metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
+from ferrum.server.metrics.fast_counters import QuickCounter, QuickHistogram
+from ferrum.server.metrics.ferrum_metrics import OwnMetrics
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"

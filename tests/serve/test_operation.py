@@ -20,9 +20,9 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import tell_once
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.host import Built
-from ferrum.server.guard import LOG
-from ferrum.server.keys import read_keys
-from ferrum.server.limits import KeyLimits
+from ferrum.server.api_keys import read_keys
+from ferrum.server.http_guard import LOG
+from ferrum.server.key_limits import KeyLimits
 from ferrum.server.service import DrainRate
 from serve_kit import (
     ENDLESS_TOKENS,
@@ -313,7 +313,7 @@ def test_a_request_keeps_its_own_id_where_it_is_a_sane_one(server: Served) -> No
 def test_no_client_sees_a_traceback_and_the_log_does(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ferrum.server.tokens.tokenizer_of", lambda front: 1 / 0)
+    monkeypatch.setattr("ferrum.server.tokenize.tokenizer_of", lambda front: 1 / 0)
     error = error_of(server.post("/tokenize", prompt="a"), 500)
     assert error["code"] == "internal_error" and "division" not in error["message"]
     caplog.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrum.core.errors import ConfigError
-from ferrum.server.config import ServerConfig
+from ferrum.server.server_config import ServerConfig
 from serve_kit import serving
 
 

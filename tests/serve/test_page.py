@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.server.page import PAGE_PATHS
+from ferrum.server.web_ui import PAGE_PATHS
 from serve_kit import Served, serving
 
 SMALL = 40_000

@@ -12,7 +12,7 @@ import pytest
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.engine.session import GrowingText
 from ferrum.server import routes, session_routes
-from ferrum.server.errors import ApiError
+from ferrum.server.error_replies import ApiError
 from ferrum.server.sessions import Sessions
 from serve_kit import SLOW, Served, chat_parts, error_of, events, serving
 

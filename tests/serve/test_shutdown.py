@@ -31,8 +31,8 @@ tests, port, hold, loading, process, drain = sys.argv[1:]
 sys.path.insert(0, tests)
 from serve_kit import chat_parts, SLOW
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.server.config import ServerConfig
-from ferrum.server.run import serve
+from ferrum.server.server_config import ServerConfig
+from ferrum.server.launch import serve
 recipe = replace(SLOW, max_tokens_per_step=8192, hold=hold, hold_loading=loading or None)
 parts = chat_parts(recipe, process=process == "process")
 config = ServerConfig(port=int(port), keep_alive_seconds=0.05, drain_seconds=float(drain))

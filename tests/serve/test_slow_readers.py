@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ferrum.server import run
+from ferrum.server import launch
 from serve_kit import LARGE, SLOW, Served, chat_parts, heard, post_bytes, serving, wait_for, wire
 
 SWIFT = replace(SLOW, seconds_per_step=0.0, max_tokens_per_step=8192)
@@ -35,7 +35,7 @@ def test_a_client_that_takes_nothing_is_let_go(
     monkeypatch: pytest.MonkeyPatch, stream: bool, request_seconds: float | None
 ) -> None:
     if request_seconds is None:
-        monkeypatch.setattr(run, "WRITE_SECONDS", 1.0)
+        monkeypatch.setattr(launch, "WRITE_SECONDS", 1.0)
     with asked(stream=stream, request_seconds=request_seconds) as (server, connection):
         wait_for(lambda: not waits(server))
         server.wait_idle()
@@ -45,6 +45,6 @@ def test_a_client_that_takes_nothing_is_let_go(
 
 def test_a_client_that_takes_little_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes several times as long as one that takes nothing has."""
-    monkeypatch.setattr(run, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(launch, "WRITE_SECONDS", 0.5)
     with asked(stream=True) as (_, connection):
         assert heard(connection, pause=0.02).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

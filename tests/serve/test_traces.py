@@ -21,7 +21,7 @@ from ferrum.core.errors import ConfigError, StepError, Unsupported
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.app import create_app
-from ferrum.server.config import ServerConfig
+from ferrum.server.server_config import ServerConfig
 from ferrum.server.traces import Traces
 from serve_kit import Served, serving, wait_for
 

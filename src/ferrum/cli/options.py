@@ -19,7 +19,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.option_fields import listed
 from ferrum.core.params import SamplingParams
-from ferrum.server.config import ServerConfig
+from ferrum.server.server_config import ServerConfig
 from ferrum.text.generation_config import over_recommended
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def serve(
     **options: Any,
 ) -> None:
     """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
-    from ferrum.server.config import ServerConfig
+    from ferrum.server.server_config import ServerConfig
 
     config = ServerConfig(**chosen(server_fields(), options))
     if engine_host not in HOSTS:
@@ -46,7 +46,7 @@ def serve(
 
             of_engine["child"] = stack.enter_context(Child(log_objects=True))
         try:
-            from ferrum.server.run import serve as run
+            from ferrum.server.launch import serve as run
         except ImportError as error:
             raise missing("serve", error) from None
         from ferrum.engine.async_engine import AsyncEngine

@@ -16,19 +16,19 @@ from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.server.config import ServerConfig
-from ferrum.server.document import document
-from ferrum.server.errors import error_response
-from ferrum.server.guard import Guard
-from ferrum.server.keys import ApiKeys, read_keys
-from ferrum.server.limits import KeyLimits
-from ferrum.server.page import add_page
-from ferrum.server.plan import add_plan
-from ferrum.server.requests_by_id import add_requests
+from ferrum.server.api_keys import ApiKeys, read_keys
+from ferrum.server.error_replies import error_response
+from ferrum.server.http_guard import Guard
+from ferrum.server.key_limits import KeyLimits
+from ferrum.server.openapi import document
+from ferrum.server.plan_route import add_plan
+from ferrum.server.record_routes import add_requests
 from ferrum.server.routes import make_router
+from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service
 from ferrum.server.session_routes import add_sessions
 from ferrum.server.traces import otlp_provider
+from ferrum.server.web_ui import add_page
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

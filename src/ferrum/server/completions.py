@@ -11,9 +11,12 @@ from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
 from ferrum.engine.model_client import Front
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server import writers
-from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import (
+from ferrum.server import reply_builder
+from ferrum.server.error_replies import invalid, unsupported
+from ferrum.server.reply_bodies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
+from ferrum.server.reply_builder import Head, Namer, Tally
+from ferrum.server.request_bodies import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
+from ferrum.server.validation import (
     Caller,
     admit,
     check_common,
@@ -24,9 +27,6 @@ from ferrum.server.prepare import (
     sampling_params,
     wider,
 )
-from ferrum.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
-from ferrum.server.requests import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
-from ferrum.server.writers import Head, Namer, Tally
 from ferrum.text.detokenizer import Detokenizer
 from ferrum.text.infill import infill_prompt
 from ferrum.text.tokenizer import Tokenizer
@@ -195,7 +195,7 @@ class CompletionJob:
 
     def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
         """One chunk, if there is anything to tell. See `Job`."""
-        finish = writers.finish_of(delta)
+        finish = reply_builder.finish_of(delta)
         self.tally.count(delta)
         index = place * self._generated + delta.index
         choice = self._choices.get(index)
@@ -231,7 +231,7 @@ class CompletionJob:
         """What the first chunk of a choice tells of its prompt."""
         fields: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = writers.prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
+            fields["prompt_logprobs"] = reply_builder.prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = list(self.requests[place].prompt)
         return fields
@@ -263,12 +263,12 @@ class CompletionJob:
             to.token_logprobs.append(None)
             to.top_logprobs.append(None)
             return
-        logprob = writers.finite(position[token].logprob)
+        logprob = reply_builder.finite(position[token].logprob)
         to.token_logprobs.append(logprob)
         named = {name: logprob}
-        for other, each in writers.top(position, self._body.logprobs or 0):
+        for other, each in reply_builder.top(position, self._body.logprobs or 0):
             name = self._namer.spelled(other)  # two tokens may have one text: the likelier one is told of
-            named[name] = max(writers.finite(each.logprob), named.get(name, writers.MINUS_INFINITY))
+            named[name] = max(reply_builder.finite(each.logprob), named.get(name, reply_builder.MINUS_INFINITY))
         to.top_logprobs.append(named)
 
     def _chunk(self, choice: CompletionChoice) -> CompletionReply:

@@ -17,14 +17,14 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.model_client import Front
 from ferrum.engine.router import Places
-from ferrum.server.errors import CancelledError, invalid
+from ferrum.server.error_replies import CancelledError, invalid
 from ferrum.server.generation import watched
-from ferrum.server.guard import CLIENT_GONE
-from ferrum.server.prepare import Caller, one_or_several, part_id, renamed
-from ferrum.server.replies import Embedding, EmbeddingReply, EmbeddingUsage
-from ferrum.server.requests import EmbeddingRequest
+from ferrum.server.http_guard import CLIENT_GONE
+from ferrum.server.reply_bodies import Embedding, EmbeddingReply, EmbeddingUsage
+from ferrum.server.reply_builder import finish_of
+from ferrum.server.request_bodies import EmbeddingRequest
 from ferrum.server.service import Service
-from ferrum.server.writers import finish_of
+from ferrum.server.validation import Caller, one_or_several, part_id, renamed
 
 MAX_INPUTS: Final = 2048
 TOGETHER: Final = 64

@@ -13,12 +13,12 @@ from starlette.types import Message, Receive, Scope, Send
 from ferrum.core.errors import FerrumError
 from ferrum.engine.async_stream import Running
 from ferrum.engine.request_output import Delta
-from ferrum.server.errors import CancelledError, as_api_error
-from ferrum.server.events import KEEP_ALIVE, EventWriter, event
-from ferrum.server.guard import CLIENT_GONE
-from ferrum.server.replies import Reply
+from ferrum.server.error_replies import CancelledError, as_api_error
+from ferrum.server.http_guard import CLIENT_GONE
+from ferrum.server.reply_bodies import Reply
+from ferrum.server.reply_builder import Job
 from ferrum.server.service import Service
-from ferrum.server.writers import Job
+from ferrum.server.stream_events import KEEP_ALIVE, EventWriter, event
 
 STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """No proxy may hold events back."""

@@ -16,14 +16,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 
-from ferrum.server import replies, schemas
-from ferrum.server.chat import chat_job
+from ferrum.server import openapi_rules, reply_bodies
+from ferrum.server.chat_completions import chat_job
 from ferrum.server.completions import completion_job
 from ferrum.server.embeddings import Embeddings, embedding_requests
-from ferrum.server.errors import ApiError
+from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
-from ferrum.server.prepare import Caller, survey
-from ferrum.server.requests import (
+from ferrum.server.reply_builder import Head, Job
+from ferrum.server.request_bodies import (
     Body,
     ChatRequest,
     CompletionRequest,
@@ -34,8 +34,8 @@ from ferrum.server.requests import (
     TokenizeRequest,
 )
 from ferrum.server.service import Service
-from ferrum.server.tokens import detokenize, rendered, tokenize
-from ferrum.server.writers import Head, Job
+from ferrum.server.tokenize import detokenize, rendered, tokenize
+from ferrum.server.validation import Caller, survey
 
 QUICK_BYTES: Final = 4096
 """Bodies up to this size are prepared on the event loop: to hand them to a thread would take longer."""
@@ -85,14 +85,14 @@ class JsonRoute(APIRoute):
         return strict
 
 
-def reply(body: replies.Reply) -> Response:
+def reply(body: reply_bodies.Reply) -> Response:
     """A whole reply."""
     return Response(body.json_bytes(), media_type="application/json")
 
 
 def error_reply(text: str) -> dict[str, Any]:
     """An error's reply, for the document."""
-    return {"model": replies.ErrorReply, "description": text}
+    return {"model": reply_bodies.ErrorReply, "description": text}
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -123,21 +123,21 @@ def make_router(service: Service) -> APIRouter:
 
 
 def _add_probes(router: APIRouter, service: Service) -> None:
-    probe: dict[int | str, dict[str, Any]] = {200: {"model": replies.Health}, 503: ERRORS[503]}
+    probe: dict[int | str, dict[str, Any]] = {200: {"model": reply_bodies.Health}, 503: ERRORS[503]}
 
     async def health() -> Response:
         """Whether requests are served now."""
         service.check_ready()
-        return reply(replies.Health(status="ok"))
+        return reply(reply_bodies.Health(status="ok"))
 
     for path in ("/health", "/ping", "/ready"):
         router.get(path, responses=probe)(health)
         router.head(path, include_in_schema=False)(health)  # as some load balancers ask
 
-    @router.get("/version", responses={200: {"model": replies.Version}})
+    @router.get("/version", responses={200: {"model": reply_bodies.Version}})
     async def version() -> Response:
         """The version of the program."""
-        return reply(replies.Version(version=installed("ferrum")))
+        return reply(reply_bodies.Version(version=installed("ferrum")))
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
@@ -146,12 +146,12 @@ def _add_probes(router: APIRouter, service: Service) -> None:
         """Prometheus metrics; docs/metrics.md defines each."""
         return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/v1/config", responses={200: {"model": replies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
+    @router.get("/v1/config", responses={200: {"model": reply_bodies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
         """The options in effect, and what they came to."""
         front, info = service.engine.front, service.engine.info
         return reply(
-            replies.Config(
+            reply_bodies.Config(
                 server=service.config.to_dict(),
                 engine=None if front.config is None else front.config.to_dict(),
                 model={
@@ -168,8 +168,8 @@ def _add_probes(router: APIRouter, service: Service) -> None:
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    def model() -> replies.Model:
-        return replies.Model(
+    def model() -> reply_bodies.Model:
+        return reply_bodies.Model(
             id=service.model,
             object="model",
             created=service.started,
@@ -179,14 +179,18 @@ def _add_models(router: APIRouter, service: Service) -> None:
             max_model_len=service.context,
         )
 
-    listed: dict[int | str, dict[str, Any]] = {200: {"model": replies.ModelList}, 401: ERRORS[401], 503: ERRORS[503]}
+    listed: dict[int | str, dict[str, Any]] = {
+        200: {"model": reply_bodies.ModelList},
+        401: ERRORS[401],
+        503: ERRORS[503],
+    }
 
     @router.get("/v1/models", responses=listed)
     async def models() -> Response:
         """The models that are served: one."""
-        return reply(replies.ModelList(object="list", data=[model()]))
+        return reply(reply_bodies.ModelList(object="list", data=[model()]))
 
-    @router.get("/v1/models/{model_id:path}", responses={200: {"model": replies.Model}, **ERRORS})
+    @router.get("/v1/models/{model_id:path}", responses={200: {"model": reply_bodies.Model}, **ERRORS})
     async def one_model(model_id: str) -> Response:
         """One of the models."""
         service.check_model(model_id)
@@ -194,17 +198,17 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    @router.post("/v1/chat/completions", responses=generated(replies.ChatReply))
+    @router.post("/v1/chat/completions", responses=generated(reply_bodies.ChatReply))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The assistant's next message in a conversation."""
         return await generate(service, request, body, "chatcmpl", chat_job)
 
-    @router.post("/v1/completions", responses=generated(replies.CompletionReply))
+    @router.post("/v1/completions", responses=generated(reply_bodies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows one prompt or several; with `echo` and no new tokens, how likely they are."""
         return await generate(service, request, body, "cmpl", completion_job)
 
-    @router.post("/v1/embeddings", responses={200: {"model": replies.EmbeddingReply}, **BODY_ERRORS})
+    @router.post("/v1/embeddings", responses={200: {"model": reply_bodies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """The vectors of one text or several."""
         caller = caller_of(service, request)
@@ -217,9 +221,9 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return Embeddings(service, body, requests, name, caller, headers)
 
 
-def generated(model: type[replies.Reply]) -> dict[int | str, dict[str, Any]]:
+def generated(model: type[reply_bodies.Reply]) -> dict[int | str, dict[str, Any]]:
     """The replies of a generating route, for the document."""
-    events = {"text/event-stream": {"schema": schemas.EVENT}}
+    events = {"text/event-stream": {"schema": openapi_rules.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
 
@@ -274,7 +278,7 @@ def ignored(body: Body, *, strict: bool) -> dict[str, str]:
 
 
 def _add_tokens(router: APIRouter, service: Service) -> None:
-    async def run(work: Callable[..., replies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
+    async def run(work: Callable[..., reply_bodies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
 
@@ -288,17 +292,17 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         made.headers.update(headers)
         return made
 
-    @router.post("/tokenize", responses={200: {"model": replies.Tokens}, **BODY_ERRORS})
+    @router.post("/tokenize", responses={200: {"model": reply_bodies.Tokens}, **BODY_ERRORS})
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
         return await run(tokenize, body, request, service.context)
 
-    @router.post("/detokenize", responses={200: {"model": replies.Text}, **BODY_ERRORS})
+    @router.post("/detokenize", responses={200: {"model": reply_bodies.Text}, **BODY_ERRORS})
     async def to_text(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
         return await run(detokenize, body, request)
 
-    @router.post("/v1/chat/completions/render", responses={200: {"model": replies.Rendered}, **BODY_ERRORS})
+    @router.post("/v1/chat/completions/render", responses={200: {"model": reply_bodies.Rendered}, **BODY_ERRORS})
     async def to_prompt(body: RenderRequest, request: Request) -> Response:
         """The text and the tokens that a conversation becomes."""
         return await run(rendered, body, request)

@@ -22,14 +22,14 @@ from ferrum.core.types import Pooling, Request
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.async_stream import Running
 from ferrum.engine.router import Places
-from ferrum.server.aside import Beside
-from ferrum.server.config import ServerConfig
-from ferrum.server.errors import ApiError
-from ferrum.server.http_metrics import HttpMetrics
-from ferrum.server.limits import KeyLimits, Limits
-from ferrum.server.metrics import Metrics
-from ferrum.server.own_metrics import OwnMetrics
+from ferrum.server.error_replies import ApiError
+from ferrum.server.key_limits import KeyLimits, Limits
+from ferrum.server.metrics.engine_metrics import Metrics
+from ferrum.server.metrics.ferrum_metrics import OwnMetrics
+from ferrum.server.metrics.http_metrics import HttpMetrics
+from ferrum.server.server_config import ServerConfig
 from ferrum.server.traces import Traces
+from ferrum.server.worker_pools import Beside
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -18,18 +18,18 @@ from ferrum.core.errors import ContextOverflow
 from ferrum.engine.model_client import Front
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
-from ferrum.server import schemas
+from ferrum.server import openapi_rules
 from ferrum.server.completions import CompletionJob, completion_job
-from ferrum.server.errors import invalid
+from ferrum.server.error_replies import invalid
 from ferrum.server.generation import Generation
-from ferrum.server.prepare import Caller
-from ferrum.server.replies import CompletionReply, Reply
-from ferrum.server.requests import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
+from ferrum.server.openapi_rules import Items, TokenId, Whole
+from ferrum.server.reply_bodies import CompletionReply, Reply
+from ferrum.server.reply_builder import Head, Job
+from ferrum.server.request_bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
 from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
-from ferrum.server.schemas import Items, TokenId, Whole
 from ferrum.server.service import Service
 from ferrum.server.sessions import HeldSession, Sessions
-from ferrum.server.writers import Head, Job
+from ferrum.server.validation import Caller
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 
@@ -37,7 +37,7 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The sessio
 class SessionBody(Body):
     """A text, or its token ids."""
 
-    prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=schemas.TEXT)
+    prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=openapi_rules.TEXT)
 
 
 class NewSession(Body):
@@ -47,7 +47,7 @@ class NewSession(Body):
     prompt: str | Items[TokenId] | None = Field(
         default=None,
         description="What it begins with: a text or its token ids.",
-        json_schema_extra=schemas.either({"type": "null"}, schemas.TEXT),
+        json_schema_extra=openapi_rules.either({"type": "null"}, openapi_rules.TEXT),
     )
 
 
@@ -58,13 +58,13 @@ class ForkRequest(Body):
 class TruncateRequest(Body):
     """The body of /v1/sessions/{id}/truncate."""
 
-    length: Whole = Field(description="How many tokens are left.", json_schema_extra=schemas.between(0))
+    length: Whole = Field(description="How many tokens are left.", json_schema_extra=openapi_rules.between(0))
 
 
 class SessionGenerateRequest(GenerationBody):
     """The body of /v1/sessions/{id}/generate: that of a completion whose prompt is the session."""
 
-    model_config = ConfigDict(json_schema_extra=schemas.SESSION)
+    model_config = ConfigDict(json_schema_extra=openapi_rules.SESSION)
     NO_OPS = MappingProxyType(
         {**GenerationBody.NO_OPS, "add_special_tokens": "the tokens of a session are taken as they are"}
     )
@@ -77,11 +77,11 @@ class SessionGenerateRequest(GenerationBody):
         }
     )
 
-    n: Whole | None = Field(default=None, description="One.", json_schema_extra=schemas.between(1, 1))
+    n: Whole | None = Field(default=None, description="One.", json_schema_extra=openapi_rules.between(1, 1))
     logprobs: Whole | None = Field(
         default=None,
         description=f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.",
-        json_schema_extra=schemas.top_tokens(0, MAX_LOGPROBS),
+        json_schema_extra=openapi_rules.top_tokens(0, MAX_LOGPROBS),
     )
 
 

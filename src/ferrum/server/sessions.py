@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ferrum.engine.session import GrowingText
-from ferrum.server.errors import ApiError
+from ferrum.server.error_replies import ApiError
 
 
 @dataclass(slots=True, eq=False)

@@ -12,9 +12,9 @@ from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.model_client import Front
-from ferrum.server.errors import ApiError, field_path, invalid, unsupported
-from ferrum.server.requests import Body, GenerationBody
-from ferrum.server.schemas import MAX_ID
+from ferrum.server.error_replies import ApiError, field_path, invalid, unsupported
+from ferrum.server.openapi_rules import MAX_ID
+from ferrum.server.request_bodies import Body, GenerationBody
 from ferrum.text.generation_config import over_recommended
 
 _SAMPLING: Final = tuple(each.name for each in fields(SamplingParams) if each.name != "logprobs")

@@ -1,29 +1,22 @@
-"""Chat completions: from a body to a job, from the job's deltas to chunks, and from the chunks to one reply."""
+"""Chat completions: from a body to a job, from the job's deltas to chunks, and from the chunks to one reply.
+
+The conversation of a body, and the text that the model's chat template makes of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.model_client import Front
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server import writers
-from ferrum.server.conversation import conversation, render
-from ferrum.server.errors import invalid, unsupported
-from ferrum.server.prepare import (
-    Caller,
-    admit,
-    check_common,
-    check_told,
-    check_top_tokens,
-    renamed,
-    sampling_params,
-)
-from ferrum.server.replies import (
+from ferrum.server import reply_builder
+from ferrum.server.error_replies import invalid, unsupported
+from ferrum.server.reply_bodies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -36,8 +29,24 @@ from ferrum.server.replies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.requests import MAX_TOP_LOGPROBS, ChatRequest, Prediction
-from ferrum.server.writers import Head, Namer, Tally
+from ferrum.server.reply_builder import Head, Namer, Tally
+from ferrum.server.request_bodies import (
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    Message,
+    Prediction,
+    TemplateBody,
+    TokenizeRequest,
+)
+from ferrum.server.validation import (
+    Caller,
+    admit,
+    check_common,
+    check_told,
+    check_top_tokens,
+    renamed,
+    sampling_params,
+)
 from ferrum.text.chat_messages import for_template, joined
 
 
@@ -131,7 +140,7 @@ class ChatJob:
     def push(self, place: int, delta: Delta) -> Iterator[ChatChunk]:
         """A first chunk with the role, the text, and the end: each on its own. See `Job`."""
         assert place == 0  # there is one prompt
-        finish = writers.finish_of(delta)
+        finish = reply_builder.finish_of(delta)
         self.tally.count(delta)
         if delta.index not in self._begun:
             yield self._begin(delta)
@@ -162,7 +171,7 @@ class ChatJob:
         extra: dict[str, Any] = {}
         if first and delta.prompt_logprobs is not None:
             count = self._params.prompt_logprobs or 0
-            extra["prompt_logprobs"] = writers.prompt_logprobs(delta.prompt_logprobs, count)
+            extra["prompt_logprobs"] = reply_builder.prompt_logprobs(delta.prompt_logprobs, count)
         if first and self._ids:
             extra["prompt_token_ids"] = list(self.requests[0].prompt)
         opening = ChatDelta(role="assistant", content=self._prefix)
@@ -184,15 +193,15 @@ class ChatJob:
         count = self._params.logprobs or 0
         return TokenLogprob(
             token=self._namer.text(token, entry),
-            logprob=writers.finite(entry.logprob),
+            logprob=reply_builder.finite(entry.logprob),
             bytes=self._namer.bytes(token),
             top_logprobs=[
                 TopLogprob(
                     token=self._namer.text(other, each),
-                    logprob=writers.finite(each.logprob),
+                    logprob=reply_builder.finite(each.logprob),
                     bytes=self._namer.bytes(other),
                 )
-                for other, each in writers.top(position, count)
+                for other, each in reply_builder.top(position, count)
             ],
         )
 
@@ -256,3 +265,52 @@ class _Whole:
             if part.finish_reason is not None:
                 choice.finish = part.finish_reason
                 choice.stop_reason = part.stop_reason
+
+
+LETTERS_PER_TOKEN: Final = 64
+"""A text of more characters for each token of the context is not what a template was meant to make."""
+
+
+def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for `Front.render`.
+
+    Raises:
+        RequestError: a message that lacks what its role demands.
+    """
+    for place, message in enumerate(messages):
+        _check(message, f"messages[{place}]")
+    return [message.model_dump(exclude_none=True) for message in messages]
+
+
+def _check(message: Message, where: str) -> None:
+    calls = message.role == "assistant" and (message.tool_calls or message.function_call)
+    if message.content is None and message.refusal is None and not calls:
+        raise invalid(f"{where}.content", "must not be null, but of an assistant that calls tools")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise invalid(f"{where}.tool_call_id", "a tool's message must have one")
+    if message.role == "function" and message.name is None:
+        raise invalid(f"{where}.name", "a function's message must have one")
+
+
+def render(front: Front, body: TemplateBody | TokenizeRequest) -> str:
+    """The text of a body's conversation.
+
+    Raises:
+        RequestError: what the template or the messages lack.
+    """
+    try:
+        text = front.render(
+            conversation(body.messages or ()),
+            chat_template=body.chat_template,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            chat_template_kwargs=body.chat_template_kwargs,
+            foreign=True,
+        )
+    except RequestError as error:
+        raise renamed(error, {"prompt": "messages"}) from None
+    longest = LETTERS_PER_TOKEN * front.router.info.max_sequence_length
+    if body.chat_template is not None and len(text) > longest:
+        # A few letters of a template may make megabytes, which would then be encoded only to be refused.
+        raise invalid("chat_template", f"it makes a text of {len(text)} characters, more than {longest}")
+    return text

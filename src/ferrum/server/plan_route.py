@@ -7,8 +7,8 @@ from typing import Literal
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ferrum.server.errors import ApiError
-from ferrum.server.replies import Reply
+from ferrum.server.error_replies import ApiError
+from ferrum.server.reply_bodies import Reply
 from ferrum.server.routes import ERRORS, reply
 from ferrum.server.service import Service
 

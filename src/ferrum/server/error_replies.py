@@ -23,7 +23,7 @@ from ferrum.core.errors import (
     RequestError,
     Unsupported,
 )
-from ferrum.server.replies import ErrorBody, ErrorReply
+from ferrum.server.reply_bodies import ErrorBody, ErrorReply
 
 INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "unavailable_error"

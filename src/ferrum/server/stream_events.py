@@ -12,8 +12,8 @@ from typing import Final
 from pydantic_core import to_json
 
 from ferrum.engine.request_output import Delta
-from ferrum.server.replies import Reply
-from ferrum.server.writers import Job
+from ferrum.server.reply_bodies import Reply
+from ferrum.server.reply_builder import Job
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from ferrum.engine.model_client import Front
-from ferrum.server.conversation import render
-from ferrum.server.errors import invalid, unsupported
-from ferrum.server.replies import Rendered, Text, TokenPiece, Tokens
-from ferrum.server.requests import DetokenizeRequest, RenderRequest, TokenizeRequest
-from ferrum.server.schemas import FORM_OF
+from ferrum.server.chat_completions import render
+from ferrum.server.error_replies import invalid, unsupported
+from ferrum.server.openapi_rules import FORM_OF
+from ferrum.server.reply_bodies import Rendered, Text, TokenPiece, Tokens
+from ferrum.server.request_bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
 from ferrum.text.tokenizer import Tokenizer
 
 Told = TypeVar("Told")

@@ -14,10 +14,10 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ferrum.server.errors import ApiError, as_api_error, response_of
-from ferrum.server.keys import ApiKeys
-from ferrum.server.page import PAGE_PATHS
+from ferrum.server.api_keys import ApiKeys
+from ferrum.server.error_replies import ApiError, as_api_error, response_of
 from ferrum.server.service import Service
+from ferrum.server.web_ui import PAGE_PATHS
 
 CLIENT_GONE: Final = 499
 """What log and metrics say of a client that left; nobody reads the response."""

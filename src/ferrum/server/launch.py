@@ -1,16 +1,21 @@
-"""Runs the application: uvicorn, structured logs, and an end in two steps."""
+"""File descriptors, of which each connection takes one: as many as may be, and one line where none is left.
+
+Runs the application: uvicorn, structured logs, and an end in two steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
 import sys
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
@@ -19,16 +24,41 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.logging import log_objects
+from ferrum.core.logging import log_objects, tell_once
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
-from ferrum.server.config import ServerConfig
-from ferrum.server.descriptors import allow_all, tell_once_of_none
-from ferrum.server.garbage import put_off, search_in_pauses
-from ferrum.server.protocol import PunctualProtocol
+from ferrum.server.gc_policy import put_off, search_in_pauses
+from ferrum.server.http_timeouts import PunctualProtocol
+from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service, State
+
+try:
+    import resource
+except ImportError:  # not every system has it
+    resource = None  # type: ignore[assignment]
+
+NOT_NOW: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EBADF)
+"""Why a connection that waits cannot be taken. asyncio tries again in a second; by then the server may have ended."""
+
+
+def allow_all() -> None:
+    """Take all that this process may have: shells and systemd begin with 1,024, as many as requests may be."""
+    if resource is not None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with suppress(OSError, ValueError):  # some systems have no number that means all
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def tell_once_of_none(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's handler of errors: asyncio tells 2,048 times a second of connections that cannot be taken."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NOT_NOW:
+        tell_once(f"new connections cannot be taken: {error}")
+    else:
+        loop.default_exception_handler(context)
+
 
 POLL_SECONDS: Final = 0.05
 """How often a draining server looks whether it is done."""

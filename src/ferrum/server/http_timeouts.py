@@ -11,7 +11,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ferrum.server.errors import ApiError
+from ferrum.server.error_replies import ApiError
 
 LOOKS: Final = 4
 """How often it is looked, within the time that a client may take nothing, whether it has taken something."""

@@ -9,9 +9,17 @@ from typing import Any, Final, Protocol
 from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.request_output import Delta, Logprob, Logprobs
-from ferrum.server.errors import CancelledError, DeadlineError
-from ferrum.server.replies import CompletionDetails, Finish, PromptDetails, PromptLogprobs, PromptToken, Reply, Usage
-from ferrum.server.requests import StreamOptions
+from ferrum.server.error_replies import CancelledError, DeadlineError
+from ferrum.server.reply_bodies import (
+    CompletionDetails,
+    Finish,
+    PromptDetails,
+    PromptLogprobs,
+    PromptToken,
+    Reply,
+    Usage,
+)
+from ferrum.server.request_bodies import StreamOptions
 from ferrum.text.tokenizer import Tokenizer
 
 MINUS_INFINITY: Final = -9999.0

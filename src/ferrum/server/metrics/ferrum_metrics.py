@@ -10,7 +10,7 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.request_output import Delta
-from ferrum.server.metrics import ENGINE, LABELS
+from ferrum.server.metrics.engine_metrics import ENGINE, LABELS
 
 
 class OwnMetrics:

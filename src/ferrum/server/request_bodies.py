@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchem
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
-from ferrum.server import schemas
-from ferrum.server.schemas import Items, TokenId, Whole
+from ferrum.server import openapi_rules
+from ferrum.server.openapi_rules import Items, TokenId, Whole
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
@@ -30,7 +30,7 @@ def _sampling(name: str) -> Any:
     return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
 
 
-def _optional(description: str, schema: schemas.Schema) -> Any:
+def _optional(description: str, schema: openapi_rules.Schema) -> Any:
     """A field that may be left out or null, and what its schema says beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
 
@@ -43,7 +43,7 @@ def _few(metadata: Any) -> Any:
     return metadata
 
 
-def _rules(schema: schemas.Schema) -> ConfigDict:
+def _rules(schema: openapi_rules.Schema) -> ConfigDict:
     """What the schema of a body says beyond those of its fields."""
     return ConfigDict(json_schema_extra=schema)
 
@@ -63,11 +63,13 @@ class Body(BaseModel):
     PASSES_ON: ClassVar[bool] = False
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> schemas.Schema:
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> openapi_rules.Schema:
         """The fields' schema, with those that are refused, which would else pass for unknown ones."""
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
-        properties.update({name: schemas.refused(why) for name, why in cls.REFUSED.items()})
+        properties.update({name: openapi_rules.refused(why) for name, why in cls.REFUSED.items()})
         return schema
 
 
@@ -84,7 +86,7 @@ class StreamOptions(Body):
 class ContentPart(Body):
     """A part of a message; `text` and, of an assistant, `refusal` are served."""
 
-    model_config = _rules(schemas.PART)
+    model_config = _rules(openapi_rules.PART)
 
     type: str
     text: str | None = None
@@ -94,15 +96,17 @@ class ContentPart(Body):
 class Message(Body):
     """One message of a conversation. Fields beyond these go to the chat template as they are."""
 
-    model_config = _rules(schemas.MESSAGE)
+    model_config = _rules(openapi_rules.MESSAGE)
     PASSES_ON = True
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | Items[ContentPart] | None = Field(default=None, json_schema_extra={"minItems": 1})
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": schemas.TOOL_CALL})
-    function_call: dict[str, Any] | None = _optional("A call, as it was before `tool_calls`.", schemas.FUNCTION_CALL)
+    tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": openapi_rules.TOOL_CALL})
+    function_call: dict[str, Any] | None = _optional(
+        "A call, as it was before `tool_calls`.", openapi_rules.FUNCTION_CALL
+    )
     refusal: str | None = None
 
 
@@ -150,7 +154,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = _sampling("ignore_eos")
     max_tokens: Whole | None = _sampling("max_tokens")
     min_tokens: Whole | None = _sampling("min_tokens")
-    prompt_logprobs: Whole | None = _optional(_HELP["prompt_logprobs"], schemas.top_tokens(ALL_TOKENS))
+    prompt_logprobs: Whole | None = _optional(_HELP["prompt_logprobs"], openapi_rules.top_tokens(ALL_TOKENS))
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
@@ -164,10 +168,11 @@ class GenerationBody(Body):
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
     priority: Whole | None = Field(default=None, description="Smaller is served first, under the priority policy.")
-    request_id: str | None = _optional("Names the request; not that of a live one.", schemas.ID)
-    cache_salt: str | None = _optional("Keeps cached prefixes apart; not empty.", schemas.NOT_EMPTY)
+    request_id: str | None = _optional("Names the request; not that of a live one.", openapi_rules.ID)
+    cache_salt: str | None = _optional("Keeps cached prefixes apart; not empty.", openapi_rules.NOT_EMPTY)
     truncate_prompt_tokens: Whole | None = _optional(
-        "Keep so many tokens from the prompt's end; -1: as many as fit.", schemas.between(-1) | schemas.not_this(0)
+        "Keep so many tokens from the prompt's end; -1: as many as fit.",
+        openapi_rules.between(-1) | openapi_rules.not_this(0),
     )
     add_special_tokens: bool | None = Field(default=None, description="Add the special tokens around a text.")
     return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and choices in the reply.")
@@ -196,7 +201,7 @@ class TemplateBody(Body):
 class ChatRequest(GenerationBody, TemplateBody):
     """The body of /v1/chat/completions."""
 
-    model_config = _rules(schemas.CHAT)
+    model_config = _rules(openapi_rules.CHAT)
     NO_OPS = MappingProxyType(
         {
             **GenerationBody.NO_OPS,
@@ -227,10 +232,13 @@ class ChatRequest(GenerationBody, TemplateBody):
 
     logprobs: bool | None = Field(default=None, description="Report the log-probabilities of the tokens.")
     top_logprobs: Whole | None = _optional(
-        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.", schemas.top_tokens(0, MAX_TOP_LOGPROBS)
+        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.",
+        openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
     )
-    max_tokens: Whole | None = _optional("Most tokens to generate; None: as the context allows.", schemas.between(1))
-    max_completion_tokens: Whole | None = _optional("As max_tokens, and goes before it.", schemas.between(1))
+    max_tokens: Whole | None = _optional(
+        "Most tokens to generate; None: as the context allows.", openapi_rules.between(1)
+    )
+    max_completion_tokens: Whole | None = _optional("As max_tokens, and goes before it.", openapi_rules.between(1))
     prediction: Prediction | None = Field(
         default=None, description="What the reply may be like. It is the same without, and sooner there with it."
     )
@@ -238,7 +246,7 @@ class ChatRequest(GenerationBody, TemplateBody):
         "Text only.", {"minItems": 1, "maxItems": 1, "items": {"const": "text"}}
     )
     include_reasoning: bool | None = _optional(
-        "False is refused: reasoning is part of the text.", schemas.not_this(False)
+        "False is refused: reasoning is part of the text.", openapi_rules.not_this(False)
     )
     metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = Field(
         default=None, description="No effect.", max_length=MAX_METADATA
@@ -256,19 +264,20 @@ class ChatRequest(GenerationBody, TemplateBody):
 class CompletionRequest(GenerationBody):
     """The body of /v1/completions."""
 
-    model_config = _rules(schemas.COMPLETION)
+    model_config = _rules(openapi_rules.COMPLETION)
 
     prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
-        description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
+        description="A text or its token ids, or several.", json_schema_extra=openapi_rules.TEXTS
     )
     suffix: str | None = Field(
         default=None, description="What comes after the completion, for models that fill in the middle."
     )
     best_of: Whole | None = _optional(
-        f"Generate so many, return the n likeliest per token; up to {MAX_BEST_OF}.", schemas.between(1, MAX_BEST_OF)
+        f"Generate so many, return the n likeliest per token; up to {MAX_BEST_OF}.",
+        openapi_rules.between(1, MAX_BEST_OF),
     )
     logprobs: Whole | None = _optional(
-        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", schemas.top_tokens(0, MAX_LOGPROBS)
+        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", openapi_rules.top_tokens(0, MAX_LOGPROBS)
     )
 
 
@@ -280,19 +289,19 @@ class EmbeddingRequest(Body):
 
     model: str = Field(description="A name from /v1/models.")
     input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
-        description="A text or its token ids, or several.", json_schema_extra=schemas.TEXTS
+        description="A text or its token ids, or several.", json_schema_extra=openapi_rules.TEXTS
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         default=None, description="base64: little-endian floats."
     )
-    dimensions: Whole | None = _optional("Those of the model, or refused.", schemas.between(1))
+    dimensions: Whole | None = _optional("Those of the model, or refused.", openapi_rules.between(1))
     user: str | None = Field(default=None, description="No effect.")
 
 
 class RenderRequest(TemplateBody):
     """The body of /v1/chat/completions/render."""
 
-    model_config = _rules(schemas.RENDER)
+    model_config = _rules(openapi_rules.RENDER)
     REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
     model: str | None = None
@@ -301,7 +310,7 @@ class RenderRequest(TemplateBody):
 class TokenizeRequest(Body):
     """The body of /tokenize, in vLLM's form (`prompt` or `messages`) or llama.cpp's (`content`)."""
 
-    model_config = _rules(schemas.TOKENIZE)
+    model_config = _rules(openapi_rules.TOKENIZE)
     REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
     model: str | None = None
@@ -311,7 +320,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = Field(default=None, description="Default: true for a prompt.")
     add_special: bool | None = Field(default=None, description="As add_special_tokens, for content; default false.")
     parse_special: bool | None = _optional(
-        "False is refused: the tokenizer always parses them.", schemas.not_this(False)
+        "False is refused: the tokenizer always parses them.", openapi_rules.not_this(False)
     )
     return_token_strs: bool | None = Field(default=None, description="Each token as the vocabulary spells it, too.")
     with_pieces: bool | None = Field(default=None, description="Each token with its text.")

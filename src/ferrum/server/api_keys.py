@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ferrum.core.errors import ConfigError
-from ferrum.server.limits import KeyLimits
+from ferrum.server.key_limits import KeyLimits
 
 _UNNAMED: Final = "key "
 """Begins the name of a key without one, and no name that is given: those hold no space."""

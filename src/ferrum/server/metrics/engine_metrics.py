@@ -19,7 +19,7 @@ from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta
-from ferrum.server.quick_metrics import QuickCounter, QuickHistogram
+from ferrum.server.metrics.fast_counters import QuickCounter, QuickHistogram
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
