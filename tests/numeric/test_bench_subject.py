@@ -12,9 +12,9 @@ import pytest
 from tiny import directory_of, find
 
 from bench_kit import rates
+from ferrum.bench.bench_run import receipt, setting_of
 from ferrum.bench.limits import weights
 from ferrum.bench.report import Report
-from ferrum.bench.run import receipt, setting_of
 from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import SHAPES
 from ferrum.bench.subject import ExecutorSubject

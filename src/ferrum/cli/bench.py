@@ -74,10 +74,10 @@ def measure(
     **options: Any,
 ) -> None:
     """Measure (what `ferrum bench` does where no other command is named)."""
+    from ferrum.bench.bench_run import run_benchmark, setting_of
     from ferrum.bench.machine import choose_prober
     from ferrum.bench.peers import PeerSeries
     from ferrum.bench.report import Origin
-    from ferrum.bench.run import run_benchmark, setting_of
     from ferrum.bench.workloads import chosen_workloads, fitting_workloads
     from ferrum.cli.run import show_log
 
