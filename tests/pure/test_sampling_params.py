@@ -55,7 +55,7 @@ def test_every_name_of_the_contract_with_a_neutral_default() -> None:
 def reading_functions(room: str) -> dict[str, set[str]]:
     """For every attribute that the room reads of `params` or `sampling`: the functions that read it.
 
-    `sampling/native_sampler.py` hands the candidate rules' parameters to the library; what it makes of them is compared with
+    `sampling/native_sampler.py` hands the candidate rules' parameters to the library. Its results are compared with
     the rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
     """
     readers: dict[str, set[str]] = {}

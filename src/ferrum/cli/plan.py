@@ -64,7 +64,7 @@ def plan(
 def _beside(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
     """Bytes that an engine holds beside its model, by what they are for."""
     from ferrum.core.errors import ModelNotFound
-    from ferrum.engine.speculation import check_vocabularies, draft_config
+    from ferrum.engine.draft_setup import check_vocabularies, draft_config
     from ferrum.runtime.load import plan_model
 
     held = {}

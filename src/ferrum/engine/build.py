@@ -13,13 +13,13 @@ from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import tell_once
 from ferrum.core.option_fields import as_text, path_of
+from ferrum.engine.draft_setup import build_speculator, draft_directory, flat_speculative, load_draft_model
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.engine.progress import loading_bar
 from ferrum.engine.records.record_files import RecordFiles
 from ferrum.engine.records.recorder import Recorder, Source
-from ferrum.engine.speculation import build_speculator, draft_directory, flat_speculative, load_draft_model
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_cost_model import StepCosts

@@ -21,9 +21,9 @@ from typing import Final
 
 from ferrum.cache.peak_pages import Growth
 from ferrum.core.types import FinishReason, Sequence
+from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.queues import Ranked
 from ferrum.scheduler.requests import LiveRequests
-from ferrum.scheduler.step_plan import Pages
 
 WINDOW: Final = 64
 """Ended choices that are remembered."""

@@ -22,10 +22,10 @@ from ferrum.cache.page_hashes import Name
 from ferrum.cache.prefix_hash import PrefixScope, Tail, Tails
 from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.admission import Newcomers
+from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.queues import Ranked, Waiting
 from ferrum.scheduler.requests import LiveRequests
 from ferrum.scheduler.sequence import reusable, shared_length
-from ferrum.scheduler.step_plan import Pages
 
 
 @dataclass(frozen=True, slots=True)

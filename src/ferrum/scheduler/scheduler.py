@@ -23,6 +23,7 @@ from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Newcomers, OutputLengths
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
+from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefix_sharing import Beginnings, Found, Prefixes, Siblings
 from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn, yielding_to
@@ -30,7 +31,7 @@ from ferrum.scheduler.requests import LiveRequests
 from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
 from ferrum.scheduler.step_budget import FirstTokens, Pacing
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.scheduler.step_plan import OpenStep, Pages, Plan
+from ferrum.scheduler.step_plan import OpenStep, Plan
 
 
 class Scheduler:

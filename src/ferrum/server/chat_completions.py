@@ -278,11 +278,11 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
         RequestError: a message that lacks what its role demands.
     """
     for place, message in enumerate(messages):
-        _check(message, f"messages[{place}]")
+        _check_message(message, f"messages[{place}]")
     return [message.model_dump(exclude_none=True) for message in messages]
 
 
-def _check(message: Message, where: str) -> None:
+def _check_message(message: Message, where: str) -> None:
     calls = message.role == "assistant" and (message.tool_calls or message.function_call)
     if message.content is None and message.refusal is None and not calls:
         raise invalid(f"{where}.content", "must not be null, but of an assistant that calls tools")

@@ -41,7 +41,10 @@ streams, pages come back from disk beside the loop that steps.
 
 _LOG: Final = logging.getLogger(__name__)
 
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.engine.hosts.process import child; child({descriptor}, {log_objects})"
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from ferrum.engine.hosts.process import child; child({descriptor}, {log_objects})"
+)
 
 
 class Child:
