@@ -12,7 +12,7 @@ from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.speculator import Speculator
-from guessers import Always
+from fixed_proposers import Always
 
 MOST = 8
 

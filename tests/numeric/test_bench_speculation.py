@@ -12,7 +12,7 @@ from ferrum.bench.speculation import Gain, SpeculationReport, scripts_of
 from ferrum.bench.speculation_texts import RECORDED
 from ferrum.cli.main import app, execute
 from ferrum.core.errors import ConfigError
-from set_costs import SetCosts
+from fixed_costs import SetCosts
 
 
 def test_there_are_ten_texts_from_all_copied_to_nothing_known() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import directory_of, find
 
 from bench_kit import rates
 from ferrum.bench.bench_run import receipt, setting_of
@@ -28,6 +27,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.scheduler.step_cost_model import StepCosts
+from tiny import directory_of, find
 
 DECODE = Workload("decode", Kind.DECODE, 3, 100, 2)
 PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 130)

@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from native_twin import require_native
-from tiny import directory_of, find, tokens_of
 
 from ferrum import LLM, SamplingParams
 from ferrum.core.config import EngineConfig, ModelConfig
@@ -31,6 +29,8 @@ from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import RequestOutput
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
+from native_twin import require_native
+from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3-windows"
 KINDS = 24

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import directory_of, find
 
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those about pages
 from ferrum.runtime.load import load_executor
-from scratch import folder
+from shared_models import folder
+from tiny import directory_of, find
 
 
 @cache

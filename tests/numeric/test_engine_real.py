@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import require_native
-from outcomes import essence
 from safetensors.numpy import load_file, save_file
-from spoken import EOS_IDS, spoken
-from tiny import Case, directory_of, find, reference_logits
 from transformers import PreTrainedTokenizerFast
 
 from fakes import Hasty
@@ -28,6 +24,10 @@ from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
+from native_twin import require_native
+from outcomes import essence
+from tiny import Case, directory_of, find, reference_logits
+from tiny_with_tokenizer import EOS_IDS, spoken
 
 NAME = "qwen3-windows"
 PROMPTS = ["the rain", "s", "mainly in the plain, said the old man to the sea and ", "the rain in Spain stays"]

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from outcomes import essence
-from spoken import spoken
 
 from fakes import Guesses
 from ferrum import LLM, AsyncEngine, SamplingParams
@@ -29,6 +27,8 @@ from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer
+from outcomes import essence
+from tiny_with_tokenizer import spoken
 
 DIRECTORY = "qwen3-windows"
 PROMPTS = ["the rain in Spain", "stays", "mainly in the plain, said no one at all"]

@@ -12,10 +12,6 @@ from functools import cache
 from random import Random
 
 import pytest
-from alone import Alone, alone
-from native_twin import require_native
-from random_requests import recipe
-from tiny import directory_of, find
 
 from fakes import Guesses, Hasty, scope_of
 from ferrum.core.errors import KvExhausted
@@ -27,7 +23,11 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
+from native_twin import require_native
 from random_load import RandomLoad
+from random_requests import recipe
+from reference_run import Alone, alone
+from tiny import directory_of, find
 
 MODEL = "qwen3-windows"  # one layer sees everything, the others nine tokens
 CONTEXT = 64
@@ -194,7 +194,7 @@ def test_random_steps(house: House) -> None:
 
 
 def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:
-    load = Load(HOUSES[0], Random("strangers"))
+    load = Load(HOUSES[0], Random("background_sequences"))
     strangers = [Span(f"stranger{i}", 0, tuple(range(46)), Want.NONE) for i in range(2)]
     load.executor.submit(StepBatch(tuple(strangers))).result()
     request = Request("r", tuple(range(30)), SamplingParams(max_tokens=2), seed=1)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum import load_executor
 from ferrum.contract.capabilities import AttentionType
@@ -23,6 +22,7 @@ from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, Re
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.local_executor import LocalExecutor
+from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 WINDOWS = "qwen3-windows"
 TOKENS = tokens_of(find(WINDOWS), 40, seed=8)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from held_arrays import owned_arrays
-from native_twin import TIERS, chooser_of, require_native
-from sampling_twin import best_of, request
-from tiny import Case, directory_of, find
 
 from ferrum import load_executor
 from ferrum.contract.io_types import PrefillInput
 from ferrum.core.resident_memory import resident_bytes
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import Choice
+from held_arrays import owned_arrays
+from native_twin import TIERS, chooser_of, require_native
+from sampling_twin import best_of, request
+from tiny import Case, directory_of, find
 
 
 @pytest.mark.contract("2.memory_requirements")

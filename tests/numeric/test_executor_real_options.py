@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from native_twin import require_native
-from tiny import directory_of, find
 
 from ferrum import load_executor
 from ferrum.contract.io_types import PrefillInput
 from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.kernels.reference import ReferenceKernels
+from native_twin import require_native
+from tiny import directory_of, find
 
 DIRECTORY = directory_of(find("qwen2"))
 

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from tiny import Case, directory_of, find, tokens_of
 
 from ferrum import LLM, load_executor
 from ferrum.contract.io_types import DecodeInput, PrefillInput
@@ -16,6 +15,7 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.kernels.cpu import library
 from ferrum.runtime.local_executor import LocalExecutor
+from tiny import Case, directory_of, find, tokens_of
 
 CASE = find("qwen3-windows")
 TOKENS = tokens_of(CASE, 20, seed=2)

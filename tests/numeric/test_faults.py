@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import require_native
 from safetensors.numpy import load_file, save_file
-from tiny import directory_of, find, tokens_of
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, StepBatch, Want
@@ -19,6 +17,8 @@ from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.interface import NetworkOutput, Operations, StepTables
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
+from native_twin import require_native
+from tiny import directory_of, find, tokens_of
 
 OPERATIONS = {name for name in vars(Operations) if not name.startswith("_")}
 POISON = 5  # the token that only the guilty sequence holds

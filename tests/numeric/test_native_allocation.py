@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from native_twin import TIERS, require_native
 
-from scratch import folder
+from native_twin import TIERS, require_native
+from shared_models import folder
 from source_tree import REPOSITORY
 
 HOOK = REPOSITORY / "native" / "test" / "count_allocations.cpp"
@@ -36,7 +36,7 @@ def report(*arguments: str) -> dict[str, int]:
     require_native()
     exact = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}  # cached blocks count as in use
     environment = {**os.environ, **exact, "LD_PRELOAD": str(hook())}
-    script = Path(__file__).with_name("counted_steps.py")
+    script = Path(__file__).parents[1] / "support" / "counted_steps.py"
     done = subprocess.run([sys.executable, script, *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout)

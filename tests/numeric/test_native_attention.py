@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_of
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import AttentionShape, PoolGroup
+from native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_of
 
 FORMATS = ("float32", "bfloat16", "int8")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import require_native
 
 from ferrum.kernels.cpu.library import load
+from native_twin import require_native
 
 F32, F64 = np.float32, np.float64
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_vectors import write
 
+from native_vectors import write
 from source_tree import REPOSITORY
 
 pytestmark = pytest.mark.soak

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from native_search import examples, seeds
-from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
-from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.native_quantizer import NativeQuantizer
+from native_search import examples, seeds
+from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
+from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
 
 teams = st.integers(1, 2)
 rows = st.one_of(st.integers(0, 40), st.integers(0, 600))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_twin import TIERS, require_native
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.kernels.cpu import native_kernels as native
@@ -16,6 +15,7 @@ from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import PoolGroup
 from ferrum.runtime.backend import choose_kernels
+from native_twin import TIERS, require_native
 
 FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"},

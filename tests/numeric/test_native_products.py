@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_twin import TEAMS, TIERS, Twin, normal
-from native_weights import DTYPES, INTEGERS, bound, dense, weight_of, wild
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.int4 import Int4Weight
 from ferrum.quant.int8 import Int8Weight
 from ferrum.quant.scale_groups import GROUPS
+from native_twin import TEAMS, TIERS, Twin, normal
+from native_weights import DTYPES, INTEGERS, bound, dense, weight_of, wild
 
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from native_twin import TEAMS, Twin, normal, tables_of
 
 from ferrum.quant.dense import DenseWeight
+from native_twin import TEAMS, Twin, normal, tables_of
 
 COLUMNS = (1, 5, 16, 33, 64, 192, 1000)
 

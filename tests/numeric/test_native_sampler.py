@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_twin import TEAMS, TIERS, chooser_of
-from sampling_twin import best_of, request, sample
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import Score
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Question, score
+from native_twin import TEAMS, TIERS, chooser_of
+from sampling_twin import best_of, request, sample
 
 SIZES = (1, 2, 5, 16, 63, 64, 65, 1000, 4099)
 

@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from native_search import TIMES, examples, seeds
-from native_twin import TEAMS, TIERS, chooser_of
-from sampling_twin import F32, best_of, request
 
 from ferrum.core.errors import StepError
 from ferrum.core.step import Score
@@ -20,6 +17,9 @@ from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import REFERENCE, Choice, Sampled, sample, score
+from native_search import TIMES, examples, seeds
+from native_twin import TEAMS, TIERS, chooser_of
+from sampling_twin import F32, best_of, request
 
 MOST_ROWS = 64
 NUMBERS = 250_000 * TIMES

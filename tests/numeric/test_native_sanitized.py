@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from native_twin import require_native
 
-from scratch import folder
+from native_twin import require_native
+from shared_models import folder
 from source_tree import REPOSITORY
 
 FOLDER = "tests/numeric"
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.soak
 def run(test: str, **environment: str) -> None:
     """Run a file of tests; where they fail, what was printed last is told."""
     fixed = ("-x", "-s", "-p", "no:cacheprovider", "--timeout", "7000")
-    aside = ("-p", "numeric.library_aside") if "FERRUM_LIBRARY_ASIDE" in environment else ()
+    aside = ("-p", "native_library_plugin") if "FERRUM_LIBRARY_ASIDE" in environment else ()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *fixed, *aside, f"{FOLDER}/{test}.py"],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": "tests", **environment},
+        env={**os.environ, "PYTHONPATH": "tests/support", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import TEAMS, TIERS
-from tiny import directory_of, find, tokens_of
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
 from ferrum.kernels.program_recorder import Extent
 from ferrum.runtime.load import load_executor
+from native_twin import TEAMS, TIERS
+from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-all", "kv-int8")

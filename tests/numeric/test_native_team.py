@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from native_twin import require_native
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.quant.dense import DenseWeight
+from native_twin import require_native
 
 IN_A_FORKED_PROCESS = """
 import os, sys

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packed_kit import copy_of, logits_of, packed_of
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from tiny import directory_of, find
 
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
@@ -28,6 +26,8 @@ from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat_template import load_chat_template
 from ferrum.text.pooling import load_pooling
+from packed_kit import copy_of, logits_of, packed_of
+from tiny import directory_of, find
 
 NAMES = ("llama3", "qwen3-mqa-wide-head-tied", "qwen3-bias")
 MATRIX = "model.layers.0.mlp.up_proj.weight"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_twin import TIERS
-from packed_kit import packed_of
 
 from ferrum.core.errors import FerrumError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
@@ -20,6 +18,8 @@ from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.kv_tiers.checksum import checksum, native_page_sums, page_sums
 from ferrum.runtime.packed import PackedParameters
+from native_twin import TIERS
+from packed_kit import packed_of
 
 Mutation = Callable[[bytearray, np.random.Generator], None]
 

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import require_native
-from packed_kit import copy_of, logits_of
 from safetensors.numpy import load_file, save_file
-from tiny import CASES, Case, directory_of, find, tokens_of
 
 from ferrum.cli.main import execute
 from ferrum.contract.io_types import DataType
@@ -28,6 +25,9 @@ from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import model_spec
 from ferrum.runtime.remote_headers import HubListing
+from native_twin import require_native
+from packed_kit import copy_of, logits_of
+from tiny import CASES, Case, directory_of, find, tokens_of
 
 LAYER = "model.layers.1."
 NORM, O_PROJ = LAYER + "input_layernorm.weight", LAYER + "self_attn.o_proj.weight"

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.families import FAMILIES, decoder_spec, load_families
 from ferrum.runtime.load import load_executor
+from tiny import CASES, Case, directory_of, find, model_of, reference_logits, tokens_of
 
 TOLERANCE = 1e-4
 

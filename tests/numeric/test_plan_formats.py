@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from native_twin import require_native
 from safetensors.numpy import save_file
 
 from ferrum.bench.shapes import shape_config
 from ferrum.quant.formats import SCHEMES
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from native_twin import require_native
 
 MEASURE = """
 import json, sys

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_twin import require_native
 from safetensors.numpy import save_file
-from tiny import directory_of, find
 
 from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import shape_config
@@ -28,6 +26,8 @@ from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor, plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import PlannedParameters
+from native_twin import require_native
+from tiny import directory_of, find
 
 OPTIONS = (
     {},

@@ -7,9 +7,6 @@ from itertools import product
 from math import ceil
 
 import pytest
-from held_arrays import owned_arrays
-from native_twin import require_native
-from tiny import directory_of, find
 
 from ferrum import load_executor
 from ferrum.bench.shapes import SHAPES
@@ -26,6 +23,9 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import PoolLimits, group_windows, pool_groups, pool_part
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
+from held_arrays import owned_arrays
+from native_twin import require_native
+from tiny import directory_of, find
 
 HEAD_DIMS = (33, 40, 72, 120, 128)
 PAGE_SIZES = (7, 16, 64)

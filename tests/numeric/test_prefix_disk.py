@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_twin import require_native
-from tiny import directory_of, find, tokens_of
 
 from ferrum import LLM, SamplingParams
 from ferrum.cache.page_hashes import NamedPage
@@ -28,6 +26,8 @@ from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.load import load_executor
+from native_twin import require_native
+from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3-windows"
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=8, logprobs=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from tiny import directory_of, find, tokens_of
 
 from fakes import Hasty
 from ferrum import LLM, SamplingParams
@@ -14,6 +13,7 @@ from ferrum.engine.request_output import RequestOutput
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import OpenStep
+from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3-windows"
 REQUESTS = 16

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny import directory_of, find, tokens_of
 
 from ferrum.core import config
 from ferrum.core.errors import ConfigError
@@ -20,6 +19,7 @@ from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.parameters import Parameters
+from tiny import directory_of, find, tokens_of
 
 CASES = ("qwen3-windows", "llama3", "qwen3-mqa-wide-head-tied")
 

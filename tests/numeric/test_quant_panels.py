@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from native_twin import TIERS
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
@@ -13,6 +12,7 @@ from ferrum.quant.formats import QUANTIZERS, layout_of
 from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.quant.panel_weight import over_panels
 from ferrum.quant.scale_groups import GROUPS
+from native_twin import TIERS
 
 FORMATS = [(name, group) for name in QUANTIZERS for group in GROUPS]
 SHAPES = ((1, 1), (32, 32), (33, 40), (70, 129))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny import directory_of, find, tokens_of
 
 from command_kit import Outcome, command_line
 from ferrum import LLM, SamplingParams
@@ -20,6 +19,7 @@ from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import progress_bar
 from ferrum.engine.records.record import read_record
 from ferrum.engine.records.record_files import file_name
+from tiny import directory_of, find, tokens_of
 
 CASE = "qwen3"
 WARM = {"temperature": 0.9, "max_tokens": 12, "ignore_eos": True}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny import CASES, directory_of, find, tokens_of
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
 from ferrum.kernels.program_recorder import Extent, Recorder, Value, record
 from ferrum.runtime.load import load_executor
+from tiny import CASES, directory_of, find, tokens_of
 
 
 def executors(name: str):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_twin import TIERS, tables_of
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.cpu.native_rope import CHUNK
 from ferrum.kernels.reference import ReferenceKernels
+from native_twin import TIERS, tables_of
 
 FREQUENCIES = tuple(10000.0 ** -(i / 12) for i in range(12))
 LENGTH = 3 * CHUNK + 7

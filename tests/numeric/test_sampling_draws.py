@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampling_twin import request, sample, twin
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Span
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.span_results import SpanRows
+from sampling_twin import request, sample, twin
 
 LOGITS = np.array([0.5, -1.0, 2.0, 0.0, 1.0, -3.0, 1.5, 0.2, -0.5, 1.2, 0.9, -2.0], np.float32)
 # Chi-squared critical values at p = 1e-4, by degrees of freedom.

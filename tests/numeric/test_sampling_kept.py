@@ -10,11 +10,11 @@ from weakref import ref
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling_twin import request
 
 from ferrum.core.params import SamplingParams
 from ferrum.sampling.rules import Row, edited, take_back
 from ferrum.sampling.token_counts import Keeper
+from sampling_twin import request
 
 V = 12
 TOKENS = st.lists(st.integers(0, V - 1), max_size=6)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_twin import F32, F64, probabilities, request, twin
 from transformers.generation import logits_process as hf
 
 from ferrum.core.errors import StepError
+from sampling_twin import F32, F64, probabilities, request, twin
 
 V = 97
 

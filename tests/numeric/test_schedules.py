@@ -12,11 +12,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+
+from ferrum.scheduler.policy import POLICIES
 from native_twin import TIERS
 from schedule_player import play
 from schedules import GUESSES, schedule_of
-
-from ferrum.scheduler.policy import POLICIES
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
 SLICE, ALL = 120, 1000

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny import directory_of, find, model_of, tokens_of
 
 from ferrum import LLM, SamplingParams
 from ferrum.core.errors import ContextOverflow, RequestError
+from tiny import directory_of, find, model_of, tokens_of
 
 CASE = "qwen3"
 WARM = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=9, logprobs=0)

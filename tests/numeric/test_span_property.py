@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
-from tiny import directory_of, find, tokens_of
 
 from fakes import scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.runtime.load import load_executor
+from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "llama3", "mistral")
 LENGTH = 90

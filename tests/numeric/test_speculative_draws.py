@@ -9,7 +9,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from tiny import directory_of, find
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
@@ -21,7 +20,8 @@ from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.speculator import Speculator
-from set_costs import SetCosts
+from fixed_costs import SetCosts
+from tiny import directory_of, find
 
 ALLOWED = (11, 12, 13, 14, 15)
 PROMPT = (11, 12, 13, 11, 14, 11, 12, 15, 15, 12, 14, 13, 13, 14, 12, 11, 15, 11, 13, 12, 11, 12, 13)

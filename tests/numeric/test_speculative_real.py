@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outcomes import essence
 from safetensors.numpy import load_file, save_file
-from spoken import spoken
 from test_engine_real_drafts import RULES, SAMPLED
-from tiny import directory_of, find
 from typer.testing import CliRunner
 
 from fakes import Hasty
@@ -27,7 +24,7 @@ from ferrum.core.errors import ConfigError, KvExhausted, NonFiniteLogits
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import StepBatch, StepOutput
 from ferrum.core.types import Request
-from ferrum.engine import build, speculation
+from ferrum.engine import build, draft_setup
 from ferrum.engine.messages import EngineStats
 from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
@@ -36,7 +33,10 @@ from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel
-from set_costs import SetCosts
+from fixed_costs import SetCosts
+from outcomes import essence
+from tiny import directory_of, find
+from tiny_with_tokenizer import spoken
 
 MODEL = "qwen3-windows"
 PROMPTS = ["the rain in Spain, the rain in Spain, the", "ababababab", "mainly in the plain, said no one at all"]
@@ -54,7 +54,7 @@ def model(speculative: Any = None, path: Path | None = None, **options: Any) -> 
     options = {"kernels": "reference", "max_sequence_length": 160, "kv_capacity": 1024, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "StepCosts", SetCosts)  # whether guesses pay is not to depend on this machine
-        patch.setattr(speculation, "StepCosts", lambda: SetCosts(step=0.01))
+        patch.setattr(draft_setup, "StepCosts", lambda: SetCosts(step=0.01))
         llm = LLM(str(path or spoken(MODEL)), speculative=speculative, **options)
     with llm:
         llm.front.router.observers = (Watch(),)
@@ -147,7 +147,7 @@ def test_a_draft_model_that_fails_takes_no_answer_with_it(
         monkeypatch.setattr(executor.lm, "run", run_sometimes)
         return DraftModel(executor, *costs)
 
-    monkeypatch.setattr(speculation, "DraftModel", failing)
+    monkeypatch.setattr(draft_setup, "DraftModel", failing)
     with model(PROPOSERS["another model"]) as llm:
         assert essence(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
         assert counts(llm).drafts > 0

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.torch import save_model
-from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 from ferrum import PrefillInput, load_executor
+from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 
 def test_a_tied_matrix_may_be_called_the_head(tmp_path: Path) -> None:

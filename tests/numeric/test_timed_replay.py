@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from native_twin import TIERS, require_native
 
 from ferrum.bench.shapes import SHAPES
 from ferrum.core.config import ModelConfig
@@ -15,6 +14,7 @@ from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.runtime.step_tables import Piece, stage
+from native_twin import TIERS, require_native
 
 
 def language_model(kernels: str) -> DecoderLM:

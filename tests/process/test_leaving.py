@@ -15,7 +15,7 @@ from engine_fakes import parts
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

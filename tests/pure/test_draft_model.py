@@ -20,7 +20,7 @@ from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.draft_model import DraftModel, _Cached
 from ferrum.speculative.speculator import Speculator
-from set_costs import SetCosts
+from fixed_costs import SetCosts
 
 
 @pytest.fixture

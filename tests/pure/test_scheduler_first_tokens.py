@@ -6,8 +6,8 @@ import pytest
 
 from ferrum.core.step import Span
 from ferrum.core.types import Request
+from fixed_costs import SetCosts
 from scheduler_bench import Bench
-from set_costs import SetCosts
 
 BY_ROWS = SetCosts(step=0.1, row=1.0)
 """A machine on which a step of few tokens is short."""

@@ -13,8 +13,8 @@ from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_length import Candidate, Tally, best_lengths
 from ferrum.speculative.speculator import RETRY, Speculator
-from guessers import Always
-from set_costs import SetCosts
+from fixed_costs import SetCosts
+from fixed_proposers import Always
 
 MOST = 8
 

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tiny import directory_of, find, tokens_of
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.packing import pack_directory
-from scratch import folder
+from shared_models import folder
+from tiny import directory_of, find, tokens_of
 
 
 @cache

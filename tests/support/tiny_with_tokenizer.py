@@ -8,11 +8,11 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from tiny import directory_of, find
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from scratch import folder
+from shared_models import folder
 from text_samples import BOS, EOS, write
+from tiny import directory_of, find
 
 EOS_IDS = (1, 77)
 """As `generation_config.json` names them: the tokenizer's own end token, and another one."""

@@ -1,6 +1,6 @@
 """A plugin of pytest: the tests run on a native library that was built aside, such as one with sanitizers.
 
-FERRUM_LIBRARY_ASIDE=<_native...so> python -m pytest -p numeric.library_aside tests/numeric/test_native_rows.py
+FERRUM_LIBRARY_ASIDE=<_native...so> python -m pytest -p native_library_plugin tests/numeric/test_native_rows.py
 """
 
 from __future__ import annotations

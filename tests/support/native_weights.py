@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-from native_twin import normal
 
 from ferrum.kernels.interface import Weight
 from ferrum.quant.dense import DenseWeight
 from ferrum.quant.formats import QUANTIZERS
 from ferrum.quant.scale_groups import GROUPS
+from native_twin import normal
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 INTEGERS = tuple(f"{name}/{group}" for name in QUANTIZERS for group in GROUPS)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from scratch import folder
+from shared_models import folder
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)

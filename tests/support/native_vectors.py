@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from native_twin import group_of, normal, shape_of, tables_of
-from native_weights import DTYPES, INTEGERS, bound, wild
-from sampling_twin import request
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import StepTables, Weight
@@ -27,6 +24,9 @@ from ferrum.sampling.probability_mass import log_total, mass
 from ferrum.sampling.rules import Row, distribution
 from ferrum.sampling.sampler import draw, greedy
 from ferrum.sampling.top_k import top
+from native_twin import group_of, normal, shape_of, tables_of
+from native_weights import DTYPES, INTEGERS, bound, wild
+from sampling_twin import request
 
 Fields = dict[str, Any]
 """Arrays, numbers and texts by name."""

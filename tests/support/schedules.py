@@ -12,15 +12,14 @@ from functools import cache, lru_cache
 from random import Random
 from typing import Final
 
-from alone import Alone, alone
-from native_twin import TIERS
-from random_requests import VOCABULARY, recipe
-from tiny import BASE, Case, directory_of
-
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.policy import POLICIES
+from native_twin import TIERS
+from random_requests import VOCABULARY, recipe
+from reference_run import Alone, alone
+from tiny import BASE, Case, directory_of
 
 LONG: Final = {"head_dim": 16, "num_hidden_layers": 3, "max_position_embeddings": 1024}
 WINDOWS: Final = {"use_sliding_window": True, "sliding_window": 37, "max_window_layers": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import ferrum
 
 SOURCE = Path(ferrum.__file__).parent
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 MODULES = sorted(SOURCE.rglob("*.py"))
 """The package itself."""
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))

@@ -7,11 +7,11 @@ from random import Random
 from typing import Final
 
 import numpy as np
-from random_requests import VOCABULARY
-from schedules import Arithmetic, quiet_executor
 
 from ferrum.core.step import Rows, Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.runtime.local_executor import LocalExecutor
+from random_requests import VOCABULARY
+from schedules import Arithmetic, quiet_executor
 
 LENGTH: Final = 100
 TEXTS: Final = 3

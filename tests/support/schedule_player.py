@@ -10,10 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from alone import Alone
-from schedules import DRAFT, MODELS, Schedule, request_of, told
-from strangers import MOST, Strangers
-
+from background_sequences import MOST, Strangers
 from fakes import Guesses, Hasty, scope_of
 from ferrum.core.step import SpanResult
 from ferrum.core.types import FinishReason, TokenEvent
@@ -27,8 +24,10 @@ from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.proposer import Proposer
 from ferrum.speculative.speculator import Speculator
+from fixed_costs import SetCosts
 from random_load import RandomLoad
-from set_costs import SetCosts
+from reference_run import Alone
+from schedules import DRAFT, MODELS, Schedule, request_of, told
 
 WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
 
