@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from pathlib import Path
 
 import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import info_once, warn_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.hosts.process import ProcessHost
@@ -60,11 +61,14 @@ def test_a_recipe_can_go_to_another_process() -> None:
 
 
 def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    info_once.cache_clear()
+    warn_once.cache_clear()
+    caplog.set_level(logging.INFO)
     assert build(str(model)).generation.sampling == {"temperature": 0.25}
     assert build(str(model)).generation.sampling == {"temperature": 0.25}
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2 and "temperature=0.25" in told[0] and "renormalize_logits" in told[1]
+    (defaults, ignored) = caplog.records
+    assert defaults.levelno == logging.INFO and "temperature=0.25" in defaults.getMessage()
+    assert ignored.levelno == logging.WARNING and "renormalize_logits" in ignored.getMessage()
     assert build(str(model), generation_config="none").generation.sampling == {}
 
 

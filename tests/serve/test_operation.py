@@ -17,7 +17,7 @@ import pytest
 
 from engine_fakes import CRASH, KILL, FakeRecipe, ServedFake
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.host import Built
 from ferrum.server.api_keys import read_keys
@@ -349,7 +349,7 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
 
 
 def test_the_death_of_the_engine_is_told_by_the_probes_and_once_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     with serving(chat_parts(process=True)) as server:
         assert error_of(server.complete(prompt=[KILL]), 503)["code"] == "engine_dead"
         assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"

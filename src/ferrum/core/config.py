@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.core.option_fields import about, check_options
 from ferrum.core.values import shown
 
@@ -78,7 +78,7 @@ class Switches(JsonRecord):
         for name in environment:
             if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) not in _SWITCHES:
                 known = ", ".join(ENVIRONMENT_PREFIX + each for each in _SWITCHES)
-                tell_once(f"{name} in the environment is without effect: there are {known}")
+                warn_once(f"{name} in the environment is without effect: there are {known}")
         if not _switch(environment, "PAGED_KV", default=True):
             raise ConfigError("there is one KV store and it is paged: remove it", param="FERRUM_PAGED_KV")
         return cls(

@@ -1,6 +1,6 @@
-"""What users are told beside results: in the log, where they look without setting one up.
+"""Messages to users outside of results: log once per process, and JSON log lines for servers.
 
-The log of a server: one JSON object a line, whichever process and library has something to tell.
+What is logged, and when, is decided by the callers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @cache
-def tell_once(news: str) -> None:
-    """Warn of something, the first time in a process."""
-    _LOG.warning(news)
+def warn_once(message: str) -> None:
+    """Log a warning, only the first time it occurs in this process."""
+    _LOG.warning(message)
+
+
+@cache
+def info_once(message: str) -> None:
+    """Log at INFO, only the first time it occurs in this process."""
+    _LOG.info(message)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. A record's `fields` are among its keys; prompts are nobody's fields."""
+    """A formatter that writes one JSON object per line, with the record's `fields` among its keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the JSON line of a record."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
@@ -38,7 +44,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_objects(level: int) -> None:
-    """Send all logs of this process to standard error as such lines, and Python's warnings among them."""
+    """Log to standard error as JSON lines, including Python's warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=level)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ferrum.cache.prefix_hash import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
 from ferrum.engine.draft_setup import build_speculator, draft_directory, flat_speculative, load_draft_model
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
@@ -197,8 +197,8 @@ def _generation(found: GenerationConfig, *, eos: tuple[int, ...]) -> GenerationC
     """
     if found.sampling:
         values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
-        tell_once(f"sampling defaults from generation_config.json: {values} (generation_config: none takes none)")
+        info_once(f"sampling defaults from generation_config.json: {values} (disable with generation_config: none)")
     if found.ignored:
-        tell_once(f"without effect in generation_config.json: {', '.join(found.ignored)}")
+        warn_once(f"without effect in generation_config.json: {', '.join(found.ignored)}")
     # Fine-tunes of base models often name the end of their turns in the tokenizer's files alone.
     return replace(found, eos_token_ids=tuple(dict.fromkeys((*found.eos_token_ids, *eos))))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
@@ -52,7 +52,7 @@ def choose_kernels(
         if kernels == "native" or isa != "auto":
             raise
         note = f"the slow reference kernels serve: {error.reason}"
-        tell_once(note)
+        warn_once(note)
         return ChosenKernels(ReferenceKernels(), (note,))
 
 

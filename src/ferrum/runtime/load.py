@@ -14,7 +14,7 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, ModelInfo
 from ferrum.core.config import MAX_DRAFT, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError, Unsupported
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, size
 from ferrum.core.option_fields import as_text, check_number
 from ferrum.kernels.interface import Kernels, PoolGroup
@@ -320,7 +320,7 @@ def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str
 def _headless_note(config: ModelConfig) -> str:
     """What is said of a model that has the embedding for a head though its configuration does not tie them."""
     note = f"{config.model} was saved without a head: its embeddings are sound, text that it generates means nothing"
-    tell_once(note)
+    warn_once(note)
     return note
 
 

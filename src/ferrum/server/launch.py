@@ -24,7 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
-from ferrum.core.logging import log_objects, tell_once
+from ferrum.core.logging import log_objects, warn_once
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
@@ -55,7 +55,7 @@ def tell_once_of_none(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
     """An event loop's handler of errors: asyncio tells 2,048 times a second of connections that cannot be taken."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in NOT_NOW:
-        tell_once(f"new connections cannot be taken: {error}")
+        warn_once(f"new connections cannot be taken: {error}")
     else:
         loop.default_exception_handler(context)
 

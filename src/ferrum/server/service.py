@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry
 
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.async_stream import Running
@@ -180,7 +180,7 @@ class Service:
         except QueueFull:
             pass
         except EngineDead as error:
-            tell_once(f"{error}; nothing is served until the server is started again")
+            warn_once(f"{error}; nothing is served until the server is started again")
             raise ApiError(503, "the engine has ended", code="engine_dead") from None
 
     def _unavailable(self) -> ApiError:

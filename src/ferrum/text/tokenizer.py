@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
-from ferrum.core.logging import tell_once
+from ferrum.core.logging import warn_once
 from ferrum.core.values import shown
 from ferrum.text.decoding import decoding_rules
 from ferrum.text.json_files import refuse_pointer
@@ -248,7 +248,7 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         _add_missing(backend, config.added_tokens)
         backend.encode_special_tokens = config.split_special_tokens
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
-        tell_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
+        warn_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
     return FileTokenizer(backend, config, origin=str(path), special=special)
 
 
@@ -257,7 +257,7 @@ def _tell_of_others(directory: Path) -> None:
     others = [name for name in _OTHER_FORMS if (directory / name).is_file()]
     if others:
         step = "AutoTokenizer.from_pretrained and save_pretrained of transformers make that"
-        tell_once(f"no tokenizer for {directory}: {others[0]} is not read, only tokenizer.json; {step}")
+        warn_once(f"no tokenizer for {directory}: {others[0]} is not read, only tokenizer.json; {step}")
 
 
 def _special_ids(backend: Backend) -> frozenset[int]:
