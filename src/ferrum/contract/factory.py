@@ -1,34 +1,35 @@
-"""From a description of an executor to the executor. Every knob has its effect or is refused; none is ignored."""
+"""`ModelExecutorFactory`: validate an `ExecutorConfig` and load the executor that it describes.
+
+Every field of a config has an effect or is refused. Loading itself is the job of the `load` function that is passed in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import KERNELS, KV_DTYPES, PAGE_SIZE, QUANTIZATIONS
+from ferrum.core.config import PAGE_SIZE, ModelConfig
 from ferrum.core.errors import CapacityError, ConfigError, Unsupported
 from ferrum.core.json_record import JsonRecord, misfits
-from ferrum.core.option_fields import listed
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
-_OPTIONS: Final[Mapping[str, tuple[str | None, ...]]] = {
-    "quantize": QUANTIZATIONS,
-    "kv_dtype": KV_DTYPES,
-    "kernels": KERNELS,
-}
+_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels"})
+_PLAIN: Final = ("auto", "reference")
+_READING: Final = (AttentionType.FLASH, AttentionType.PAGED, AttentionType.SLIDING_WINDOW)
+"""Attention types that only the loaded model can confirm."""
 
 _SHAPE: Final = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-"""What a config's problems are found by, so that the loaded model must have it."""
+"""Fields of `ModelInfo` that validation relies on: the loaded model must have the same."""
 
 
 class ExecutorType(StrEnum):
-    """How an executor is used. One executor serves the first four; they differ in what is asked of it."""
+    """The way an executor is used. One executor serves the first four types."""
 
     SEQUENTIAL = "Sequential"
     BATCH = "Batch"
@@ -43,14 +44,14 @@ _PARALLEL: Final = frozenset({ExecutorType.PIPELINE_PARALLEL, ExecutorType.TENSO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorAttentionConfig(JsonRecord):
-    """How attention is to be computed.
+    """Options of attention.
 
     Attributes:
-        attention_type: what the model must turn out to have; None takes what it has.
-        enable_flash_attention: attention always goes over the keys in steps and never holds a whole row of scores.
-        enable_paged_attention: there is one store, and it is paged.
-        block_size: tokens per page; None: as attention likes it best.
-        sliding_window_size: the checkpoint says what each layer sees: None.
+        attention_type: kind that the model must have; None accepts any.
+        enable_flash_attention: always true: attention processes keys in blocks and never holds a whole row of scores.
+        enable_paged_attention: always true: the only KV store is paged.
+        block_size: tokens per page; None takes the default.
+        sliding_window_size: always None: the checkpoint sets the window of each layer.
     """
 
     attention_type: AttentionType | None = None
@@ -62,13 +63,13 @@ class ExecutorAttentionConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorMemoryConfig(JsonRecord):
-    """What the executor may hold.
+    """Memory limits.
 
     Attributes:
-        enable_memory_pooling: keys and values always live in a pool.
-        memory_pool_size: most bytes of the KV pool; None: as memory allows.
-        enable_kv_cache_sharing: forks always share pages.
-        max_memory_usage: most bytes of everything; an executor that needs more is not created.
+        enable_memory_pooling: always true: keys and values live in a pool.
+        memory_pool_size: maximum bytes of the KV pool; None takes what memory allows.
+        enable_kv_cache_sharing: always true: forks share pages.
+        max_memory_usage: maximum bytes in total; creating a larger executor fails.
     """
 
     enable_memory_pooling: bool = True
@@ -79,16 +80,14 @@ class ExecutorMemoryConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizationConfig(JsonRecord):
-    """What may be done for speed.
+    """Options of speed.
 
     Attributes:
         enable_cuda_graphs: CUDA only.
-        enable_kernel_fusion: operations are always as coarse as the kernels fuse them.
-        enable_mixed_precision: 16-bit inputs of products with float32 sums, which is what 16-bit weights mean; None: as
-            the dtype says.
-        optimization_level: 0 walks the network with the reference kernels, 3 replays it with the fastest there are;
-            nothing lies between.
-        custom_flags: there are none.
+        enable_kernel_fusion: always true.
+        enable_mixed_precision: whether products have 16-bit inputs and float32 sums; None follows the dtype.
+        optimization_level: 0 walks the network with the reference kernels, 3 replays it with the fastest kernels.
+        custom_flags: always empty.
     """
 
     enable_cuda_graphs: bool = False
@@ -100,10 +99,10 @@ class OptimizationConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig(JsonRecord):
-    """An executor to be created.
+    """The description of an executor to create.
 
     Attributes:
-        model_info: the model; `model_id` is the directory or hub id that it is loaded from.
+        model_info: the model; `model_id` is the directory or hub id to load.
         executor_options: `quantize`, `kv_dtype` and `kernels`, as `load_executor` takes them.
     """
 
@@ -120,11 +119,11 @@ class ExecutorConfig(JsonRecord):
 
 
 class ModelExecutorFactory:
-    """Creates executors.
+    """A factory of executors.
 
     Args:
-        load: loads a model: `load_executor`, or something that takes the same arguments.
-        devices: where this build can compute.
+        load: `load_executor`, or a function with the same arguments.
+        devices: devices that this build can compute on.
     """
 
     def __init__(
@@ -134,15 +133,15 @@ class ModelExecutorFactory:
         self._devices = devices
 
     def supported_types(self) -> list[ExecutorType]:
-        """The kinds that can be created."""
+        """Return the executor types that can be created."""
         return [kind for kind in ExecutorType if kind not in _PARALLEL]
 
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
         """Create an executor.
 
         Raises:
-            ConfigError, Unsupported: as `validate_config`, or the loaded model has another shape or kind of attention.
-            CapacityError: it would hold more than `max_memory_usage`.
+            ConfigError, Unsupported: as `validate_config`, or the loaded model's shape or attention differs.
+            CapacityError: the executor needs more than `max_memory_usage`.
         """
         self.validate_config(config)
         executor = self._load(config.model_info.model_id, **_arguments(config))
@@ -157,7 +156,7 @@ class ModelExecutorFactory:
         """Create an executor that serves several sequences in one pass.
 
         Raises:
-            ConfigError: the config asks for a sequential one; otherwise as `create_executor`.
+            ConfigError: the config asks for a Sequential executor; otherwise as `create_executor`.
         """
         check_kind(config, ExecutorConfig, param="config")
         if config.executor_type is ExecutorType.SEQUENTIAL:
@@ -165,151 +164,116 @@ class ModelExecutorFactory:
         return self.create_executor(config)
 
     def validate_config(self, config: ExecutorConfig) -> None:
-        """Refuse what cannot run.
+        """Refuse a config that cannot run.
 
         Raises:
-            ConfigError: a value, or a combination, that makes no sense; `param` names the first such field, the message
-                all of them.
-            Unsupported: a feature that this build does not have; it names the field.
-            RequestError: it is no config.
+            ConfigError: a wrong value or combination; `param` names the first wrong field, the message all of them.
+            Unsupported: a feature that this build lacks; `feature` names the field.
+            RequestError: `config` is not an `ExecutorConfig`.
         """
         check_kind(config, ExecutorConfig, param="config")
-        problems = list(misfits(config))  # the others compare and multiply
+        problems = list(misfits(config))  # the rules compare values, so types come first
         if not problems:
-            for name, reason in self._missing(config):
-                raise Unsupported(name, reason)
-            checks = (_limits, _attention, _memory, _optimization, _options)
-            problems = [problem for check in checks for problem in check(config)]
+            self._check_features(config)
+            problems = list(_problems(config))
         if problems:
             (first, reason), *others = problems
             raise ConfigError("; ".join([reason, *(f"{name}: {why}" for name, why in others)]), param=first)
 
-    def _missing(self, config: ExecutorConfig) -> Iterator[tuple[str, str]]:
-        """Fields that ask for a feature that is yet to be built, and why they are refused."""
+    def _check_features(self, config: ExecutorConfig) -> None:
+        """Raise Unsupported for a field that asks for an unimplemented feature."""
         if config.executor_type in _PARALLEL:
-            yield f"executor_type={config.executor_type}", "this build holds all layers on one device"
+            raise Unsupported(f"executor_type={config.executor_type}", "this build holds all layers on one device")
         if config.device not in self._devices:
-            yield f"device={config.device}", f"this build computes on {', '.join(sorted(self._devices))}"
+            raise Unsupported(f"device={config.device}", f"this build computes on {', '.join(sorted(self._devices))}")
+        if is_one_of(config.executor_options.get("kernels"), ["cuda"]) and Device.CUDA not in self._devices:
+            raise Unsupported("kernels=cuda", "this build has no CUDA kernels")
         if config.optimization_config.enable_cuda_graphs:
-            yield "enable_cuda_graphs", "CUDA graphs need a CUDA device, and this build has no kernels for one"
+            raise Unsupported("enable_cuda_graphs", "this build has no CUDA kernels")
 
 
-Problems: TypeAlias = Iterator[tuple[str, str]]
-"""Names of fields, and what is wrong with their values."""
+def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
+    """Yield the field and the reason of each problem that shows before the model is loaded."""
+    try:
+        ModelConfig(model=c.model_info.model_id or "-", **_model_options(c))
+    except ConfigError as error:
+        yield str(error.param), error.message
+    attention, memory, speed = c.attention_config, c.memory_config, c.optimization_config
+    context = c.model_info.max_sequence_length
+    sharing = head_sharing(c.model_info.num_heads, c.model_info.num_kv_heads)
+    pool, usage, page = memory.memory_pool_size, memory.max_memory_usage, _page_bytes(c)
+    mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
+    speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
+    table: tuple[tuple[object, str, bool, str], ...] = (
+        (c, "max_batch_size", c.max_batch_size == 1 or not sequential, "1 for a Sequential executor"),
+        (c, "max_sequence_length", c.max_sequence_length <= context, f"at most the model's context, {shown(context)}"),
+        (c, "max_sequence_length", c.max_sequence_length > 1 or not speculative, "at least 2 for a Speculative one"),
+        (
+            c,
+            "executor_options",
+            c.executor_options.keys() <= _OPTIONS,
+            f"of no names but {', '.join(sorted(_OPTIONS))}",
+        ),
+        (attention, "enable_paged_attention", attention.enable_paged_attention, "true: the only KV store is paged"),
+        (attention, "enable_flash_attention", attention.enable_flash_attention, "true: keys are read in blocks"),
+        (attention, "sliding_window_size", attention.sliding_window_size is None, "None: the checkpoint has windows"),
+        (attention, "block_size", attention.block_size is None or attention.block_size >= 1, "at least 1"),
+        (
+            attention,
+            "attention_type",
+            attention.attention_type in (None, sharing, *_READING),
+            f"{sharing} as in the model",
+        ),
+        (memory, "enable_memory_pooling", memory.enable_memory_pooling, "true: the KV cache is one pool"),
+        (memory, "enable_kv_cache_sharing", memory.enable_kv_cache_sharing, "true: forks share pages"),
+        (memory, "memory_pool_size", pool is None or pool >= page, f"at least {shown(page)} bytes, one page"),
+        (memory, "max_memory_usage", usage is None or usage >= (pool or 1), "at least the size of the pool"),
+        (speed, "enable_kernel_fusion", speed.enable_kernel_fusion, "true: operations are always fused"),
+        (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
+        (speed, "optimization_level", speed.optimization_level in (0, 3), "0 or 3"),
+        (speed, "optimization_level", speed.optimization_level != 0 or plain, "3 if executor_options names kernels"),
+        (speed, "custom_flags", not speed.custom_flags, "empty: there are no flags"),
+    )
+    for section, name, holds, requirement in table:
+        if not holds:
+            value = getattr(section, name)
+            yield name, f"must be {requirement}, not {value if isinstance(value, StrEnum) else shown(value)}"
 
 
-def _limits(config: ExecutorConfig) -> Problems:
-    for name in ("max_batch_size", "max_sequence_length"):
-        if getattr(config, name) < 1:
-            yield name, f"must be at least 1, not {getattr(config, name)}"
-    if config.executor_type is ExecutorType.SEQUENTIAL and config.max_batch_size > 1:
-        yield "max_batch_size", f"a Sequential executor serves 1 sequence, not {config.max_batch_size}"
-    if config.max_sequence_length > config.model_info.max_sequence_length:
-        yield "max_sequence_length", f"the model's context is {config.model_info.max_sequence_length}"
-    if config.executor_type is ExecutorType.SPECULATIVE and config.max_sequence_length < 2:
-        yield "max_sequence_length", "a draft needs a second position"
-    if config.dtype in (DataType.INT8, DataType.INT4):
-        yield "dtype", f"{config.dtype} is no format of dense weights: executor_options['quantize'] asks for it"
-
-
-def _attention(config: ExecutorConfig) -> Problems:
-    attention, info = config.attention_config, config.model_info
-    if not attention.enable_paged_attention:
-        yield "enable_paged_attention", "there is one KV store and it is paged"
-    if not attention.enable_flash_attention:
-        yield "enable_flash_attention", "attention always goes over the keys in steps"
-    if attention.block_size is not None and attention.block_size < 1:
-        yield "block_size", f"a page must hold at least 1 token, not {attention.block_size}"
-    if attention.sliding_window_size is not None:
-        yield "sliding_window_size", "the checkpoint says what each of its layers sees"
-    has = head_sharing(info.num_heads, info.num_kv_heads)
-    shared = (AttentionType.MULTI_HEAD, AttentionType.MULTI_QUERY, AttentionType.GROUPED_QUERY)
-    if attention.attention_type in shared and attention.attention_type is not has:
-        yield "attention_type", f"the model has {has}, not {attention.attention_type}"
-
-
-def _memory(config: ExecutorConfig) -> Problems:
-    memory = config.memory_config
-    if not memory.enable_memory_pooling:
-        yield "enable_memory_pooling", "keys and values live in a pool"
-    if not memory.enable_kv_cache_sharing:
-        yield "enable_kv_cache_sharing", "forks share their pages"
-    page = config.attention_config.block_size or PAGE_SIZE
-    if memory.memory_pool_size is not None and memory.memory_pool_size < page * _token_bytes(config):
-        yield "memory_pool_size", f"{memory.memory_pool_size} bytes do not hold {page} tokens"
-    if memory.max_memory_usage is not None and memory.max_memory_usage < (memory.memory_pool_size or 1):
-        yield "max_memory_usage", f"{memory.max_memory_usage} bytes do not hold the pool"
-
-
-def _optimization(config: ExecutorConfig) -> Problems:
-    optimization, mixed = config.optimization_config, config.dtype is not DataType.FLOAT32
-    if not optimization.enable_kernel_fusion:
-        yield "enable_kernel_fusion", "operations are as coarse as the kernels fuse them"
-    if optimization.enable_mixed_precision not in (None, mixed):
-        yield "enable_mixed_precision", f"{config.dtype} weights {'mean' if mixed else 'exclude'} mixed precision"
-    if optimization.optimization_level not in (0, 3):
-        yield "optimization_level", f"there is 0 and 3, not {optimization.optimization_level}"
-    if optimization.optimization_level == 0 and config.executor_options.get("kernels", "auto") not in (
-        "auto",
-        "reference",
-    ):
-        yield "optimization_level", "0 means the reference kernels, and executor_options names others"
-    for flag in optimization.custom_flags:
-        yield "custom_flags", f"there is no flag {shown(flag)}"
-
-
-def _options(config: ExecutorConfig) -> Problems:
-    for name, value in config.executor_options.items():
-        if name not in _OPTIONS:
-            yield "executor_options", f"there is no option {shown(name)}, only {', '.join(_OPTIONS)}"
-        elif not is_one_of(value, _OPTIONS[name]):
-            yield "executor_options", f"{name} must be one of {listed(_OPTIONS[name])}, not {shown(value)}"
-        elif name == "kernels" and value == Device.CUDA and config.device is not Device.CUDA:
-            yield "executor_options", f"kernels for cuda do not compute on {config.device}"
-
-
-def _kv_dtype(config: ExecutorConfig) -> DataType:
-    """The format of keys and values, as `load_executor` understands `auto`."""
+def _page_bytes(config: ExecutorConfig) -> int:
+    """Return the bytes of one page of keys and values, without padding, which only the loaded kernels know."""
     asked = config.executor_options.get("kv_dtype", "auto")
-    if asked in (None, "auto"):
-        return DataType.FLOAT32 if config.dtype is DataType.FLOAT32 else DataType.BFLOAT16
-    return DataType(asked)
+    auto = DataType.FLOAT32 if config.dtype is DataType.FLOAT32 else DataType.BFLOAT16
+    kv_dtype = next((each for each in DataType if is_one_of(asked, [each])), auto)
+    info, page_size = config.model_info, config.attention_config.block_size or PAGE_SIZE
+    return page_size * info.kv_bytes_per_token_and_layer(kv_dtype) * info.num_layers
 
 
-def _token_bytes(config: ExecutorConfig) -> int:
-    """Bytes of a token's keys and values, without what pads them: that the loaded kernels know."""
-    info = config.model_info
-    return info.kv_bytes_per_token_and_layer(_kv_dtype(config)) * info.num_layers
+def _model_options(config: ExecutorConfig) -> dict[str, Any]:
+    """Return the options that a config has in common with `ModelConfig`."""
+    names = ("device", "dtype", "max_batch_size", "max_sequence_length")
+    options = {name: value for name, value in config.executor_options.items() if name in _OPTIONS}
+    return {name: getattr(config, name) for name in names} | options
 
 
 def _arguments(config: ExecutorConfig) -> dict[str, Any]:
-    """What `load_executor` is called with."""
-    arguments: dict[str, Any] = {
-        "device": config.device.value,
-        "dtype": config.dtype.value,
-        "max_batch_size": config.max_batch_size,
-        "max_sequence_length": config.max_sequence_length,
-        **config.executor_options,
-    }
-    if config.optimization_config.optimization_level == 0:
-        arguments |= {"kernels": "reference", "replay": False}
-    if config.attention_config.block_size is not None:
-        arguments["page_size"] = config.attention_config.block_size
-    if config.memory_config.memory_pool_size is not None:
-        arguments["memory_pool_size"] = config.memory_config.memory_pool_size
-    return arguments
+    """Return the arguments of `load_executor` for a config."""
+    page_size = config.attention_config.block_size or PAGE_SIZE
+    bounds = {"page_size": page_size, "memory_pool_size": config.memory_config.memory_pool_size}
+    level_0 = {"kernels": "reference", "replay": False}
+    return _model_options(config) | bounds | (level_0 if config.optimization_config.optimization_level == 0 else {})
 
 
 def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:
-    """Refuse a loaded model that is not what the config described."""
+    """Refuse a loaded model that differs from the config's description."""
     for name in _SHAPE:
-        told, found = getattr(config.model_info, name), getattr(executor.info, name)
-        if told != found:
-            raise ConfigError(f"the model's {name} is {found}, not {told}", param="model_info")
+        expected, found = getattr(config.model_info, name), getattr(executor.info, name)
+        if expected != found:
+            raise ConfigError(f"the model's {name} is {found}, not {expected}", param="model_info")
     wanted = config.attention_config.attention_type
     has = executor.capabilities().attention_mechanisms
     if wanted is not None and wanted not in has:
         raise ConfigError(f"the model has {', '.join(sorted(has))}, not {wanted}", param="attention_type")
     limit, total = config.memory_config.max_memory_usage, executor.memory_plan.total
     if limit is not None and total > limit:
-        raise CapacityError(f"the executor holds {total} bytes, max_memory_usage is {limit}")
+        raise CapacityError(f"the executor needs {total} bytes, more than max_memory_usage = {limit}")
