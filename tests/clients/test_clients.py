@@ -90,11 +90,11 @@ def test_a_harness_scores_as_llm_does(environment: dict[str, str], model: Path) 
     scored = json.loads((Path(environment["PLACE"]) / "scores.json").read_text())
     assert len(scored) >= 12
     with LLM(str(model)) as llm:
-        assert llm.front.tokenizer is not None
+        assert llm.client.tokenizer is not None
         for each in scored:
             # It counts the context's last blanks to what follows; tokens that would merge across the two stay apart.
-            context = llm.front.tokenizer.encode(each["context"].rstrip())
-            whole = llm.front.tokenizer.encode(each["context"] + each["continuation"])
+            context = llm.client.tokenizer.encode(each["context"].rstrip())
+            whole = llm.client.tokenizer.encode(each["context"] + each["continuation"])
             [scores] = llm.score([[*context, *whole[len(context) :]]], use_tqdm=False)
             expected = sum(score.logprob for score in scores[len(context) :] if score is not None)
             assert each["logprob"] == pytest.approx(expected, abs=1e-6)

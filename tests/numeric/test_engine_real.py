@@ -72,11 +72,11 @@ def agrees(named: Logprobs, token: int, expected: np.ndarray, top: int) -> None:
 def test_scores_are_the_log_softmax_of_transformers(llm: LLM) -> None:
     scores = llm.score(PROMPTS, use_tqdm=False)
     for prompt, found in zip(PROMPTS, scores, strict=True):
-        tokens = llm.front.tokenizer.encode(prompt)
+        tokens = llm.client.tokenizer.encode(prompt)
         assert len(found) == len(tokens) and found[0] is None
         expected = log_softmax(tokens)
         for position, (token, each) in enumerate(zip(tokens[1:], found[1:], strict=True)):
-            assert isinstance(each, Logprob) and each.decoded_token == llm.front.tokenizer.token_text(token)
+            assert isinstance(each, Logprob) and each.decoded_token == llm.client.tokenizer.token_text(token)
             agrees({token: each}, token, expected[position], 0)
 
 
@@ -160,7 +160,7 @@ def test_a_stop_string_cuts_text_ids_log_probabilities_and_usage(llm: LLM, cut: 
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
     kept = len(choice.token_ids)
     assert choice.token_ids == full.token_ids[:kept] and choice.logprobs == full.logprobs[:kept]
-    decode = llm.front.tokenizer.decode
+    decode = llm.client.tokenizer.decode
     assert stop in decode(full.token_ids[:kept]) and stop not in decode(full.token_ids[: kept - 1])
     assert output.metrics.usage.completion_tokens == kept
 

@@ -58,8 +58,8 @@ def test_a_reported_seed_gives_the_same_text_again(llm: LLM) -> None:
 
 
 def test_scores_are_the_log_softmax_of_the_executors_logits(llm: LLM) -> None:
-    assert llm.front.tokenizer is not None
-    tokens = llm.front.tokenizer.encode(PROMPTS[2])
+    assert llm.client.tokenizer is not None
+    tokens = llm.client.tokenizer.encode(PROMPTS[2])
     [scores] = llm.score([tokens], use_tqdm=False)
     with load_executor(BUILT_IN, kernels="reference", kv_capacity=1024) as executor:
         logits = executor.forward(tokens)[0].astype(np.float64)
@@ -97,7 +97,7 @@ def test_a_directory_without_a_tokenizer_serves_token_ids(llm: LLM, tmp_path: Pa
 
 
 def test_recommended_sampling_is_the_checkpoints_unless_switched_off(llm: LLM) -> None:
-    recommended = dict(llm.front.recommended)
+    recommended = dict(llm.client.recommended)
     assert recommended and llm.default_sampling_params == SamplingParams(**recommended)
     with LLM(BUILT_IN, kernels="reference", kv_capacity=1024, generation_config="none") as neutral:
         assert neutral.default_sampling_params == SamplingParams()
@@ -111,7 +111,7 @@ def test_an_option_that_does_not_exist_is_refused_by_name() -> None:
 
 def test_an_engine_that_is_let_go_of_ends(llm: LLM) -> None:
     model = LLM(BUILT_IN, kernels="reference", kv_capacity=1024)
-    router = model.front.router
+    router = model.client.router
     del model
     with pytest.raises(ferrum.EngineDead):
         router.check_open()
@@ -132,7 +132,7 @@ def test_an_engines_process_ends_when_its_parent_is_gone() -> None:
 import os, ferrum
 llm = ferrum.LLM({BUILT_IN!r}, kernels="reference", kv_capacity=1024, host="process")
 next(llm.stream("x", ferrum.SamplingParams(max_tokens=None, ignore_eos=True)))
-print(llm.front.router._host._child.process.pid, flush=True)
+print(llm.client.router._host._child.process.pid, flush=True)
 os._exit(0)
 """
     done = subprocess.run([sys.executable, "-"], input=script, stdout=subprocess.PIPE, text=True, check=True)

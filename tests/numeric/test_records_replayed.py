@@ -47,9 +47,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
         prompts = [long, long, tokens_of(case, 50, seed=2), [3, 4, 5] * 20]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         outputs += llm.generate([long], SamplingParams(**WARM, seed=8), use_tqdm=False)  # type: ignore[arg-type]
-        vector = llm.front.admission.admit(long, SamplingParams(max_tokens=0), pooling=Pooling.MEAN)
+        vector = llm.client.input_processor.process(long, SamplingParams(max_tokens=0), pooling=Pooling.MEAN)
         bar = progress_bar(False, 1, "")
-        outputs += Batch(llm.front.router, None, [vector], [None]).run(bar)
+        outputs += Batch(llm.client.router, None, [vector], [None]).run(bar)
     yield directory, [output.request_id for output in outputs]
 
 
@@ -129,7 +129,7 @@ running = llm.stream([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True,
 print(next(running).request_id, flush=True)
 for _ in range(10):
     next(running)
-llm.front.router.recorder.files.flush()
+llm.client.router.recorder.files.flush()
 next(running)
 os.kill(os.getpid(), signal.SIGKILL)
 """

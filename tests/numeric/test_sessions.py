@@ -78,7 +78,7 @@ def test_a_session_refuses_what_it_cannot_do_and_stays_as_it_was(llm: LLM) -> No
 def test_beams_are_those_of_transformers(llm: LLM, width: int, penalty: float, ends: int, early_stopping) -> None:
     prompt = tokens_of(find(CASE), 12, seed=width)
     stops = list(range(ends))
-    llm.front.admission.eos_token_ids = tuple(stops)
+    llm.client.input_processor.eos_token_ids = tuple(stops)
     found = llm.beam_search([prompt], width, 8, length_penalty=penalty, early_stopping=early_stopping)[0]
     expected = model_of(find(CASE)).generate(
         torch.tensor([prompt]),

@@ -57,7 +57,7 @@ def model(speculative: Any = None, path: Path | None = None, **options: Any) -> 
         patch.setattr(draft_setup, "StepCosts", lambda: SetCosts(step=0.01))
         llm = LLM(str(path or spoken(MODEL)), speculative=speculative, **options)
     with llm:
-        llm.front.router.observers = (Watch(),)
+        llm.client.router.observers = (Watch(),)
         yield llm
 
 
@@ -74,7 +74,7 @@ class Watch:
 
 
 def counts(llm: LLM) -> SpeculationCounts:
-    (watch,) = llm.front.router.observers
+    (watch,) = llm.client.router.observers
     assert isinstance(watch, Watch)
     return watch.counts
 
@@ -124,8 +124,8 @@ def test_a_draft_model_that_is_the_target_is_always_right(plain: LLM) -> None:
 
 
 def predicted(llm: LLM, output: RequestOutput, params: SamplingParams, prediction: list[int]) -> RequestOutput:
-    request = llm.front.admission.admit(output.prompt_token_ids, params, prediction=prediction)
-    (found,) = Batch(llm.front.router, llm.front.tokenizer, [request], [output.prompt]).run(NoBar())
+    request = llm.client.input_processor.process(output.prompt_token_ids, params, prediction=prediction)
+    (found,) = Batch(llm.client.router, llm.client.tokenizer, [request], [output.prompt]).run(NoBar())
     return found
 
 

@@ -21,9 +21,9 @@ from engine_fakes import (
     FakeRecipe,
     LetterTokenizer,
     ServedFake,
-    admission,
     expected,
     greedy,
+    input_processor,
     parts,
 )
 from ferrum.core.errors import EngineDead, InvalidToken, NonFiniteLogits, QueueFull, RequestError, Unsupported
@@ -84,7 +84,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def followed(prompt: list[int], params: SamplingParams, choice: int = 0) -> tuple[int, ...]:
-    return expected(admission().admit(prompt, params), choice)
+    return expected(input_processor().process(prompt, params), choice)
 
 
 def test_requests_run_together_and_each_gets_its_own_text(engine: AsyncEngine) -> None:
@@ -365,7 +365,7 @@ def test_a_loop_to_which_reports_are_delivered_is_served_as_ever(process: bool) 
         await asyncio.sleep(0.02)
         engine.deliver_here()
         folded: set[threading.Thread] = set()
-        engine.front.router.observers = (Onlooker(folded),)
+        engine.client.router.observers = (Onlooker(folded),)
         params = greedy(30, n=2, logprobs=0)
         found = await asyncio.gather(*(collect(engine.generate([3 + i, 5], params)) for i in range(10)))
         for i, choices in enumerate(found):

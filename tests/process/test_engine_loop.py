@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from engine_fakes import CRASH, POISON, FakeRecipe, ServedFake, admission, expected, greedy
+from engine_fakes import CRASH, POISON, FakeRecipe, ServedFake, expected, greedy, input_processor
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch, StepOutput
@@ -38,7 +38,7 @@ class Bench:
         )
 
     def send(self, prompt: list[int], params: SamplingParams, **options: object) -> Request:
-        request = admission().admit(prompt, params, **options)  # type: ignore[arg-type]
+        request = input_processor().process(prompt, params, **options)  # type: ignore[arg-type]
         self.inbox.put(request)
         return request
 

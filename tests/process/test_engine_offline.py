@@ -235,7 +235,7 @@ def test_closing_a_stream_ends_its_request() -> None:
             deltas = model.stream([1], SamplingParams(max_tokens=None, ignore_eos=True))
             next(deltas)
             deltas.close()  # type: ignore[attr-defined]
-            while len(model.front.router):
+            while len(model.client.router):
                 time.sleep(0.001)
 
 
@@ -265,7 +265,7 @@ def test_who_needs_the_whole_is_told_that_the_engine_was_closed_meanwhile(verb: 
 
     with ThreadPoolExecutor() as team:
         asked = team.submit(ask)
-        while not len(model.front.router) and not asked.done():
+        while not len(model.client.router) and not asked.done():
             time.sleep(0.001)
         model.close()
         with pytest.raises(EngineDead, match="closed"):
@@ -379,7 +379,7 @@ def test_who_looks_on_and_fails_keeps_no_answer_back_and_nothing_from_others_who
         seen.append(what)
 
     with LLM.from_parts(parts(process=process)) as model:
-        model.front.router.observers = [
+        model.client.router.observers = [
             SimpleNamespace(step=partial(each, "step"), delta=partial(each, "delta")) for each in (look, see)
         ]
         for _ in range(2):

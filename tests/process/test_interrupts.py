@@ -78,7 +78,7 @@ def test_an_interrupt_anywhere_ends_its_requests_and_leaves_the_engine_to_others
         interrupt.within(work)
         while interrupt.raised:
             until = time.monotonic() + 5
-            while len(model.front.router):
+            while len(model.client.router):
                 assert time.monotonic() < until, f"a request is left by an interrupt at place {place}"
                 time.sleep(0.0005)
             place += 1

@@ -217,7 +217,7 @@ def test_an_asynchronous_engine_that_nobody_closes_ends_before_the_interpreter()
 @pytest.mark.parametrize("kind", [LLM, AsyncEngine])
 def test_what_nobody_holds_any_more_ends(kind: type[LLM] | type[AsyncEngine]) -> None:
     engine = kind.from_parts(parts())
-    thread = engine.front.router
+    thread = engine.client.router
     gone = weakref.ref(engine), weakref.ref(thread)
     del engine, thread
     deadline = time.monotonic() + 30

@@ -24,7 +24,7 @@ LOUD = {"ignore_eos": True}
 
 
 def record_of(llm: LLM, output: RequestOutput) -> Record:
-    recorder = llm.front.router.recorder
+    recorder = llm.client.router.recorder
     assert recorder is not None
     return recorder.find("", output.request_id)
 
@@ -118,7 +118,7 @@ def test_the_end_of_the_engines_process_is_in_the_records_of_what_it_ran(tmp_pat
         with pytest.raises(EngineDead):
             llm.generate([[KILL]], greedy(5), use_tqdm=False)
         list(running)
-        recorder = llm.front.router.recorder
+        recorder = llm.client.router.recorder
         assert recorder is not None
         record = recorder.find("", begun.request_id)
     assert record.end is not None and record.end.choices[0].error == "EngineDead"
@@ -131,7 +131,7 @@ def test_what_is_closed_early_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
         begun = next(running)
         running.close()  # type: ignore[attr-defined]
     with LLM.from_parts(recorded_parts(tmp_path)) as llm:
-        recorder = llm.front.router.recorder
+        recorder = llm.client.router.recorder
         assert recorder is not None
         record = recorder.find("", begun.request_id)
         assert record.end is not None and record.end.choices[0].finish_reason == "abort"
@@ -152,12 +152,12 @@ def test_figures_of_a_prompt_that_a_request_did_not_live_to_see_are_no_differenc
     tmp_path: Path, params: SamplingParams, pooling: Pooling | None
 ) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(max_tokens_per_step=32))) as llm:
-        request = llm.front.admission.admit([9] * 70, params, pooling=pooling, deadline=1e-9)
-        (output,) = Batch(llm.front.router, None, [request], [None]).run(progress_bar(False, 1, ""))
+        request = llm.client.input_processor.process([9] * 70, params, pooling=pooling, deadline=1e-9)
+        (output,) = Batch(llm.client.router, None, [request], [None]).run(progress_bar(False, 1, ""))
         record = record_of(llm, output)
         assert told(record) == [([], "deadline")]
         again = Replay(record, 0)
-        for delta in stream(llm.front.router, None, again.request):
+        for delta in stream(llm.client.router, None, again.request):
             again.push(delta)
     assert again.output().outputs[0].finish_reason == "length", "nobody ended it now"
     assert again.differences() == []

@@ -7,70 +7,70 @@ import pickle
 import numpy as np
 import pytest
 
-from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, admission, greedy
+from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
 from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.engine.input_processor import bad_word_tokens
 
 
 def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:
-    assert admission().admit("abc", greedy()).prompt == tuple(LetterTokenizer().encode("abc"))
+    assert input_processor().process("abc", greedy()).prompt == tuple(LetterTokenizer().encode("abc"))
     for ids in ([5, 4, 3], np.array([5, 4, 3])):
-        assert admission().admit(ids, greedy()).prompt == (5, 4, 3)  # type: ignore[arg-type]
+        assert input_processor().process(ids, greedy()).prompt == (5, 4, 3)  # type: ignore[arg-type]
 
 
 def test_plain_ids_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event loop waits for their admission, and they may be a hundred thousand."""
+    """An event loop waits for their input_processor, and they may be a hundred thousand."""
     looked: list[object] = []
 
     def counted(value: object) -> int:
         looked.append(value)
         return int(str(value))
 
-    for room in ("engine.admission", "core.checks"):
+    for room in ("engine.input_processor", "core.span_checks"):
         monkeypatch.setattr(f"ferrum.{room}.integer", counted)
     given = [1, 2, 3] * 1000
-    assert admission().admit(given, greedy(5)).prompt == tuple(given) and not looked
-    assert admission().admit([*given, np.int32(4)], greedy(5)).prompt == (*given, 4) and len(looked) == 3001
+    assert input_processor().process(given, greedy(5)).prompt == tuple(given) and not looked
+    assert input_processor().process([*given, np.int32(4)], greedy(5)).prompt == (*given, 4) and len(looked) == 3001
 
 
 def test_a_request_survives_a_process_border() -> None:
     options = greedy(stop=["x"], logit_bias={3: 1.0})
-    request = admission(prioritised=True).admit("abc", options, priority=2, deadline=5.0)
+    request = input_processor(prioritised=True).process("abc", options, priority=2, deadline=5.0)
     assert request.priority == 2
     assert pickle.loads(pickle.dumps(request)) == request
 
 
 def test_end_tokens_stop_unless_they_are_to_be_ignored() -> None:
-    stops = admission().admit("a", greedy(stop_token_ids=[7]))
+    stops = input_processor().process("a", greedy(stop_token_ids=[7]))
     assert stops.stop_token_ids == {7, EOS} and stops.eos_token_ids == (EOS,)
-    ignores = admission().admit("a", greedy(stop_token_ids=[7], ignore_eos=True))
+    ignores = input_processor().process("a", greedy(stop_token_ids=[7], ignore_eos=True))
     assert ignores.stop_token_ids == {7} and ignores.eos_token_ids == ()
 
 
 def test_a_seed_is_kept_and_a_missing_one_is_drawn_in_the_range_that_can_be_given_again() -> None:
-    assert admission().admit("a", SamplingParams(seed=-5)).seed == -5
-    drawn = {admission().admit("a", SamplingParams()).seed for _ in range(50)}
+    assert input_processor().process("a", SamplingParams(seed=-5)).seed == -5
+    drawn = {input_processor().process("a", SamplingParams()).seed for _ in range(50)}
     assert len(drawn) == 50
     for seed in drawn:
         assert SamplingParams(seed=seed).seed == seed
 
 
 def test_a_deadline_is_counted_from_now_and_ids_are_new() -> None:
-    first, second = (admission().admit("a", greedy(), deadline=2.5) for _ in range(2))
+    first, second = (input_processor().process("a", greedy(), deadline=2.5) for _ in range(2))
     assert first.deadline == first.arrival + 2.5
     assert first.request_id != second.request_id and first.trace_id == first.request_id
 
 
 @pytest.mark.parametrize("seconds", [2, np.int64(2), np.float32(2)])
 def test_seconds_are_of_any_type_of_numbers(seconds: float) -> None:
-    request = admission().admit("a", greedy(), deadline=seconds)
+    request = input_processor().process("a", greedy(), deadline=seconds)
     assert request.deadline == request.arrival + 2 and type(request.deadline) is float
 
 
 def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
     tokens = LetterTokenizer()
-    request = admission().admit("a", greedy(bad_words=["no"]))
+    request = input_processor().process("a", greedy(bad_words=["no"]))
     assert set(request.bad_words) == {tuple(tokens.encode("no")), tuple(tokens.encode(" no"))}
 
 
@@ -80,7 +80,7 @@ def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(LetterTokenizer, "encode", refuse)
     with pytest.raises(RequestError, match="lone surrogate") as caught:
-        admission().admit([1], greedy(bad_words=["\ud800"]))
+        input_processor().process([1], greedy(bad_words=["\ud800"]))
     assert caught.value.param == "bad_words"
 
 
@@ -108,22 +108,22 @@ def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_prompt_that_cannot_be_served_is_refused(prompt: object, error: type[RequestError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
-        admission().admit(prompt, greedy())  # type: ignore[arg-type]
+        input_processor().process(prompt, greedy())  # type: ignore[arg-type]
     assert caught.value.param == "prompt"
 
 
 def test_a_prediction_is_no_longer_than_the_context() -> None:
     """What is kept of it is many times its size, and a request's body may be much larger than a context."""
-    assert len(admission().admit([1], greedy(), prediction=[1] * CONTEXT).prediction) == CONTEXT
+    assert len(input_processor().process([1], greedy(), prediction=[1] * CONTEXT).prediction) == CONTEXT
     with pytest.raises(ContextOverflow, match=str(CONTEXT + 1)) as caught:
-        admission().admit([1], greedy(), prediction=[1] * (CONTEXT + 1))
+        input_processor().process([1], greedy(), prediction=[1] * (CONTEXT + 1))
     assert caught.value.param == "prediction"
 
 
 def test_a_full_context_can_still_be_scored() -> None:
-    assert len(admission().admit([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
+    assert len(input_processor().process([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
     with pytest.raises(ContextOverflow, match=r"^((?!output).)*$"):
-        admission().admit([1] * (CONTEXT + 1), greedy(0))
+        input_processor().process([1] * (CONTEXT + 1), greedy(0))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_full_context_can_still_be_scored() -> None:
 )
 def test_what_is_about_text_is_refused_without_a_tokenizer(options: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="no tokenizer") as caught:
-        admission(text=False).admit([1], greedy(**options))
+        input_processor(text=False).process([1], greedy(**options))
     assert caught.value.param in options
     with pytest.raises(RequestError, match="no tokenizer"):
-        admission(text=False).admit("text", greedy())
-    assert admission(text=False).admit([1], greedy()).prompt == (1,)
+        input_processor(text=False).process("text", greedy())
+    assert input_processor(text=False).process([1], greedy()).prompt == (1,)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_is_about_text_is_refused_without_a_tokenizer(options: dict[str, ob
 )
 def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(InvalidToken) as caught:
-        admission().admit("a", greedy(**options))
+        input_processor().process("a", greedy(**options))
     assert caught.value.param in options
 
 
@@ -173,20 +173,20 @@ def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, obje
 )
 def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(RequestError) as caught:
-        admission().admit("a", greedy(), **options)  # type: ignore[arg-type]
+        input_processor().process("a", greedy(), **options)  # type: ignore[arg-type]
     assert caught.value.param in options
 
 
 def test_a_priority_is_refused_where_nobody_looks_at_it() -> None:
     with pytest.raises(Unsupported) as caught:
-        admission().admit("a", greedy(), priority=5)
+        input_processor().process("a", greedy(), priority=5)
     assert caught.value.feature == "priority"
-    assert admission().admit("a", greedy(), priority=0).priority == 0
+    assert input_processor().process("a", greedy(), priority=0).priority == 0
 
 
 def test_adapters_are_a_later_feature() -> None:
     with pytest.raises(Unsupported) as caught:
-        admission().admit("a", greedy(), adapter="mine")
+        input_processor().process("a", greedy(), adapter="mine")
     assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"
 
 

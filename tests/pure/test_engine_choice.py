@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_fakes import EOS, LetterTokenizer, admission, greedy
+from engine_fakes import EOS, LetterTokenizer, greedy, input_processor
 from ferrum.core.errors import EngineDead, NonFiniteLogits, StepError
 from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import FinishReason, TokenEvent
@@ -77,7 +77,7 @@ def test_what_nobody_reads_is_not_copied_at_every_token(monkeypatch: pytest.Monk
 
 
 def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
-    stream = open_stream(admission(text=False).admit([A], greedy(logprobs=0), request_id="r"), text=False)
+    stream = open_stream(input_processor(text=False).process([A], greedy(logprobs=0), request_id="r"), text=False)
     stream.push(event(A, B, finish=FinishReason.LENGTH))
     [delta] = deltas_of(stream)
     assert (delta.text, delta.token_ids) == (None, (A, B))

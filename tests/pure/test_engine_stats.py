@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from engine_fakes import FakeRecipe, ServedFake, admission, greedy
+from engine_fakes import FakeRecipe, ServedFake, greedy, input_processor
 from fakes import Hasty
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import STATS_SECONDS, Engine
@@ -34,7 +34,7 @@ class Watched:
             self.stats.append(news.stats)
 
     def add(self, length: int, max_tokens: int) -> str:
-        request = admission().admit([1] * length, greedy(max_tokens, ignore_eos=True))
+        request = input_processor().process([1] * length, greedy(max_tokens, ignore_eos=True))
         self.inbox.put(request)
         return request.request_id
 

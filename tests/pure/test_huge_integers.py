@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contract_kit import make_fake
-from engine_fakes import admission, greedy
+from engine_fakes import greedy, input_processor
 from ferrum.contract.io_types import DecodeInput, PrefillInput, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import RequestError
@@ -71,7 +71,7 @@ def decode(**given: Any) -> None:
 
 
 def admit(**given: Any) -> None:
-    admission(prioritised=True).admit(**{"prompt": [1], "params": greedy(), **given})
+    input_processor(prioritised=True).process(**{"prompt": [1], "params": greedy(), **given})
 
 
 def truncate(**given: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_fakes import admission, greedy
+from engine_fakes import greedy, input_processor
 from ferrum.core.types import TokenEvent
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.stream_fairness import TOGETHER, Waking
@@ -30,7 +30,7 @@ def woken_by_turn(
 
     def stream(name: str, begun: bool) -> RequestStream:
         loop = asyncio.get_running_loop()
-        request = admission().admit([1], greedy(), request_id=name)
+        request = input_processor().process([1], greedy(), request_id=name)
         made = RequestStream(request, name, None, lambda: loop.call_soon(lambda: found[-1].append(name)))
         if begun:
             made.push(TokenEvent(name, 0, (5,)))
@@ -89,7 +89,7 @@ def test_a_consumer_that_cannot_be_woken_keeps_nobody_else_asleep() -> None:
             if name == NAMES[1]:
                 raise ValueError(name)
 
-        return RequestStream(admission().admit([1], greedy(), request_id=name), name, None, wake)
+        return RequestStream(input_processor().process([1], greedy(), request_id=name), name, None, wake)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from engine_fakes import POISON, LetterTokenizer, admission, expected, greedy
+from engine_fakes import POISON, LetterTokenizer, expected, greedy, input_processor
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat_completions import ChatJob, _Whole
-from ferrum.server.reply_builder import Head, Namer
+from ferrum.server.chat_completions import ChatReplyBuilder, _Whole
+from ferrum.server.reply_builder import ReplyHeader, TokenNamer
 from ferrum.server.request_bodies import ChatRequest
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
@@ -108,9 +108,11 @@ def test_log_probabilities_that_might_fill_the_memory_are_refused_before_the_sta
 
 def test_chunks_are_folded_into_one_list() -> None:
     """A copy of it for each of many chunks would take longer and longer."""
-    request = admission().admit([1], greedy(), request_id="r")
+    request = input_processor().process([1], greedy(), request_id="r")
     body = ChatRequest(model="model", messages=[{"role": "user", "content": "p"}])
-    job = ChatJob(Head("r", 1, "model", "n"), body, request, Namer(LetterTokenizer(), by_id=False), "")
+    job = ChatReplyBuilder(
+        ReplyHeader("r", 1, "model", "n"), body, request, TokenNamer(LetterTokenizer(), by_id=False), ""
+    )
     whole, news = _Whole(), Delta("r", 0, (5,), "a", logprobs=({5: Logprob(-1.0, 1, "a")},))
     for chunk in job.push(0, news):
         whole.push(chunk)

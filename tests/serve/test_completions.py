@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine_fakes import LetterTokenizer, admission, expected, greedy
+from engine_fakes import LetterTokenizer, expected, greedy, input_processor
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.completions import CompletionJob, text_offsets
-from ferrum.server.reply_builder import Head
+from ferrum.server.completions import CompletionReplyBuilder, text_offsets
+from ferrum.server.reply_builder import ReplyHeader
 from ferrum.server.request_bodies import CompletionRequest
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
@@ -87,9 +87,9 @@ def test_what_follows_an_incomplete_character_is_behind_it() -> None:
     text, offsets = "\ufffdx\u65e5yz", [0, 0, 1, 2, 2, 4]
     assert text_offsets(tokenizer, text, range(6)) == offsets
     body = CompletionRequest(model="model", prompt="p", logprobs=0)
-    request = admission().admit([1], greedy(), request_id="r")
+    request = input_processor().process([1], greedy(), request_id="r")
     front: Any = SimpleNamespace(tokenizer=tokenizer)
-    job = CompletionJob(Head("r", 1, "model", "n"), body, [request], 1, front, [""])
+    job = CompletionReplyBuilder(ReplyHeader("r", 1, "model", "n"), body, [request], 1, front, [""])
     scored = tuple({each: Logprob(-1.0, 1, "")} for each in range(6))
     (chunk,) = job.push(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
     logprobs = chunk.choices[0].logprobs
@@ -98,9 +98,9 @@ def test_what_follows_an_incomplete_character_is_behind_it() -> None:
 
 def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:
     body = CompletionRequest(model="model", prompt="p", logprobs=3)
-    request = admission().admit([1], greedy(), request_id="r")
+    request = input_processor().process([1], greedy(), request_id="r")
     front: Any = SimpleNamespace(tokenizer=CoarseTokenizer())
-    job = CompletionJob(Head("r", 1, "model", "n"), body, [request], 1, front, [""])
+    job = CompletionReplyBuilder(ReplyHeader("r", 1, "model", "n"), body, [request], 1, front, [""])
     position = {6: Logprob(-4.0, 9, "a"), 3: Logprob(-0.5, 1, "a"), 4: Logprob(-1.0, 2, "b"), 7: Logprob(-2.0, 3, "b")}
     (chunk,) = job.push(0, Delta("r", 0, (6,), "a", logprobs=(position,)))
     logprobs = chunk.choices[0].logprobs
@@ -154,7 +154,7 @@ def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatc
         return run
 
     for name in ("fold", "push"):
-        monkeypatch.setattr(CompletionJob, name, noted(name, getattr(CompletionJob, name)))
+        monkeypatch.setattr(CompletionReplyBuilder, name, noted(name, getattr(CompletionReplyBuilder, name)))
     large = {"prompt": [1] * 600, "max_tokens": 0, "echo": True, "logprobs": 5}
     assert server.complete().status_code == 200
     [loop] = set(where.values())

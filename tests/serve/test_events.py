@@ -8,31 +8,31 @@ from typing import Any
 
 import pytest
 
-from engine_fakes import LetterTokenizer, admission, greedy
+from engine_fakes import LetterTokenizer, greedy, input_processor
 from ferrum.core.types import FinishReason
 from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat_completions import ChatJob
-from ferrum.server.completions import CompletionJob
-from ferrum.server.reply_builder import Head, Job, Namer
+from ferrum.server.chat_completions import ChatReplyBuilder
+from ferrum.server.completions import CompletionReplyBuilder
+from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader, TokenNamer
 from ferrum.server.request_bodies import ChatRequest, CompletionRequest
 from ferrum.server.stream_events import EventWriter, sse
 
-HEAD = Head('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
+HEAD = ReplyHeader('cmpl-\x01"text":"\x01"', 1, "model", "numerics")
 """A client may have named its request so that a chunk's text could be mistaken for its id."""
 
 TEXTS = ["one", 'a "quoted" \\ word', "\x01", "", "\n\u2028é", "🦀", "</script>", "data: \n\n"]
 
 
-def completion(**options: Any) -> CompletionJob:
+def completion(**options: Any) -> CompletionReplyBuilder:
     body = CompletionRequest(model="model", prompt="p", stream=True, n=2, **options)
-    request = admission().admit([1], greedy(n=2), request_id="r")
-    return CompletionJob(HEAD, body, [request], 2, SimpleNamespace(tokenizer=LetterTokenizer()), ["echoed"])
+    request = input_processor().process([1], greedy(n=2), request_id="r")
+    return CompletionReplyBuilder(HEAD, body, [request], 2, SimpleNamespace(tokenizer=LetterTokenizer()), ["echoed"])
 
 
-def chat(**options: Any) -> ChatJob:
+def chat(**options: Any) -> ChatReplyBuilder:
     body = ChatRequest(model="model", messages=[{"role": "user", "content": "p"}], stream=True, n=2, **options)
-    request = admission().admit([1], greedy(n=2), request_id="r")
-    return ChatJob(HEAD, body, request, Namer(LetterTokenizer(), by_id=False), "echoed")
+    request = input_processor().process([1], greedy(n=2), request_id="r")
+    return ChatReplyBuilder(HEAD, body, request, TokenNamer(LetterTokenizer(), by_id=False), "echoed")
 
 
 def deltas() -> list[Delta]:
@@ -54,8 +54,8 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("make", [completion, chat])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_events_are_the_chunks_to_the_byte(make: Any, options: dict[str, Any]) -> None:
-    written: Job = make(**options)
-    twin: Job = make(**options)
+    written: ReplyBuilder = make(**options)
+    twin: ReplyBuilder = make(**options)
     events = EventWriter(written)
     for delta in deltas():
         assert events.news(0, delta) == b"".join(map(sse, twin.push(0, delta)))

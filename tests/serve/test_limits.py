@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from engine_fakes import admission, greedy
+from engine_fakes import greedy, input_processor
 from ferrum.core.errors import ConfigError
 from ferrum.engine.request_output import Delta
 from ferrum.server.api_keys import read_keys
@@ -104,7 +104,7 @@ def test_the_time_to_wait_is_that_of_all_rates() -> None:
     limits = Limits({"a": KeyLimits(requests_per_minute=60, tokens_per_minute=60)}, lambda: 1, clock)
     for _ in range(60):
         limits.begin("a")
-    limits.queue("a", [admission().admit([1] * 100, greedy(), tenant="a")])
+    limits.queue("a", [input_processor().process([1] * 100, greedy(), tenant="a")])
     clock.now += refused(limits)
     limits.begin("a")
 
@@ -122,7 +122,7 @@ def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
     """A minute's worth is 60: of 150 tokens 90 are debt, and one token must be there again."""
     clock = Clock()
     limits = Limits({"a": KeyLimits(tokens_per_minute=60), "b": KeyLimits(tokens_per_minute=60)}, lambda: 1, clock)
-    request = admission().admit([1] * 100, greedy(50), tenant="a")
+    request = input_processor().process([1] * 100, greedy(50), tenant="a")
     limits.begin("a")
     limits.queue("a", [request])
     limits.delta(request, Delta("r", token_ids=(1,) * 50))

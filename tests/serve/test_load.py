@@ -97,7 +97,7 @@ def cancel_under_load(count: int, together: int) -> None:
 
 def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
     """How many steps there had been when the engine had been told of each request's end, as they come."""
-    host = server.service.engine.front.router._host
+    host = server.service.client.router._host
     send, steps = host.send, dict[str, int]()
 
     def watched(message: Message) -> None:

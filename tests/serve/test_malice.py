@@ -217,7 +217,7 @@ def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) 
 
 def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response]) -> None:
     """Ask for more that takes its time than may wait, and meanwhile for other things."""
-    most, more = worker_pools.AT_ONCE + worker_pools.WAITING, 4
+    most, more = worker_pools.NUM_THREADS + worker_pools.MAX_WAITING, 4
     with ThreadPoolExecutor(most + more) as pool:
         asked = [pool.submit(slow) for _ in range(most + more)]
         try:
@@ -257,15 +257,15 @@ def test_texts_that_take_their_time_hold_up_nobody_else(target: Served, monkeypa
 
 def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
     async def outcomes() -> list[object]:
-        beside, over = worker_pools.Beside(), threading.Event()
-        asked = [asyncio.create_task(beside.fill_in(over.wait, 60)) for _ in range(worker_pools.AT_ONCE + 1)]
+        pools, over = worker_pools.WorkerPools(), threading.Event()
+        asked = [asyncio.create_task(pools.run_template(over.wait, 60)) for _ in range(worker_pools.NUM_THREADS + 1)]
         await asyncio.sleep(0)
-        beside.close()
+        pools.close()
         over.set()
-        return await asyncio.gather(*asked, beside.fill_in(over.wait), return_exceptions=True)
+        return await asyncio.gather(*asked, pools.run_template(over.wait), return_exceptions=True)
 
     *ran, waited, late = asyncio.run(outcomes())
-    assert ran == [True] * worker_pools.AT_ONCE and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
+    assert ran == [True] * worker_pools.NUM_THREADS and isinstance(waited, EngineDead) and isinstance(late, EngineDead)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_fakes import FakeRecipe, admission, greedy
+from engine_fakes import FakeRecipe, greedy, input_processor
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import FinishReason, Request
@@ -36,7 +36,7 @@ class Timeline:
         self.metrics = Metrics(self.registry, "name", info, 100, clock=lambda: self.now)
 
     def request(self, at: float, prompt: int = 10, **params: Any) -> Request:
-        request = admission().admit([1] * prompt, greedy(**{"max_tokens": 20, **params}))
+        request = input_processor().process([1] * prompt, greedy(**{"max_tokens": 20, **params}))
         object.__setattr__(request, "arrival", at)
         return request
 

@@ -57,7 +57,7 @@ def scores_over_http(server: Served, context: list[int], continuation: list[int]
 
 
 def test_a_harness_over_http_agrees_with_the_scores_of_llm(real: Served, llm: LLM) -> None:
-    tokenizer = llm.front.tokenizer
+    tokenizer = llm.client.tokenizer
     assert tokenizer is not None
     for prompt in PROMPTS:
         ids = list(tokenizer.encode(prompt + "value = self.path\n"))
@@ -193,7 +193,7 @@ def test_a_chat_with_a_template_of_its_own(real: Served) -> None:
 
 
 def test_tokens_and_text_go_both_ways(real: Served, llm: LLM) -> None:
-    tokenizer = llm.front.tokenizer
+    tokenizer = llm.client.tokenizer
     assert tokenizer is not None and tokenizer.piece(tokenizer.encode(" x")[0]) == "\u0120x", "as the vocabulary has it"
     for prompt in PROMPTS:
         made = real.post("/tokenize", prompt=prompt, add_special_tokens=False, return_token_strs=True).json()

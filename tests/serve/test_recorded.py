@@ -168,7 +168,7 @@ def test_what_other_numerics_have_recorded_is_refused_by_name(
     recording: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = recording.complete(**LOUD).json()["id"]
-    recorder = recording.service.engine.front.router.recorder
+    recorder = recording.service.client.router.recorder
     assert recorder is not None
     here = recorder.origin()
     recorder.files.flush()
@@ -214,7 +214,7 @@ def test_a_live_request_is_told_as_far_as_it_has_come(tmp_path: Path) -> None:
 
 def test_a_recorder_that_breaks_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
-        recorder = server.service.engine.front.router.recorder
+        recorder = server.service.client.router.recorder
         assert recorder is not None
         monkeypatch.setattr(recorder, "origin", lambda: 1 / 0)
         reply = server.complete(**LOUD).json()

@@ -9,7 +9,7 @@ import pytest
 
 from engine_fakes import greedy
 from ferrum.core.types import FinishReason, Request
-from ferrum.engine.input_processor import Admission
+from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
 from ferrum.runtime.hub import BUILT_IN, resolve_model
@@ -28,7 +28,7 @@ class Streams:
         self.tokenizer: FileTokenizer = tokenizer
         self.pick = random.Random(seed)
         vocabulary = range(tokenizer.vocab_size)
-        self.admission = Admission(vocab_size=len(vocabulary), max_sequence_length=4096, tokenizer=tokenizer)
+        self.input_processor = InputProcessor(vocab_size=len(vocabulary), max_sequence_length=4096, tokenizer=tokenizer)
         # Parts of characters are a small part of a vocabulary, and the larger part of what can go wrong.
         self.parts = [i for i in vocabulary if tokenizer.token_bytes(i)[:1] > b"\x7f"]
         self.vocabulary = vocabulary
@@ -65,7 +65,7 @@ class Streams:
         text = self.tokenizer.decode(tokens, skip_special_tokens=skip)
         stops = self.stops(text)
         params = greedy(1000, stop=stops, include_stop_str_in_output=include, logprobs=1, skip_special_tokens=skip)
-        request = self.admission.admit([1], params)
+        request = self.input_processor.process([1], params)
         streamed = whole_of(self.run(request, tokens, cut=True))
         whole = whole_of(self.run(request, tokens, cut=False))
         assert (streamed.text, streamed.token_ids, streamed.logprobs) == (whole.text, whole.token_ids, whole.logprobs)

@@ -106,7 +106,7 @@ def test_a_failure_is_told_by_its_kind() -> None:
 
 
 def test_a_client_finds_its_request_in_its_own_trace(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    router = server.service.engine.front.router
+    router = server.service.client.router
     with exporting() as (provider, exporter):
         monkeypatch.setattr(router, "observers", [Traces(provider, "fake")])
         for body in ({"prompt": "ab"}, {"prompt": [POISON]}):

@@ -19,7 +19,7 @@ from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Request, Sequence
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.hosts.process import ProcessHost
-from ferrum.engine.input_processor import Admission
+from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
 from ferrum.scheduler.policy import POLICIES
@@ -196,9 +196,9 @@ def parts(
     )
 
 
-def admission(*, text: bool = True, context: int = CONTEXT, prioritised: bool = False) -> Admission:
-    """An admission for the fake model."""
-    return Admission(
+def input_processor(*, text: bool = True, context: int = CONTEXT, prioritised: bool = False) -> InputProcessor:
+    """Return the input processor of the fake model."""
+    return InputProcessor(
         vocab_size=VOCABULARY,
         max_sequence_length=context,
         tokenizer=LetterTokenizer() if text else None,

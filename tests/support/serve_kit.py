@@ -17,9 +17,9 @@ from openai import OpenAI
 from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.core.types import Request
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.async_stream import Running
+from ferrum.engine.async_stream import AsyncStream
 from ferrum.engine.model_client import Parts
-from ferrum.engine.router import Places
+from ferrum.engine.router import QueueSlots
 from ferrum.server.app import create_app
 from ferrum.server.launch import Server
 from ferrum.server.server_config import ServerConfig
@@ -119,7 +119,7 @@ def _record(served: Served) -> None:
     engine = served.service.engine
     opened = engine.open
 
-    def open_and_keep(requests: list[Request], places: Places | None) -> Running:
+    def open_and_keep(requests: list[Request], places: QueueSlots | None) -> AsyncStream:
         served.requests += requests
         return opened(requests, places)
 

@@ -37,11 +37,11 @@ def chat(
 
     show_log()
     with LLM(model, **chosen(engine_fields(), options)) as llm:
-        params = sampling_params({"max_tokens": None, **llm.front.recommended}, options)
+        params = sampling_params({"max_tokens": None, **llm.client.recommended}, options)
         messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
-        if llm.front.chat_template is None:
+        if llm.client.chat_template is None:
             raise RequestError("has no chat template; `ferrum run` goes on with a plain prompt", param="model")
-        llm.front.render([*messages, {"role": "user", "content": "?"}])  # what it cannot render is refused at once
+        llm.client.render([*messages, {"role": "user", "content": "?"}])  # what it cannot render is refused at once
         while (line := _ask()) is not None:
             _talk(llm, messages, line, params)
 
@@ -51,7 +51,7 @@ def _talk(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingP
     kept = [*messages, {"role": "user", "content": line}]
     try:
         shortened = _shorten(llm, kept)
-        answer = echo_text(llm.stream(llm.front.render(kept), params, add_special_tokens=False))
+        answer = echo_text(llm.stream(llm.client.render(kept), params, add_special_tokens=False))
     except (RequestError, KvExhausted) as error:
         typer.echo(f"({error})", err=True)
         return
@@ -65,10 +65,12 @@ def _shorten(llm: LLM, messages: list[dict[str, str]]) -> bool:
 
     What is left then is clearly shorter: a conversation with another beginning has to be computed again.
     """
-    assert llm.front.tokenizer is not None, "what has a chat template has a tokenizer"
-    encode, room = llm.front.tokenizer.encode, min(llm.info.max_sequence_length, llm.info.kv_capacity)
+    assert llm.client.tokenizer is not None, "what has a chat template has a tokenizer"
+    encode, room = llm.client.tokenizer.encode, min(llm.info.max_sequence_length, llm.info.kv_capacity)
     first, before, most = sum(each["role"] == "system" for each in messages), len(messages), FULL
-    while len(messages) > first + 1 and len(encode(llm.front.render(messages), add_special_tokens=False)) > most * room:
+    while (
+        len(messages) > first + 1 and len(encode(llm.client.render(messages), add_special_tokens=False)) > most * room
+    ):
         del messages[first : first + 2]
         most = KEPT
     return len(messages) < before

@@ -15,7 +15,7 @@ from ferrum.cli.options import chosen, engine_fields, with_options
 from ferrum.cli.run import show_log
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import RecordMismatch
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.engine.records.explain import Passage, passages
 from ferrum.engine.records.record import Record
 from ferrum.engine.request_output import CompletionOutput, Logprobs, RequestOutput
@@ -77,14 +77,14 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     # What cannot be compared need not be loaded.
     check_origin(origin, replace(origin, digest=model_digest(directory, memory)))
     with LLM(str(directory), **engine_options(origin, options)) as llm:
-        assert llm.front.config is not None
-        check_origin(origin, Source(llm.front.config, directory, memory).origin(llm.info))
+        assert llm.client.config is not None
+        check_origin(origin, Source(llm.client.config, directory, memory).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         again = Replay(recorded, top)
-        for delta in stream(llm.front.router, llm.front.tokenizer, again.request):
+        for delta in stream(llm.client.router, llm.client.tokenizer, again.request):
             again.push(delta)
         output, differences = again.output(), again.differences()
-        _print_tokens(output, llm.front, top)
+        _print_tokens(output, llm.client, top)
     for difference in differences:
         typer.echo(f"not the same bits: {difference}")
     if not differences:
@@ -143,31 +143,31 @@ def _passage_row(passage: Passage) -> tuple[str, ...]:
     )
 
 
-def _print_tokens(output: RequestOutput, front: Front, top: int) -> None:
+def _print_tokens(output: RequestOutput, client: ModelClient, top: int) -> None:
     """Every token with its log-probability and the likeliest ones of its position."""
     for choice in output.outputs:
         typer.echo()
-        rows = _token_rows(choice, front, top)
+        rows = _token_rows(choice, client, top)
         print_table([(f"CHOICE {choice.index}", "TOKEN", "LOGPROB", "RANK", *(["LIKELIEST"] if top else [])), *rows])
     typer.echo()
 
 
-def _token_rows(choice: CompletionOutput, front: Front, top: int) -> list[Sequence[str]]:
+def _token_rows(choice: CompletionOutput, client: ModelClient, top: int) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for place, (token, position) in enumerate(zip(choice.token_ids, choice.logprobs or (), strict=True)):
         entry = position[token]
-        likeliest = [_likeliest(position, front, top)] if top else []
-        rows.append((str(place), _shown(token, front), f"{entry.logprob:.6f}", str(entry.rank), *likeliest))
+        likeliest = [_likeliest(position, client, top)] if top else []
+        rows.append((str(place), _shown(token, client), f"{entry.logprob:.6f}", str(entry.rank), *likeliest))
     return rows
 
 
-def _likeliest(position: Logprobs, front: Front, top: int) -> str:
+def _likeliest(position: Logprobs, client: ModelClient, top: int) -> str:
     ranked = sorted(position.items(), key=lambda item: item[1].rank)[:top]
-    return "  ".join(f"{_shown(token, front)} {each.logprob:.4f}" for token, each in ranked)
+    return "  ".join(f"{_shown(token, client)} {each.logprob:.4f}" for token, each in ranked)
 
 
-def _shown(token: int, front: Front) -> str:
-    return str(token) if front.tokenizer is None else f"{token} {front.tokenizer.token_text(token)!r}"
+def _shown(token: int, client: ModelClient) -> str:
+    return str(token) if client.tokenizer is None else f"{token} {client.tokenizer.token_text(token)!r}"
 
 
 def _counted(recorded: Record) -> str:

@@ -43,7 +43,7 @@ def run(
     show_log()
     text = DEMONSTRATION if prompt is None else sys.stdin.read() if prompt == "-" else prompt
     with LLM(BUILT_IN if model is None else model, **chosen(engine_fields(), options)) as llm:
-        params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.front.recommended}, options)
+        params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.client.recommended}, options)
         deltas = llm.stream(text, params)
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)

@@ -13,29 +13,29 @@ from typing import Self
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.async_stream import Running
-from ferrum.engine.client_base import FrontDoor
+from ferrum.engine.async_stream import AsyncStream
+from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt
-from ferrum.engine.model_client import Front, Parts
+from ferrum.engine.model_client import ModelClient, Parts
 from ferrum.engine.request_output import Delta
-from ferrum.engine.router import Places
+from ferrum.engine.router import QueueSlots
 from ferrum.engine.stream_fairness import ReadingLoop
 
 
-class AsyncEngine(FrontDoor):
+class AsyncEngine(EngineClient):
     """Serves one model to any number of tasks of one event loop at a time. An asynchronous context manager.
 
-    Opened as `FrontDoor` says.
+    Opened as `EngineClient` says.
     """
 
-    def _start(self, parts: Parts) -> Front:
+    def _start(self, parts: Parts) -> ModelClient:
         self._loop = ReadingLoop()
-        return Front(parts, self._loop.wake_all)
+        return ModelClient(parts, self._loop.wake_all)
 
     @property
     def num_live(self) -> int:
         """Requests that the engine still knows."""
-        return len(self._front.router)
+        return len(self.client.router)
 
     def generate(
         self,
@@ -58,15 +58,15 @@ class AsyncEngine(FrontDoor):
         `FinishReason.ERROR` and the typed error in `error`.
 
         Args:
-            prompt, request_id, priority, deadline, ...: see `Admission.admit`; `deadline` is in seconds from now.
+            prompt, request_id, priority, deadline, ...: see `InputProcessor.admit`; `deadline` is in seconds from now.
             sampling_params: None: `default_sampling_params`.
 
         Raises:
             RequestError, Unsupported: what cannot be served; `param` names the field.
             EngineDead, QueueFull: the engine takes nothing (more) now.
         """
-        self._front.router.check_open()
-        request = self._front.admission.admit(
+        self.client.router.check_open()
+        request = self.client.input_processor.process(
             prompt,
             self.default_sampling_params if sampling_params is None else sampling_params,
             request_id=request_id,
@@ -94,9 +94,9 @@ class AsyncEngine(FrontDoor):
         No thread of the host's has to be woken for them, nor to get hold of the interpreter beside the loop. Called at
         most once; the loop must run until `close` has returned.
         """
-        self._front.router.deliver_on(asyncio.get_running_loop())
+        self.client.router.deliver_on(asyncio.get_running_loop())
 
-    def open(self, requests: Sequence[Request], places: Places | None = None) -> Running:
+    def open(self, requests: Sequence[Request], places: QueueSlots | None = None) -> AsyncStream:
         """Queue admitted requests (`front.admission`) now, all of them or none, on the running event loop.
 
         Whoever opens must read to the end or `abort`.
@@ -109,7 +109,7 @@ class AsyncEngine(FrontDoor):
             RequestError: one of their ids is live, or requests of another event loop are, which still runs.
         """
         self._loop.turn_to(asyncio.get_running_loop(), self.num_live)
-        return Running(self._front.router, self._front.tokenizer, requests, places)
+        return AsyncStream(self.client.router, self.client.tokenizer, requests, places)
 
     async def __aenter__(self) -> Self:
         return self

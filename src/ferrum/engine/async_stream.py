@@ -10,7 +10,7 @@ from typing import Self
 from ferrum.core.types import Request
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
-from ferrum.engine.router import Places, Router, Wake
+from ferrum.engine.router import QueueSlots, Router, Wake
 from ferrum.text.tokenizer import Tokenizer
 
 
@@ -50,7 +50,7 @@ class _Silence:
         self._timer = self._loop.call_later(left, self._look)
 
 
-class Running:
+class AsyncStream:
     """An asynchronous iterator over (place of the request, its delta), until every request is over.
 
     Requests that have news take turns. Cancelling a waiting reader loses nothing: the next one goes on. What is not
@@ -66,7 +66,7 @@ class Running:
         router: Router,
         tokenizer: Tokenizer | None,
         requests: Sequence[Request],
-        places: Places | None = None,
+        places: QueueSlots | None = None,
     ) -> None:
         self.requests = tuple(requests)
         self._router = router

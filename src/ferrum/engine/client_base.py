@@ -1,4 +1,7 @@
-"""What the two front doors, `LLM` and `AsyncEngine`, share: opening, what is served, closing."""
+"""`EngineClient`: what `LLM` and `AsyncEngine` share, from opening an engine to closing it.
+
+How requests are sent and read is in the two clients.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +12,56 @@ from typing import Any, Self
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import build
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.model_client import Front, Parts
+from ferrum.engine.model_client import ModelClient, Parts
 
 
-class FrontDoor(ABC):
-    """A client of one engine, which ends with the interpreter if nobody closes it before.
+class EngineClient(ABC):
+    """A client of one engine; the engine ends with the interpreter if it is not closed before.
 
-    It serves the process that opened it. In one that is forked from that every request is refused by EngineDead.
+    It serves the process that opened it. In a forked process every request is refused with EngineDead.
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
-        options: the model's and the engine's, see `ferrum.core.config`.
+        options: of the model and the engine, see `ferrum.core.config`.
+
+    Attributes:
+        client: the tokenizer, chat template and request queue of the model.
+        info: what is served, and how.
 
     Raises:
-        FerrumError: a model that cannot be found or loaded, or options that cannot run.
+        FerrumError: the model cannot be found or loaded, or the options cannot run.
     """
+
+    client: ModelClient
+    info: EngineInfo
 
     def __init__(self, model: str, **options: Any) -> None:
         self._open(build(model, **options))
 
     @classmethod
     def from_parts(cls, parts: Parts) -> Self:
-        """A client of an engine that is put together already, or of a stand-in."""
-        door = cls.__new__(cls)
-        door._open(parts)
-        return door
+        """Return a client of an engine that is already assembled, or of a fake."""
+        client = cls.__new__(cls)
+        client._open(parts)
+        return client
 
     def _open(self, parts: Parts) -> None:
-        self._front = self._start(parts)
-        # The engine's thread would keep itself and the model alive when the last user of this object is gone, and one
-        # that computes while the interpreter ends aborts the process.
-        self._unclosed = weakref.finalize(self, self._front.router.close)
+        self.client = self._start(parts)
+        self.info = self.client.info
+        # The engine's thread would keep itself and the model alive after the last reference to this object is gone,
+        # and a thread that computes while the interpreter ends aborts the process.
+        self._finalizer = weakref.finalize(self, self.client.router.close)
 
     @abstractmethod
-    def _start(self, parts: Parts) -> Front:
+    def _start(self, parts: Parts) -> ModelClient:
         """Start the engine."""
 
     @property
-    def info(self) -> EngineInfo:
-        """What is served, and how."""
-        return self._front.router.info
-
-    @property
-    def front(self) -> Front:
-        """The model's side of the client: `render` for conversations, the tokenizer."""
-        return self._front
-
-    @property
     def default_sampling_params(self) -> SamplingParams:
-        """What a request gets that names no parameters: the checkpoint's recommended ones, unless switched off."""
-        return self._front.default_params
+        """The checkpoint's recommended parameters, used for requests that name none."""
+        return self.client.default_params
 
     def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
-        self._front.router.close()
-        self._unclosed.detach()
+        self.client.router.close()
+        self._finalizer.detach()

@@ -24,7 +24,7 @@ Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
 
 
-class Admission:
+class InputProcessor:
     """Makes requests for one model.
 
     Args:
@@ -56,7 +56,7 @@ class Admission:
         self._clock = clock
         self._prioritised = prioritised
 
-    def admit(
+    def process(
         self,
         prompt: Prompt,
         params: SamplingParams,

@@ -10,9 +10,9 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
-from ferrum.engine.client_base import FrontDoor
+from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt, check_params, entries_of
-from ferrum.engine.model_client import Front, Message, Parts
+from ferrum.engine.model_client import Message, ModelClient, Parts
 from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
 from ferrum.engine.request_output import Delta, Logprob, Logprobs, RequestOutput
@@ -21,14 +21,14 @@ from ferrum.engine.session import Session
 Conversation: TypeAlias = Sequence[Message]
 
 
-class LLM(FrontDoor):
+class LLM(EngineClient):
     """A model, ready to generate. A context manager; safe to use from several threads.
 
-    Opened as `FrontDoor` says.
+    Opened as `EngineClient` says.
     """
 
-    def _start(self, parts: Parts) -> Front:
-        return Front(parts)
+    def _start(self, parts: Parts) -> ModelClient:
+        return ModelClient(parts)
 
     def generate(
         self,
@@ -48,7 +48,7 @@ class LLM(FrontDoor):
             prompts: texts or lists of token ids, one or several.
             sampling_params: for all prompts, or one for each; None: `default_sampling_params`.
             use_tqdm: a progress bar; or a callable that makes one, called as `tqdm` is.
-            priority, deadline: see `Admission.admit`.
+            priority, deadline: see `InputProcessor.admit`.
 
         Raises:
             RequestError: a prompt or parameter that cannot be served; `param` names the field.
@@ -56,7 +56,7 @@ class LLM(FrontDoor):
         """
         several = _prompts(prompts)
         requests = [
-            self._front.admission.admit(prompt, params, priority=priority, deadline=deadline)
+            self.client.input_processor.process(prompt, params, priority=priority, deadline=deadline)
             for prompt, params in zip(several, self._each_params(sampling_params, len(several)), strict=True)
         ]
         return self._run(requests, [p if isinstance(p, str) else None for p in several], use_tqdm)
@@ -78,13 +78,13 @@ class LLM(FrontDoor):
         Args:
             messages: a list of messages with `role` and `content`, or a list of such lists.
             sampling_params, use_tqdm: as for `generate`.
-            chat_template, ...: see `Front.render`.
+            chat_template, ...: see `ModelClient.render`.
 
         Raises:
-            RequestError: as `generate` and `Front.render`.
+            RequestError: as `generate` and `ModelClient.render`.
         """
         texts = [
-            self._front.render(
+            self.client.render(
                 conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -95,7 +95,7 @@ class LLM(FrontDoor):
             for conversation in _conversations(messages)
         ]
         requests = [
-            self._front.admission.admit(text, params, add_special_tokens=False)
+            self.client.input_processor.process(text, params, add_special_tokens=False)
             for text, params in zip(texts, self._each_params(sampling_params, len(texts)), strict=True)
         ]
         return self._run(requests, texts, use_tqdm)
@@ -118,16 +118,16 @@ class LLM(FrontDoor):
             RequestError: as `generate`.
             EngineDead, QueueFull: the engine takes nothing (more) now.
         """
-        self._front.router.check_open()
+        self.client.router.check_open()
         params = self.default_sampling_params if sampling_params is None else sampling_params
-        request = self._front.admission.admit(
+        request = self.client.input_processor.process(
             prompt, params, priority=priority, deadline=deadline, add_special_tokens=add_special_tokens
         )
         return self._deltas(request)
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
         """The iterator knows this object, so that the engine is not closed for want of users while it is read."""
-        yield from stream(self._front.router, self._front.tokenizer, request)
+        yield from stream(self.client.router, self.client.tokenizer, request)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool | BarFactory = True
@@ -147,7 +147,7 @@ class LLM(FrontDoor):
         def complete(tokens: tuple[int, ...], params: SamplingParams | None) -> RequestOutput:
             return self.generate([tokens], params, use_tqdm=False)[0]
 
-        return Session(complete, self._front.tokenizer).append(prompt)
+        return Session(complete, self.client.tokenizer).append(prompt)
 
     def beam_search(
         self,
@@ -170,7 +170,7 @@ class LLM(FrontDoor):
             EngineDead: the engine is closed meanwhile.
         """
         check_kind(ignore_eos, bool, param="ignore_eos")
-        ends = () if ignore_eos else self._front.admission.eos_token_ids
+        ends = () if ignore_eos else self.client.input_processor.eos_token_ids
         rules = BeamRules(
             beam_width=beam_width,
             max_tokens=max_tokens,
@@ -181,7 +181,7 @@ class LLM(FrontDoor):
         )
         top = min(rules.looked_at, self.info.vocab_size)
         one_more = SamplingParams(temperature=0.0, max_tokens=1, logprobs=top, ignore_eos=True)
-        roots = [self._front.admission.admit(prompt, one_more).prompt for prompt in _prompts(prompts)]
+        roots = [self.client.input_processor.process(prompt, one_more).prompt for prompt in _prompts(prompts)]
         longest = max(map(len, roots), default=0)
         if longest + rules.max_tokens > self.info.max_sequence_length:
             reason = (
@@ -194,7 +194,7 @@ class LLM(FrontDoor):
             nexts = iter(self.generate(beams, one_more, use_tqdm=False))
             for search in searches:
                 search.advance([_next_token(next(nexts)) for _ in search.running])
-        return [search.found(self._front.tokenizer) for search in searches]
+        return [search.found(self.client.tokenizer) for search in searches]
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +218,7 @@ class LLM(FrontDoor):
         self, requests: Sequence[Request], prompts: Sequence[str | None], use_tqdm: bool | BarFactory
     ) -> list[RequestOutput]:
         bar = progress_bar(use_tqdm if requests else False, len(requests), "prompts")
-        return Batch(self._front.router, self._front.tokenizer, requests, prompts).run(bar)
+        return Batch(self.client.router, self.client.tokenizer, requests, prompts).run(bar)
 
 
 def _prompts(prompts: Any) -> list[Any]:

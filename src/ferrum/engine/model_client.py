@@ -1,4 +1,7 @@
-"""What both clients stand on: one engine with the model's tokenizer, chat template and recommended parameters."""
+"""`ModelClient`: one started engine with the tokenizer, chat template and sampling defaults of its model.
+
+How requests are queued is in `router`, how they are checked in `input_processor`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
 from ferrum.core.types import Pooling
 from ferrum.engine.hosts.host import Host
-from ferrum.engine.input_processor import Admission
+from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
@@ -21,23 +24,23 @@ from ferrum.text.generation_config import GenerationConfig, over_recommended
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
-"""`role`, `content` and what else the model's template knows."""
+"""An object with `role`, `content` and further fields of the model's template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a client is put together from.
+    """The parts of a client.
 
     Attributes:
-        host: where the engine lives; not started yet.
-        tokenizer: None serves token ids alone.
+        host: runs the engine; not started yet.
+        tokenizer: None serves token ids only.
         generation: the checkpoint's end tokens and recommended sampling.
-        chat_template: None where the model has none.
-        special_tokens: variables for a template that the caller brings.
-        max_requests: how many requests may be waiting and running.
-        config: the options that all this was made from; None where it was not made from options.
-        recorder: makes what keeps the requests of the engine; None: they are not kept.
-        pooling: tells how the checkpoint's hidden states become an embedding. Raises CheckpointError, Unsupported.
+        chat_template: None if the model has none.
+        special_tokens: variables for a template that the caller sends.
+        max_requests: limit of requests that wait or run.
+        config: the options of the model and the engine; None if there were none.
+        recorder: makes the recorder of requests; None: requests are not recorded.
+        pooling: returns how hidden states become an embedding. Raises CheckpointError, Unsupported.
     """
 
     host: Host
@@ -51,18 +54,22 @@ class Parts:
     pooling: Callable[[], Pooling] = lambda: Pooling.MEAN
 
 
-class Front:
-    """A started engine and all that belongs to its model on the client's side. Safe to use from any thread.
+class ModelClient:
+    """A started engine and what belongs to its model on the client's side. Safe to use from any thread.
 
     Attributes:
-        config: the options, where there were any.
-        tokenizer: None where token ids alone are served.
-        recommended: the checkpoint's sampling by parameter name, unless switched off; `default_params` are made of it.
-        chat_template: the model's own; None where it has none.
+        info: what the engine serves, and how.
+        router: the queue of requests to the engine.
+        input_processor: makes requests from prompts and parameters.
+        config: the options; None if there were none.
+        tokenizer: None if only token ids are served.
+        recommended: the checkpoint's sampling parameters by name; empty if switched off.
+        default_params: `recommended` over the defaults of `SamplingParams`.
+        chat_template: the model's; None if it has none.
         pooling: see `Parts`.
 
     Args:
-        parts: its host is started here.
+        parts: the host in it is started here.
         wake_all: see `Router`.
 
     Raises:
@@ -75,18 +82,29 @@ class Front:
         self.recommended = parts.generation.sampling
         self.default_params = over_recommended(self.recommended, {})
         self.chat_template = parts.chat_template
-        self._special_tokens = parts.special_tokens
         self.pooling = parts.pooling
+        self._special_tokens = parts.special_tokens
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
+        self.info = self.router.info
         if parts.recorder is not None:
-            self.router.recorder = parts.recorder(self.router.info)
-        self.admission = Admission(
-            vocab_size=self.router.info.vocab_size,
-            max_sequence_length=self.router.info.max_sequence_length,
+            self.router.recorder = parts.recorder(self.info)
+        self.input_processor = InputProcessor(
+            vocab_size=self.info.vocab_size,
+            max_sequence_length=self.info.max_sequence_length,
             tokenizer=parts.tokenizer,
             eos_token_ids=parts.generation.eos_token_ids,
             prioritised=parts.config is not None and parts.config.policy == "priority",
         )
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder of requests; None if they are not recorded."""
+        return self.router.recorder
+
+    @property
+    def max_requests(self) -> int:
+        """The limit of requests that wait or run."""
+        return self.router.max_requests
 
     def render(
         self,
@@ -97,22 +115,22 @@ class Front:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        foreign: bool = False,
+        untrusted: bool = False,
     ) -> str:
-        """The text of a conversation, special tokens included.
+        """Render a conversation as text, special tokens included.
 
         Args:
             messages: at least one.
-            chat_template: a template in place of the model's own.
-            add_generation_prompt: begin the assistant's turn; None: unless the final message is continued.
-            continue_final_message: go on with the last message instead of answering it.
-            tools: described to the template.
-            chat_template_kwargs: more variables for the template.
-            foreign: the `chat_template` is a stranger's.
+            chat_template: replaces the model's.
+            add_generation_prompt: begin the assistant's message; default: unless the last message is continued.
+            continue_final_message: continue the last message instead of answering it.
+            tools: descriptions for the template.
+            chat_template_kwargs: further variables for the template.
+            untrusted: render `chat_template` in the sandbox of untrusted templates.
 
         Raises:
-            RequestError: no tokenizer or template, or messages that the template refuses.
-            Unsupported: a message with content that is no text.
+            RequestError: there is no tokenizer or template, or the template refuses the messages.
+            Unsupported: a message has content other than text.
         """
         for name, value, kind, wanted in (
             ("chat_template", chat_template, str, "text"),
@@ -122,12 +140,12 @@ class Front:
             if value is not None and not isinstance(value, kind):
                 raise RequestError(f"must be {wanted}, not {type(value).__name__}", param=name)
         if self.tokenizer is None:
-            raise RequestError("the model has no tokenizer; give token ids instead", param="messages")
+            raise RequestError("the model has no tokenizer; send token ids to a completion", param="messages")
         template = self.chat_template
         if chat_template is not None:
-            template = _given_template(chat_template, self._special_tokens, foreign=foreign)
+            template = _given_template(chat_template, self._special_tokens, untrusted=untrusted)
         if template is None:
-            raise RequestError("the model has none; give one, or a plain prompt", param="chat_template")
+            raise RequestError("the model has none; send one, or use a plain prompt", param="chat_template")
         return template.render(
             for_template(messages, as_parts=template.reads_parts),
             add_generation_prompt=add_generation_prompt,
@@ -137,9 +155,9 @@ class Front:
         )
 
 
-def _given_template(source: str, special_tokens: Mapping[str, str], *, foreign: bool) -> ChatTemplate:
-    if not foreign:
+def _given_template(source: str, special_tokens: Mapping[str, str], *, untrusted: bool) -> ChatTemplate:
+    if not untrusted:
         return ChatTemplate(source, special_tokens)
-    from ferrum.text.untrusted_template import ForeignTemplate  # what starts processes takes a while to import
+    from ferrum.text.untrusted_template import ForeignTemplate  # slow to import: it starts processes
 
     return ForeignTemplate(source, special_tokens)

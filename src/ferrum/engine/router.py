@@ -47,7 +47,7 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Places:
+class QueueSlots:
     """Places in the queue that are kept for requests which come in turns.
 
     Attributes:
@@ -95,8 +95,8 @@ class Router:
         self._host = host
         self._wake_all = wake_all
         self._streams: dict[str, RequestStream] = {}
-        self._kept: list[Places] = []
-        self._lent: dict[str, Places] = {}  # by the requests that have one of them
+        self._kept: list[QueueSlots] = []
+        self._lent: dict[str, QueueSlots] = {}  # by the requests that have one of them
         self._asked: dict[tuple[str, str], RequestStream] = {}  # the last of each tenant's id, as clients know it
         self._ended: FerrumError | None = None
         self._told = False
@@ -133,12 +133,12 @@ class Router:
             raise QueueFull(f"{taken} requests are waiting or running, as many as may be")
 
     @contextmanager
-    def keep(self, count: int) -> Iterator[Places]:
+    def keep(self, count: int) -> Iterator[QueueSlots]:
         """Keep so many places until the end of the block. Raises as `check_open`."""
         self.check_process()
         with self._lock:
             self.check_open(count)
-            places = Places(count)
+            places = QueueSlots(count)
             self._kept.append(places)
         try:
             yield places
@@ -147,7 +147,7 @@ class Router:
                 self._kept.remove(places)
 
     def open(
-        self, request: Request, tokenizer: Tokenizer | None, wake: Wake, places: Places | None = None
+        self, request: Request, tokenizer: Tokenizer | None, wake: Wake, places: QueueSlots | None = None
     ) -> RequestStream:
         """Send a request to the engine; `wake` is called whenever its stream has news.
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server import reply_builder
 from ferrum.server.error_replies import invalid, unsupported
@@ -29,7 +29,7 @@ from ferrum.server.reply_bodies import (
     TokenLogprob,
     TopLogprob,
 )
-from ferrum.server.reply_builder import Head, Namer, Tally
+from ferrum.server.reply_builder import ReplyHeader, TokenNamer, UsageCounter
 from ferrum.server.request_bodies import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
@@ -50,27 +50,29 @@ from ferrum.server.validation import (
 from ferrum.text.chat_messages import for_template, joined
 
 
-def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head: Head, name: str) -> ChatJob:
+def chat_job(
+    client: ModelClient, context: int, body: ChatRequest, caller: Caller, head: ReplyHeader, name: str
+) -> ChatReplyBuilder:
     """All that a chat needs, checked.
 
     Raises:
         RequestError, ApiError: a field that cannot be served.
     """
-    check_common(body, front, caller)
+    check_common(body, client, caller)
     _check(body, caller)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     limit_name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if limit is not None and limit < 1:
         raise invalid(limit_name, f"must be at least 1, not {limit}")
-    text = render(front, body)
+    text = render(client, body)
     given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if limit is not None:
         given["max_tokens"] = limit
     try:
-        params = sampling_params(body, {"max_tokens": None, **front.recommended}, given)
+        params = sampling_params(body, {"max_tokens": None, **client.recommended}, given)
         special = bool(body.add_special_tokens)
         [request] = admit(
-            front,
+            client,
             context,
             body,
             [text],
@@ -88,7 +90,9 @@ def chat_job(front: Front, context: int, body: ChatRequest, caller: Caller, head
     prefix = ""
     if body.echo:
         prefix = _continued(body)
-    return ChatJob(head, body, request, Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids)), prefix)
+    return ChatReplyBuilder(
+        head, body, request, TokenNamer(client.tokenizer, by_id=bool(body.return_tokens_as_token_ids)), prefix
+    )
 
 
 def _check(body: ChatRequest, caller: Caller) -> None:
@@ -114,8 +118,8 @@ def _continued(body: ChatRequest) -> str:
     return str(last["content"])
 
 
-class ChatJob:
-    """One chat. See `Job`.
+class ChatReplyBuilder:
+    """One chat. See `ReplyBuilder`.
 
     Args:
         head: of every chunk.
@@ -125,10 +129,10 @@ class ChatJob:
         prefix: what every answer begins with.
     """
 
-    def __init__(self, head: Head, body: ChatRequest, request: Request, namer: Namer, prefix: str) -> None:
+    def __init__(self, head: ReplyHeader, body: ChatRequest, request: Request, namer: TokenNamer, prefix: str) -> None:
         self.id = head.id
         self.requests = (request,)
-        self.tally = Tally(self.requests, body.stream_options)
+        self.tally = UsageCounter(self.requests, body.stream_options)
         self.uniform = not (body.return_token_ids or self.tally.in_each)
         self._head = head
         self._namer = namer
@@ -138,7 +142,7 @@ class ChatJob:
         self._begun: set[int] = set()
 
     def push(self, place: int, delta: Delta) -> Iterator[ChatChunk]:
-        """A first chunk with the role, the text, and the end: each on its own. See `Job`."""
+        """A first chunk with the role, the text, and the end: each on its own. See `ReplyBuilder`."""
         assert place == 0  # there is one prompt
         finish = reply_builder.finish_of(delta)
         self.tally.count(delta)
@@ -180,7 +184,7 @@ class ChatJob:
         )
 
     def end(self) -> Iterator[ChatChunk]:
-        """The usage, where asked for. See `Job`."""
+        """The usage, where asked for. See `ReplyBuilder`."""
         if self.tally.at_end:
             yield ChatChunk(**self._head.fields(), object="chat.completion.chunk", choices=[], usage=self.tally.usage())
 
@@ -206,7 +210,7 @@ class ChatJob:
         )
 
     def fold(self, chunks: Sequence[Reply]) -> ChatReply:
-        """See `Job`."""
+        """See `ReplyBuilder`."""
         whole = _Whole()
         for chunk in chunks:
             assert isinstance(chunk, ChatChunk)
@@ -272,7 +276,7 @@ LETTERS_PER_TOKEN: Final = 64
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages for `Front.render`.
+    """Messages for `ModelClient.render`.
 
     Raises:
         RequestError: a message that lacks what its role demands.
@@ -292,24 +296,24 @@ def _check_message(message: Message, where: str) -> None:
         raise invalid(f"{where}.name", "a function's message must have one")
 
 
-def render(front: Front, body: TemplateBody | TokenizeRequest) -> str:
+def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
     """The text of a body's conversation.
 
     Raises:
         RequestError: what the template or the messages lack.
     """
     try:
-        text = front.render(
+        text = client.render(
             conversation(body.messages or ()),
             chat_template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
             chat_template_kwargs=body.chat_template_kwargs,
-            foreign=True,
+            untrusted=True,
         )
     except RequestError as error:
         raise renamed(error, {"prompt": "messages"}) from None
-    longest = LETTERS_PER_TOKEN * front.router.info.max_sequence_length
+    longest = LETTERS_PER_TOKEN * client.info.max_sequence_length
     if body.chat_template is not None and len(text) > longest:
         # A few letters of a template may make megabytes, which would then be encoded only to be refused.
         raise invalid("chat_template", f"it makes a text of {len(text)} characters, more than {longest}")

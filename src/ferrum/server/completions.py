@@ -9,12 +9,12 @@ from typing import Any, Final
 from ferrum.core.errors import RequestError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.types import Request
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
 from ferrum.server import reply_builder
 from ferrum.server.error_replies import invalid, unsupported
 from ferrum.server.reply_bodies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
-from ferrum.server.reply_builder import Head, Namer, Tally
+from ferrum.server.reply_builder import ReplyHeader, TokenNamer, UsageCounter
 from ferrum.server.request_bodies import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
 from ferrum.server.validation import (
     Caller,
@@ -42,14 +42,14 @@ MAX_SWALLOWED: Final = 64
 
 
 def completion_job(
-    front: Front, context: int, body: CompletionRequest, caller: Caller, head: Head, name: str
-) -> CompletionJob:
+    client: ModelClient, context: int, body: CompletionRequest, caller: Caller, head: ReplyHeader, name: str
+) -> CompletionReplyBuilder:
     """All that completions need, checked.
 
     Raises:
         RequestError, ApiError: a field that cannot be served.
     """
-    check_common(body, front, caller)
+    check_common(body, client, caller)
     prompts = one_or_several("prompt", body.prompt, min(MAX_PROMPTS, caller.together))
     n, generated = _choices(body)
     check_top_tokens("logprobs", body.logprobs, MAX_LOGPROBS, caller.max_logprobs)
@@ -62,11 +62,11 @@ def completion_job(
     }
     special = body.add_special_tokens is not False
     if body.suffix is not None:
-        prompts = _infilled(front, body, prompts, begin=special)
+        prompts = _infilled(client, body, prompts, begin=special)
     try:
-        params = sampling_params(body, front.recommended, given)
+        params = sampling_params(body, client.recommended, given)
         requests = admit(
-            front,
+            client,
             context,
             body,
             prompts,
@@ -78,24 +78,24 @@ def completion_job(
         )
     except RequestError as error:
         raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
-    _check_scores(body, generated, requests, front.router.info.vocab_size)
+    _check_scores(body, generated, requests, client.info.vocab_size)
     check_told(body, requests, context, body.logprobs)
-    texts = [_text(front, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
-    return CompletionJob(head, body, requests, n, front, texts if body.echo else [""] * len(requests))
+    texts = [_text(client, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+    return CompletionReplyBuilder(head, body, requests, n, client, texts if body.echo else [""] * len(requests))
 
 
 def _infilled(
-    front: Front, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
+    client: ModelClient, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
 ) -> list[str | list[int]]:
     """The prompts with what comes after the gap, and the marks around it."""
     if body.echo or body.truncate_prompt_tokens is not None:
         raise invalid("suffix", "not with echo or truncate_prompt_tokens")
-    if front.tokenizer is None:
+    if client.tokenizer is None:
         raise unsupported("suffix", "the model has no tokenizer")
     infilled: list[str | list[int]] = []
     for prompt in prompts:
-        prefix = front.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
-        ids = infill_prompt(front.tokenizer, prefix, body.suffix or "", begin=begin)
+        prefix = client.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        ids = infill_prompt(client.tokenizer, prefix, body.suffix or "", begin=begin)
         if ids is None:
             raise unsupported("suffix", "the model's tokenizer has no marks for filling in the middle")
         infilled.append(ids)
@@ -133,13 +133,13 @@ def _check_scores(body: CompletionRequest, generated: int, requests: Sequence[Re
         )
 
 
-def _text(front: Front, body: CompletionRequest, prompt: str | list[int], request: Request) -> str:
+def _text(client: ModelClient, body: CompletionRequest, prompt: str | list[int], request: Request) -> str:
     """The text of a prompt: as it was given, or that of its ids."""
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return prompt
-    if front.tokenizer is None:
+    if client.tokenizer is None:
         return ""
-    return front.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)
+    return client.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)
 
 
 @dataclass(slots=True)
@@ -164,37 +164,43 @@ class _Choice:
         return self.total / self.tokens if self.tokens else 0.0
 
 
-class CompletionJob:
-    """Completions of one prompt or several. See `Job`.
+class CompletionReplyBuilder:
+    """Completions of one prompt or several. See `ReplyBuilder`.
 
     Args:
         head: of every chunk.
         body: as the client sent it.
         requests: for the engine, one per prompt.
         n: choices to return per prompt; the likeliest of those that the requests generate.
-        front: names the tokens of log-probabilities.
+        client: names the tokens of log-probabilities.
         texts: what every choice begins with, per prompt.
     """
 
     def __init__(
-        self, head: Head, body: CompletionRequest, requests: Sequence[Request], n: int, front: Front, texts: list[str]
+        self,
+        head: ReplyHeader,
+        body: CompletionRequest,
+        requests: Sequence[Request],
+        n: int,
+        client: ModelClient,
+        texts: list[str],
     ) -> None:
         self.id = head.id
         self.requests = tuple(requests)
-        self.tally = Tally(self.requests, body.stream_options)
+        self.tally = UsageCounter(self.requests, body.stream_options)
         self.uniform = not (body.return_token_ids or self.tally.in_each)
         self._head = head
         self._body = body
         self._n = n
         self._generated = requests[0].params.n
-        self._namer = Namer(front.tokenizer, by_id=bool(body.return_tokens_as_token_ids))
-        self._tokenizer = front.tokenizer
+        self._namer = TokenNamer(client.tokenizer, by_id=bool(body.return_tokens_as_token_ids))
+        self._tokenizer = client.tokenizer
         self._texts = texts
         self._choices: dict[int, _Choice] = {}
         self._prompt_offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
 
     def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
-        """One chunk, if there is anything to tell. See `Job`."""
+        """One chunk, if there is anything to tell. See `ReplyBuilder`."""
         finish = reply_builder.finish_of(delta)
         self.tally.count(delta)
         index = place * self._generated + delta.index
@@ -276,12 +282,12 @@ class CompletionJob:
         return CompletionReply(**self._head.fields(), object="text_completion", choices=[choice], **usage)
 
     def end(self) -> Iterator[CompletionReply]:
-        """The usage, where asked for. See `Job`."""
+        """The usage, where asked for. See `ReplyBuilder`."""
         if self.tally.at_end:
             yield CompletionReply(**self._head.fields(), object="text_completion", choices=[], usage=self.tally.usage())
 
     def fold(self, chunks: Sequence[Reply]) -> CompletionReply:
-        """See `Job`."""
+        """See `ReplyBuilder`."""
         parts: dict[int, list[CompletionChoice]] = {index: [] for index in self._choices}
         for chunk in chunks:
             assert isinstance(chunk, CompletionReply)

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.model_client import Front
-from ferrum.engine.router import Places
+from ferrum.engine.model_client import ModelClient
+from ferrum.engine.router import QueueSlots
 from ferrum.server.error_replies import CancelledError, invalid
 from ferrum.server.generation import watched
 from ferrum.server.http_guard import CLIENT_GONE
@@ -34,7 +34,7 @@ _NOTHING_GENERATED: Final = SamplingParams(max_tokens=0)
 
 
 def embedding_requests(
-    front: Front, body: EmbeddingRequest, caller: Caller, name: str, pooling: Pooling
+    client: ModelClient, body: EmbeddingRequest, caller: Caller, name: str, pooling: Pooling
 ) -> list[Request]:
     """One request per input, checked.
 
@@ -47,7 +47,7 @@ def embedding_requests(
     requests: list[Request] = []
     for place, text in enumerate(inputs):
         try:
-            request = front.admission.admit(
+            request = client.input_processor.process(
                 text,
                 _NOTHING_GENERATED,
                 request_id=part_id(name, place),
@@ -116,7 +116,7 @@ class Embeddings(Response):
                 self._check_dimensions(len(vectors[0]))
         return vectors
 
-    async def _part(self, requests: Sequence[Request], receive: Receive, places: Places) -> list[tuple[float, ...]]:
+    async def _part(self, requests: Sequence[Request], receive: Receive, places: QueueSlots) -> list[tuple[float, ...]]:
         vectors: list[tuple[float, ...]] = [()] * len(requests)
         with self._service.run(self._name, requests, self._caller.tenant, places) as running:
             async with watched(receive, self._leave, running):

@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ferrum.core.errors import FerrumError
-from ferrum.engine.async_stream import Running
+from ferrum.engine.async_stream import AsyncStream
 from ferrum.engine.request_output import Delta
 from ferrum.server.error_replies import CancelledError, as_api_error
 from ferrum.server.http_guard import CLIENT_GONE
 from ferrum.server.reply_bodies import Reply
-from ferrum.server.reply_builder import Job
+from ferrum.server.reply_builder import ReplyBuilder
 from ferrum.server.service import Service
 from ferrum.server.stream_events import KEEP_ALIVE, EventWriter, event
 
@@ -38,7 +38,9 @@ class Generation(Response):
         headers: of the response.
     """
 
-    def __init__(self, service: Service, job: Job, *, stream: bool, tenant: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, service: Service, job: ReplyBuilder, *, stream: bool, tenant: str, headers: Mapping[str, str]
+    ) -> None:
         media_type = "text/event-stream; charset=utf-8" if stream else "application/json"
         super().__init__(None, 200, {**(STREAM_HEADERS if stream else {}), **headers}, media_type)
         del self.headers["content-length"]
@@ -66,7 +68,7 @@ class Generation(Response):
     def _leave(self) -> None:
         self._gone = True
 
-    async def _whole(self, running: Running, send: Send) -> None:
+    async def _whole(self, running: AsyncStream, send: Send) -> None:
         chunks: list[Reply] = []
         told = 0
         async for place, delta in running:
@@ -88,7 +90,7 @@ class Generation(Response):
     def _body(self, chunks: Sequence[Reply]) -> bytes:
         return self._job.fold(chunks).json_bytes()
 
-    async def _stream(self, running: Running, scope: Scope, send: Send) -> None:
+    async def _stream(self, running: AsyncStream, scope: Scope, send: Send) -> None:
         events = EventWriter(self._job)
         send_part: Send = scope["state"]["send"]
         started = False
@@ -120,7 +122,7 @@ class Generation(Response):
 
 
 @asynccontextmanager
-async def watched(receive: Receive, gone: Callable[[], None], running: Running) -> AsyncGenerator[None, None]:
+async def watched(receive: Receive, gone: Callable[[], None], running: AsyncStream) -> AsyncGenerator[None, None]:
     """Within the block, call `gone` when the client goes, and abort the requests."""
 
     async def watch() -> None:

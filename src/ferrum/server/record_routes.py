@@ -19,7 +19,7 @@ from starlette.types import Receive
 
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
-from ferrum.engine.async_stream import Running
+from ferrum.engine.async_stream import AsyncStream
 from ferrum.engine.records.explain import passages
 from ferrum.engine.records.record import Record, request_dict
 from ferrum.engine.records.recorder import Recorder
@@ -260,7 +260,7 @@ def add_requests(router: APIRouter, service: Service) -> None:
     async def recorded(request_id: str, request: Request) -> Response:
         """What was recorded of a request of the same key, and its schedule explained."""
         records = await _records(service, request_id, request)
-        tokenizer = service.engine.front.tokenizer
+        tokenizer = service.client.tokenizer
         explained = await asyncio.to_thread(lambda: [recorded_request(each, tokenizer) for each in records])
         live = service.live_name(request_id, request.state.tenant) is not None
         return reply(RecordedRequests(id=request_id, object="request", live=live, records=explained))
@@ -310,17 +310,17 @@ def _free_name(service: Service, name: str, tenant: str) -> str:
 
 
 async def _records(service: Service, request_id: str, request: Request) -> list[Record]:
-    recorder = service.engine.front.router.recorder
+    recorder = service.client.recorder
     return await asyncio.to_thread(find_records, recorder, request.state.tenant, request_id)
 
 
 async def _check_origin(service: Service, record: Record) -> None:
-    recorder = service.engine.front.router.recorder
+    recorder = service.client.recorder
     assert recorder is not None  # it has found the record
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
 
 
-async def _followed(running: Running, again: Replay, receive: Receive) -> bool:
+async def _followed(running: AsyncStream, again: Replay, receive: Receive) -> bool:
     """Take in what comes of a request that runs again; whether its client is still there.
 
     Raises:

@@ -26,7 +26,7 @@ MINUS_INFINITY: Final = -9999.0
 """JSON has no infinities."""
 
 
-class Job(Protocol):
+class ReplyBuilder(Protocol):
     """One client's request: what the engine has to do, and how its news become a reply."""
 
     @property
@@ -40,7 +40,7 @@ class Job(Protocol):
         ...
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> UsageCounter:
         """What it cost so far."""
         ...
 
@@ -63,7 +63,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ReplyHeader:
     """What all chunks of a reply share."""
 
     id: str
@@ -76,7 +76,7 @@ class Head:
         return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
 
 
-class Tally:
+class UsageCounter:
     """Tokens of a job: those of its prompts once, and those of all its choices.
 
     Args:
@@ -124,7 +124,7 @@ class Tally:
         )
 
 
-class Namer:
+class TokenNamer:
     """Tokens by name.
 
     Args:

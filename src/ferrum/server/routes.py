@@ -22,7 +22,7 @@ from ferrum.server.completions import completion_job
 from ferrum.server.embeddings import Embeddings, embedding_requests
 from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
-from ferrum.server.reply_builder import Head, Job
+from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import (
     Body,
     ChatRequest,
@@ -149,20 +149,20 @@ def _add_probes(router: APIRouter, service: Service) -> None:
     @router.get("/v1/config", responses={200: {"model": reply_bodies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
         """The options in effect, and what they came to."""
-        front, info = service.engine.front, service.engine.info
+        client, info = service.client, service.engine.info
         return reply(
             reply_bodies.Config(
                 server=service.config.to_dict(),
-                engine=None if front.config is None else front.config.to_dict(),
+                engine=None if client.config is None else client.config.to_dict(),
                 model={
                     "name": service.model,
                     "vocab_size": info.vocab_size,
                     "max_model_len": service.context,
                     "kv_capacity": info.kv_capacity,
                     "numerics_id": info.numerics_id,
-                    "chat_template": front.chat_template is not None,
+                    "chat_template": client.chat_template is not None,
                 },
-                sampling=dict(front.recommended),
+                sampling=dict(client.recommended),
             )
         )
 
@@ -215,8 +215,8 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         service.check_model(body.model)
         headers = ignored(body, strict=True)
         name = f"embd-{uuid.uuid4().hex}"
-        requests = await service.beside.run(
-            len(await request.body()), embedding_requests, service.engine.front, body, caller, name, service.pooling
+        requests = await service.worker_pools.run(
+            len(await request.body()), embedding_requests, service.client, body, caller, name, service.pooling
         )
         return Embeddings(service, body, requests, name, caller, headers)
 
@@ -232,7 +232,7 @@ async def generate(
     request: Request,
     body: GenerationBody,
     kind: str,
-    make: Callable[..., Job],
+    make: Callable[..., ReplyBuilder],
     respond: Callable[..., Response] = Generation,
     *,
     held: int = 0,
@@ -246,13 +246,13 @@ async def generate(
     service.check_model(body.model)
     headers = ignored(body, strict=service.config.strict)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    head = Head(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
-    arguments = (service.engine.front, service.context, body, caller, head, head.id)
+    head = ReplyHeader(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
+    arguments = (service.client, service.context, body, caller, head, head.id)
     size = len(await request.body())
     if getattr(body, "chat_template", None) is not None:
-        job = await service.beside.fill_in(make, *arguments)
+        job = await service.worker_pools.run_template(make, *arguments)
     elif size + held > QUICK_BYTES:  # what takes a while is no reason to hold up the streams of others
-        job = await service.beside.run(size, make, *arguments)
+        job = await service.worker_pools.run(size, make, *arguments)
     else:
         job = make(*arguments)
     return respond(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
@@ -263,7 +263,7 @@ def caller_of(service: Service, request: Request) -> Caller:
     service.check_ready()
     tenant = request.state.tenant
     service.limits.begin(tenant)
-    together = service.limits.together(tenant, service.engine.front.router.max_requests)
+    together = service.limits.together(tenant, service.client.max_requests)
     parent = request.headers.get("traceparent", "")
     trace_id = parent if _TRACEPARENT.fullmatch(parent) else request.state.request_id
     config = service.config
@@ -283,12 +283,12 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         headers = ignored(body, strict=service.config.strict)
 
         def make() -> Response:  # as JSON, too: a text of megabytes has millions of tokens
-            return reply(work(service.engine.front, *arguments, body))
+            return reply(work(service.client, *arguments, body))
 
         if getattr(body, "chat_template", None) is not None:
-            made = await service.beside.fill_in(make)
+            made = await service.worker_pools.run_template(make)
         else:
-            made = await service.beside.run(len(await request.body()), make)
+            made = await service.worker_pools.run(len(await request.body()), make)
         made.headers.update(headers)
         return made
 

@@ -20,8 +20,9 @@ from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.async_stream import Running
-from ferrum.engine.router import Places
+from ferrum.engine.async_stream import AsyncStream
+from ferrum.engine.model_client import ModelClient
+from ferrum.engine.router import QueueSlots
 from ferrum.server.error_replies import ApiError
 from ferrum.server.key_limits import KeyLimits, Limits
 from ferrum.server.metrics.engine_metrics import Metrics
@@ -29,7 +30,7 @@ from ferrum.server.metrics.ferrum_metrics import OwnMetrics
 from ferrum.server.metrics.http_metrics import HttpMetrics
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.traces import Traces
-from ferrum.server.worker_pools import Beside
+from ferrum.server.worker_pools import WorkerPools
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -100,7 +101,7 @@ class Service:
         self.pooling = Pooling.MEAN
         self._built: Future[AsyncEngine] = Future()
         self._engine: AsyncEngine | None = None
-        self._live: dict[tuple[str, str], Running] = {}
+        self._live: dict[tuple[str, str], AsyncStream] = {}
         self._rate = DrainRate()
         self.retry_after = self._rate.retry_after
         self.limits = Limits(limits, self.retry_after)
@@ -108,7 +109,7 @@ class Service:
         self._traces: Traces | None = None
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
-        self.beside = Beside()
+        self.worker_pools = WorkerPools()
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
         """Build the engine, away from the event loop, which answers probes meanwhile; until `stop_loading`."""
@@ -116,7 +117,7 @@ class Service:
         try:
             self._engine = await asyncio.wrap_future(self._built)
             chosen = self.config.pooling
-            self.pooling = self._engine.front.pooling() if chosen == "auto" else Pooling(chosen)
+            self.pooling = self._engine.client.pooling() if chosen == "auto" else Pooling(chosen)
         except Exception as error:  # noqa: BLE001 - the command raises it again
             self.failure = error
             self.state = State.FAILED
@@ -128,14 +129,14 @@ class Service:
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
         own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
         observers = (metrics, own, self.limits, self._traces)
-        engine.front.router.observers = [each for each in observers if each is not None]
+        engine.client.router.observers = [each for each in observers if each is not None]
         self._tell()
         if self.state is State.LOADING:
             self.state = State.READY
 
     def _tell(self) -> None:
         """Log all options in effect."""
-        engine = self.engine.front.config
+        engine = self.client.config
         config = {"server": self.config.to_dict(), "engine": None if engine is None else engine.to_dict()}
         _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
 
@@ -150,7 +151,7 @@ class Service:
 
     async def close(self) -> None:
         """End every live request, and the engine. Idempotent."""
-        self.beside.close()
+        self.worker_pools.close()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
         if self._traces is not None:
@@ -167,6 +168,11 @@ class Service:
             raise self._unavailable()
         return self._engine
 
+    @property
+    def client(self) -> ModelClient:
+        """The engine's model client. Raises ApiError while there is no engine."""
+        return self.engine.client
+
     def check_ready(self) -> None:
         """Refuse what cannot be served now, though a full queue is no reason.
 
@@ -176,7 +182,7 @@ class Service:
         if self.state is not State.READY:
             raise self._unavailable()
         try:
-            self.engine.front.router.check_open(0)
+            self.client.router.check_open(0)
         except QueueFull:
             pass
         except EngineDead as error:
@@ -213,7 +219,7 @@ class Service:
         return len(self._live)
 
     @contextmanager
-    def hold(self, count: int, tenant: str) -> Iterator[Places]:
+    def hold(self, count: int, tenant: str) -> Iterator[QueueSlots]:
         """Keep so many places for requests of a body that run in turns: after the first none of them is refused.
 
         Raises:
@@ -221,7 +227,7 @@ class Service:
         """
         self.check_ready()
         self.limits.check_place(tenant, count)
-        with self.engine.front.router.keep(count) as places:
+        with self.client.router.keep(count) as places:
             self.limits.enter(tenant, count)
             try:
                 yield places
@@ -231,8 +237,8 @@ class Service:
 
     @contextmanager
     def run(
-        self, name: str, requests: Sequence[Request], tenant: str, places: Places | None = None
-    ) -> Iterator[Running]:
+        self, name: str, requests: Sequence[Request], tenant: str, places: QueueSlots | None = None
+    ) -> Iterator[AsyncStream]:
         """Queue requests under one name of their tenant's; they are over, or aborted, at the end of the block.
 
         Args:
@@ -275,7 +281,7 @@ class Service:
 
     def abort_all(self) -> None:
         """End all that runs, and begin with nothing that waits."""
-        self.beside.close()
+        self.worker_pools.close()
         for running in self._live.values():
             running.abort()
 

@@ -15,16 +15,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ferrum.core.errors import ContextOverflow
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
 from ferrum.server import openapi_rules
-from ferrum.server.completions import CompletionJob, completion_job
+from ferrum.server.completions import CompletionReplyBuilder, completion_job
 from ferrum.server.error_replies import invalid
 from ferrum.server.generation import Generation
 from ferrum.server.openapi_rules import Items, TokenId, Whole
 from ferrum.server.reply_bodies import CompletionReply, Reply
-from ferrum.server.reply_builder import Head, Job
+from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
 from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
 from ferrum.server.service import Service
@@ -130,7 +130,7 @@ def _add_holding(router: APIRouter, service: Service, sessions: Sessions) -> Non
         service.check_ready()
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
-        text = await _appended(service, GrowingText(service.engine.front.tokenizer), body.prompt or ())
+        text = await _appended(service, GrowingText(service.client.tokenizer), body.prompt or ())
         return told(sessions.add(request.state.tenant, text), headers=headers)
 
     @router.get("/v1/sessions", responses={200: {"model": SessionList}, 401: ERRORS[401], 503: ERRORS[503]})
@@ -220,7 +220,7 @@ def _told(
     """A session as a reply, with all its tokens where the whole is asked for."""
     more: dict[str, Any] = {}
     if whole:
-        has_text = service.engine.front.tokenizer is not None
+        has_text = service.client.tokenizer is not None
         more = {"token_ids": list(held.text.token_ids), "text": held.text.text if has_text else None}
     response = reply(_described(service, sessions, held, **more))
     response.headers.update(headers)
@@ -236,36 +236,36 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
 
     def grow() -> GrowingText:
         grown = text.append(prompt)
-        service.engine.front.admission.check_tokens(grown.token_ids, param="prompt")
+        service.client.input_processor.check_tokens(grown.token_ids, param="prompt")
         if len(grown) > service.context:
             raise ContextOverflow(f"{len(grown)} tokens are more than the context of {service.context}", param="prompt")
         return grown
 
-    return await service.beside.run(len(prompt), grow)
+    return await service.worker_pools.run(len(prompt), grow)
 
 
 def _session_job(
     held: HeldSession,
     begun: tuple[int, ...],
-    front: Front,
+    client: ModelClient,
     context: int,
     body: SessionGenerateRequest,
     caller: Caller,
-    head: Head,
+    head: ReplyHeader,
     name: str,
-) -> SessionJob:
+) -> SessionReplyBuilder:
     """The completion of a session's tokens; see `completion_job`."""
     if body.n not in (None, 1):
         raise invalid("n", "must be 1 in a session; fork it for several")
     given = {name: getattr(body, name) for name in SessionGenerateRequest.model_fields}
     completion = CompletionRequest.model_construct(**given, prompt=list(begun))
-    return SessionJob(held, completion_job(front, context, completion, caller, head, name))
+    return SessionReplyBuilder(held, completion_job(client, context, completion, caller, head, name))
 
 
-class SessionJob:
-    """A completion whose tokens join a session when it has ended well. See `Job`."""
+class SessionReplyBuilder:
+    """A completion whose tokens join a session when it has ended well. See `ReplyBuilder`."""
 
-    def __init__(self, held: HeldSession, job: CompletionJob) -> None:
+    def __init__(self, held: HeldSession, job: CompletionReplyBuilder) -> None:
         self._held = held
         self._job = job
         self._tokens: list[int] = []
@@ -277,7 +277,7 @@ class SessionJob:
         self.fold = job.fold
 
     def push(self, place: int, delta: Delta) -> Iterator[Reply]:
-        """See `Job`."""
+        """See `ReplyBuilder`."""
         yield from self._job.push(place, delta)
         self._tokens += delta.token_ids
         if delta.finish_reason is not None:
@@ -293,7 +293,7 @@ class SessionGeneration(Generation):
         held: HeldSession,
         begun: tuple[int, ...],
         service: Service,
-        job: Job,
+        job: ReplyBuilder,
         **options: Any,
     ) -> None:
         super().__init__(service, job, **options)

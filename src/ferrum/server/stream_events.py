@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from ferrum.engine.request_output import Delta
 from ferrum.server.reply_bodies import Reply
-from ferrum.server.reply_builder import Job
+from ferrum.server.reply_builder import ReplyBuilder
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -39,7 +39,7 @@ class EventWriter:
         job: whose news they are.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ReplyBuilder) -> None:
         self._job = job
         self._around: dict[tuple[int, int], tuple[bytes, bytes] | None] = {}
 

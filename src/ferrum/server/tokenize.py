@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.server.chat_completions import render
 from ferrum.server.error_replies import invalid, unsupported
 from ferrum.server.openapi_rules import FORM_OF
@@ -17,20 +17,20 @@ from ferrum.text.tokenizer import Tokenizer
 Told = TypeVar("Told")
 
 
-def tokenizer_of(front: Front) -> Tokenizer:
+def tokenizer_of(client: ModelClient) -> Tokenizer:
     """The model's tokenizer. Raises ApiError where it has none."""
-    if front.tokenizer is None:
+    if client.tokenizer is None:
         raise unsupported("model", "it has no tokenizer")
-    return front.tokenizer
+    return client.tokenizer
 
 
-def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
+def tokenize(client: ModelClient, context: int, body: TokenizeRequest) -> Tokens:
     """The tokens of exactly one of `prompt`, `messages` and `content`.
 
     Raises:
         RequestError, ApiError: not exactly one, or a field that cannot be honoured.
     """
-    tokenizer = tokenizer_of(front)
+    tokenizer = tokenizer_of(client)
     given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid("prompt", "give exactly one of prompt, messages and content")
@@ -44,7 +44,7 @@ def tokenize(front: Front, context: int, body: TokenizeRequest) -> Tokens:
     elif body.prompt is not None:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = tokenizer.encode(render(front, body), add_special_tokens=bool(body.add_special_tokens))
+        ids = tokenizer.encode(render(client, body), add_special_tokens=bool(body.add_special_tokens))
     strings = _each(ids, lambda token: tokenizer.piece(token) or "") if body.return_token_strs else None
     pieces = _each(ids, partial(_piece, tokenizer)) if body.with_pieces else None
     return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
@@ -65,21 +65,21 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
         return TokenPiece(id=token, piece=list(raw))
 
 
-def detokenize(front: Front, body: DetokenizeRequest) -> Text:
+def detokenize(client: ModelClient, body: DetokenizeRequest) -> Text:
     """The text of tokens, special ones included.
 
     Raises:
         InvalidToken: an id that the model does not have.
     """
-    tokenizer = tokenizer_of(front)
-    front.admission.check_tokens(body.tokens, param="tokens")
+    tokenizer = tokenizer_of(client)
+    client.input_processor.check_tokens(body.tokens, param="tokens")
     text = tokenizer.decode(body.tokens, skip_special_tokens=False)
     return Text(prompt=text, content=text)
 
 
-def rendered(front: Front, body: RenderRequest) -> Rendered:
+def rendered(client: ModelClient, body: RenderRequest) -> Rendered:
     """The text of a conversation and its tokens, as a chat would take them."""
-    tokenizer = tokenizer_of(front)
-    text = render(front, body)
+    tokenizer = tokenizer_of(client)
+    text = render(client, body)
     ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     return Rendered(prompt=text, token_ids=ids, count=len(ids))

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferrum.core.errors import ContextOverflow, RequestError
 from ferrum.core.params import ALL_TOKENS, SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.model_client import Front
+from ferrum.engine.model_client import ModelClient
 from ferrum.server.error_replies import ApiError, field_path, invalid, unsupported
 from ferrum.server.openapi_rules import MAX_ID
 from ferrum.server.request_bodies import Body, GenerationBody
@@ -104,7 +104,7 @@ def check_top_tokens(field: str, count: int | None, *limits: int) -> None:
         raise invalid(field, f"must be 0 to {min(limits)}, not {count}")
 
 
-def check_common(body: GenerationBody, front: Front, caller: Caller) -> None:
+def check_common(body: GenerationBody, client: ModelClient, caller: Caller) -> None:
     """Rules that both generating routes share.
 
     Raises:
@@ -114,7 +114,7 @@ def check_common(body: GenerationBody, front: Front, caller: Caller) -> None:
         raise invalid("stream_options", "only with stream = true")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "not with stream = true")
-    if body.prompt_logprobs != ALL_TOKENS or front.router.info.vocab_size > caller.max_logprobs:
+    if body.prompt_logprobs != ALL_TOKENS or client.info.vocab_size > caller.max_logprobs:
         check_top_tokens("prompt_logprobs", body.prompt_logprobs, caller.max_logprobs)
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"{body.response_format.type} is not served yet, only text")
@@ -134,7 +134,7 @@ def check_common(body: GenerationBody, front: Front, caller: Caller) -> None:
         and body.truncate_prompt_tokens != -1
     ):
         raise invalid("truncate_prompt_tokens", f"must be at least 1, or -1, not {body.truncate_prompt_tokens}")
-    front.admission.check_priority(body.priority or 0)
+    client.input_processor.check_priority(body.priority or 0)
 
 
 def _can_stand_in_a_path(id: str) -> bool:
@@ -163,7 +163,7 @@ def part_id(name: str, place: int) -> str:
 
 
 def admit(
-    front: Front,
+    client: ModelClient,
     context: int,
     body: GenerationBody,
     prompts: Sequence[str | list[int]],
@@ -181,7 +181,7 @@ def admit(
         context: most tokens of prompt and output together.
         name: of the requests; several get a number each.
         limit: the most tokens that the client asks for; a default is cut off by the context, a wish must fit.
-        prediction: see `Admission.admit`.
+        prediction: see `InputProcessor.admit`.
 
     Raises:
         RequestError: what cannot be served; `param` names the field and, of several prompts, the prompt.
@@ -189,8 +189,8 @@ def admit(
     requests: list[Request] = []
     for place, prompt in enumerate(prompts):
         try:
-            request = front.admission.admit(
-                _truncated(front, context, body, prompt, params, limit, add_special_tokens),
+            request = client.input_processor.process(
+                _truncated(client, context, body, prompt, params, limit, add_special_tokens),
                 params,
                 request_id=part_id(name, place) if len(prompts) > 1 else name,
                 priority=body.priority or 0,
@@ -209,7 +209,7 @@ def admit(
 
 
 def _truncated(
-    front: Front,
+    client: ModelClient,
     context: int,
     body: GenerationBody,
     prompt: str | list[int],
@@ -219,7 +219,7 @@ def _truncated(
 ) -> str | list[int]:
     """The prompt, or the ids of its end where it is to be cut."""
     keep = body.truncate_prompt_tokens
-    if keep is None or (front.tokenizer is None and isinstance(prompt, str)):
+    if keep is None or (client.tokenizer is None and isinstance(prompt, str)):
         return prompt  # admission refuses text without a tokenizer
     if keep == -1:
         room = 1 if params.max_tokens is None else params.max_tokens
@@ -227,10 +227,10 @@ def _truncated(
         keep = max(1, context - (min(room, context // 2) if limit is None else room))
     if not isinstance(prompt, str):
         return prompt[-keep:]
-    assert front.tokenizer is not None
-    ids = front.tokenizer.encode(prompt, add_special_tokens=special)
+    assert client.tokenizer is not None
+    ids = client.tokenizer.encode(prompt, add_special_tokens=special)
     # What begins every text, as the models want it that are used to it, is not what is to be cut.
-    around = front.tokenizer.encode("", add_special_tokens=special)
+    around = client.tokenizer.encode("", add_special_tokens=special)
     begin = sum(takewhile(bool, map(eq, ids, around)))
     return ids if len(ids) <= keep else [*ids[:begin], *ids[len(ids) + begin - keep :]][:keep]
 

@@ -1,4 +1,7 @@
-"""Work that a client can make long, kept apart: a little of it is done at a time, and nobody else waits for it."""
+"""`WorkerPools`: runs slow request preparation off the event loop, with a bound on how much waits.
+
+What is prepared is defined by the routes.
+"""
 
 from __future__ import annotations
 
@@ -9,80 +12,82 @@ from typing import Final, ParamSpec, TypeVar
 
 from ferrum.core.errors import EngineDead, QueueFull
 
-AT_ONCE: Final = 2
-WAITING: Final = 16
+NUM_THREADS: Final = 2
+MAX_WAITING: Final = 16
 
 LARGE_BYTES: Final = 1 << 20
-"""Beyond so many a body takes seconds to encode, and hundreds of megabytes."""
+"""Above this size a body takes seconds to encode, and hundreds of megabytes of memory."""
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-class Beside:
-    """Makes of bodies what they become, beside the event loop. Used on one."""
+class WorkerPools:
+    """Threads for request preparation. Call from the event loop's thread only."""
 
     def __init__(self) -> None:
-        self._templates = _Aside("a chat_template of their own")
-        self._large = _Aside(f"more than {LARGE_BYTES} bytes")
+        self._templates = _Pool("a chat_template in the body")
+        self._large = _Pool(f"a body over {LARGE_BYTES} bytes")
 
-    async def run(self, size: int, work: Callable[Given, Made], *arguments: Given.args, **named: Given.kwargs) -> Made:
-        """What the work makes of a body of so many bytes: of a large one after others.
+    async def run(
+        self, size: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Run the work for a body of `size` bytes; large bodies queue for a few threads.
 
         Raises:
-            QueueFull: many large ones wait already.
-            EngineDead: the server ends.
+            QueueFull: too many large bodies are waiting.
+            EngineDead: the server is shutting down.
         """
         if size <= LARGE_BYTES:
             return await asyncio.to_thread(work, *arguments, **named)
         return await self._large.run(work, *arguments, **named)
 
-    async def fill_in(self, work: Callable[Given, Made], *arguments: Given.args, **named: Given.kwargs) -> Made:
-        """What the work makes of a body with a chat template, which may take long. Errors as of `run`."""
+    async def run_template(
+        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Run the work for a body with a chat template, which may take long. Raises as `run`."""
         return await self._templates.run(work, *arguments, **named)
 
     def close(self) -> None:
-        """Begin with no more that may take long. What runs comes to its end first."""
+        """Start no more queued work. Running work finishes first."""
         self._templates.close()
         self._large.close()
 
 
-class _Aside:
-    """A few threads, and a short queue before them.
+class _Pool:
+    """A few threads with a short queue.
 
     Args:
-        what: kind of requests there are, for those that are refused.
+        kind: names the requests in the error for a full queue.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ferrum-aside")
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="ferrum-worker")
         self._count = 0
         self._closed = False
 
-    async def run(self, work: Callable[Given, Made], *arguments: Given.args, **named: Given.kwargs) -> Made:
-        """What the work makes of its arguments, in one of the threads.
-
-        Raises:
-            QueueFull: as many wait as may.
-            EngineDead: it is closed, or was before the work began.
-        """
+    async def run(
+        self, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Run the work in one of the threads. Raises as `WorkerPools.run`."""
         if self._closed:
-            raise EngineDead("the server ends")
-        if self._count >= AT_ONCE + WAITING:
-            raise QueueFull(f"{self._count} requests with {self._what} are there, as many as may be")
+            raise EngineDead("the server is shutting down")
+        limit = NUM_THREADS + MAX_WAITING
+        if self._count >= limit:
+            raise QueueFull(f"{self._count} requests with {self._kind} are in progress, at most {limit}; retry later")
         self._count += 1
         future = self._threads.submit(work, *arguments, **named)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if self._closed and future.cancelled():
-                raise EngineDead("the server ends") from None
+                raise EngineDead("the server is shutting down") from None
             raise
         finally:
             self._count -= 1
 
     def close(self) -> None:
-        """See `Beside.close`."""
+        """Cancel what is queued. Idempotent."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)

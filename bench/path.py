@@ -1,0 +1,144 @@
+"""Count the stations of one streamed chat: the files and functions of ferrum that it runs through.
+
+    python bench/path.py            a table per room
+    python bench/path.py --list     every function too
+
+A real HTTP server serves the built-in model with the engine in a thread. After a first request has warmed up caches, a
+profile hook in every thread records each distinct (file, function) of ferrum from the request to the end of its reply.
+Loading the model does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import ferrum
+from ferrum.engine.async_engine import AsyncEngine
+from ferrum.engine.build import build
+from ferrum.server.app import create_app
+from ferrum.server.launch import Server
+from ferrum.server.server_config import ServerConfig
+from ferrum.server.service import State
+from ferrum.text.chat_template import ChatTemplate
+
+SOURCE: Final = str(Path(ferrum.__file__).parent) + "/"
+MODEL: Final = "ferrum-tiny"
+TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+TOKENS: Final = 4
+SETTLE_SECONDS: Final = 0.5
+"""The engine's thread comes to rest in this time after a reply."""
+
+
+class Profile:
+    """Distinct functions called while `active`; install it before the threads start that it is to see."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.functions: set[tuple[str, str]] = set()
+        self.calls = 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Record a call; the signature is that of `sys.setprofile` hooks."""
+        if self.active and event == "call":
+            code = frame.f_code
+            if code.co_filename.startswith(SOURCE) and not code.co_name.startswith("<"):
+                self.functions.add((code.co_filename.removeprefix(SOURCE), code.co_qualname))
+                self.calls += 1
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """Serve the built-in model; yield the port."""
+
+    def make() -> AsyncEngine:
+        return AsyncEngine.from_parts(replace(build(MODEL), chat_template=ChatTemplate(TEMPLATE)))
+
+    config = ServerConfig(port=0)
+    app = create_app(make, config)
+    server = Server(app, config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while app.state.service.state is State.LOADING or not server.started:
+            time.sleep(0.01)
+        if app.state.service.failure is not None:
+            raise app.state.service.failure
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def chat(port: int, text: str) -> int:
+    """Stream one chat and return the number of its events with text."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    lines = response.read().splitlines()
+    connection.close()
+    if response.status != http.client.OK or lines[-2:] != [b"data: [DONE]", b""]:
+        raise SystemExit(f"the chat failed with status {response.status}: {lines[-1:]}")
+    return sum(line.startswith(b"data: {") for line in lines)
+
+
+def measure() -> Profile:
+    """Return the profile of one warm request."""
+    profile = Profile()
+    threading.setprofile(profile)
+    with serving() as port:
+        chat(port, "One request warms up what is computed once.")
+        time.sleep(SETTLE_SECONDS)
+        profile.active = True
+        chat(port, "How do you do?")
+        time.sleep(SETTLE_SECONDS)
+        profile.active = False
+    threading.setprofile(None)
+    return profile
+
+
+def main() -> None:
+    """Print the number of files and functions, per room and in all."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--list", action="store_true", help="print every file with its functions")
+    options = arguments.parse_args()
+    profile = measure()
+    files: dict[str, list[str]] = {}
+    for file, name in sorted(profile.functions):
+        files.setdefault(file, []).append(name)
+    rooms: dict[str, list[int]] = {}
+    for file, names in files.items():
+        counts = rooms.setdefault(file.partition("/")[0], [0, 0])
+        counts[0] += 1
+        counts[1] += len(names)
+    print(f"{'room':<12}{'files':>7}{'functions':>11}")
+    for room, (number, functions) in sorted(rooms.items()):
+        print(f"{room:<12}{number:>7}{functions:>11}")
+    print(f"{'all':<12}{len(files):>7}{len(profile.functions):>11}   {profile.calls} calls for {TOKENS} tokens")
+    if options.list:
+        for file, names in files.items():
+            print(f"\n{file} ({len(names)})")
+            print("".join(f"  {name}\n" for name in names), end="")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
