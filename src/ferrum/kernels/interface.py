@@ -38,11 +38,11 @@ class Weight(Protocol):
     """
 
     @property
-    def shape(self) -> tuple[int, int]: ...  # noqa: D102 - documented above
+    def shape(self) -> tuple[int, int]: ...
     @property
-    def format(self) -> str: ...  # noqa: D102
+    def format(self) -> str: ...
     @property
-    def nbytes(self) -> int: ...  # noqa: D102
+    def nbytes(self) -> int: ...
 
     def matmul(self, x: F32) -> F32:
         """x [M, K] f32 -> [M, N] f32, inputs rounded as the format says, each element in one fixed order."""

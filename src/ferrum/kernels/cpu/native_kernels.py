@@ -125,10 +125,10 @@ class NativeKernels:
         for rope in self._ropes:
             rope.reach(furthest)
 
-    def run(self, program: Any, rows: int) -> None:
+    def run(self, program: Any) -> None:
         """Run a program of the library on the step that has begun, by as many threads as its rows are worth."""
         runtime = self.lowering.runtime
-        runtime.use(self._team_size.choose(rows))
+        runtime.use(self._team_size.threads)
         begun = perf_counter()
         runtime.run(program)
         self._team_size.observe(perf_counter() - begun)

@@ -83,7 +83,7 @@ class NativeProgram:
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The arrays returned are views that the next step overwrites."""
         counts = self._begin(kernels, tables)
-        self._kernels.run(self._native, counts[Extent.ROWS])
+        self._kernels.run(self._native)
         return NetworkOutput(*(matrix[: counts[extent]] for extent, matrix in self._output))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:

@@ -1,104 +1,69 @@
-"""How many of a team's threads take part in a step: all, but fewer in short steps of a crowded machine.
+"""The number of threads of a step: all of them, or fewer on a crowded machine.
 
-A step has many barriers, and each waits for the last thread. Where others want the processors, too, the system puts a
-thread aside for some milliseconds now and then. A step that is shorter than that is over sooner without those who would
-have to be waited for, and leaves their processors to the others. No bit of any answer depends on it.
+A step has many barriers, and each waits for the slowest thread. If other processes want the same cores, the system
+preempts one thread for some milliseconds now and then, and the others wait. Fewer threads are then faster.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable
-from statistics import median
-from typing import Final
+
+from ferrum.core.policy_config import POLICY, PolicyConfig
 
 try:
     import resource
 except ImportError:  # not every system has it
     resource = None  # type: ignore[assignment]
 
-SHORT: Final = 0.005
-"""Seconds of a short step: about as long as a system lets one thread run while others wait."""
 
-WINDOW: Final = 9
-"""Steps of about one number of rows that tell how long they take."""
-
-LOOK: Final = 64
-"""Steps between two looks at how crowded the machine is."""
-
-CROWDED: Final = 16
-"""At least so often between two looks the caller's thread was put aside: the team is halved."""
-
-CALM: Final = 2
-"""At most so often: the team may be doubled."""
-
-MOST_PATIENCE: Final = 32
-"""Calm looks that a doubling waits for at most. Each one that had to be taken back doubles their number: a machine that
-is crowded by the whole team is often calm beside half of it, and would be tried at every other look."""
-
-
-def times_put_aside() -> int:
-    """How often this thread lost its processor while it would have gone on; 0 where the system does not tell."""
+def count_preemptions() -> int:
+    """Return how often the system preempted this thread so far; 0 where the system does not count it."""
     which = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if which is None else resource.getrusage(which).ru_nivcsw
 
 
 class TeamSize:
-    """Chooses for each step, and learns from it. Used by the thread that runs the steps.
+    """Chooser of the number of threads, by the preemptions of the thread that runs the steps. Use it on that thread.
 
     Args:
-        most: threads of the team.
-        aside: counts how often the caller was put aside.
+        max_threads: size of the whole team.
+        preemptions: counts the preemptions of the calling thread.
+        policy: rates and intervals.
+
+    Attributes:
+        threads: for the next step.
     """
 
-    def __init__(self, most: int, aside: Callable[[], int] = times_put_aside) -> None:
-        self._most = most
-        self._aside = aside
-        self._before = aside()
-        self._few = most
-        self._patience = 1
-        self._calm_looks = 0
+    def __init__(
+        self, max_threads: int, preemptions: Callable[[], int] = count_preemptions, policy: PolicyConfig = POLICY
+    ) -> None:
+        self.threads = max_threads
+        self._max_threads, self._preemptions, self._policy = max_threads, preemptions, policy
+        self._before, self._seconds = preemptions(), 0.0
+        self._patience, self._calm = 1, 0
         self._grown = False
-        self._short_octave = 0
-        self._steps = 0
-        self._octave = 0
-        self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-
-    def choose(self, rows: int) -> int:
-        """The threads of the next step, of so many rows."""
-        self._octave = rows.bit_length()
-        self._steps += 1
-        if self._steps % LOOK == 0:
-            self._look()
-        return self._few if self._octave <= self._short_octave else self._most
 
     def observe(self, seconds: float) -> None:
-        """The step that was chosen for has taken so long."""
-        self._seconds[self._octave].append(seconds)
-
-    def _look(self) -> None:
-        """See how crowded the machine is, and up to how many rows steps are short."""
-        now = self._aside()
-        aside, self._before = now - self._before, now
-        if aside >= CROWDED:
-            self._shrink()
-        elif aside <= CALM:
+        """Record the duration of a step, and adapt the team once per interval."""
+        self._seconds += seconds
+        if self._seconds < self._policy.team_interval_seconds:
+            return
+        now = self._preemptions()
+        rate = (now - self._before) / self._seconds
+        self._before, self._seconds = now, 0.0
+        grown, self._grown = self._grown, False
+        if rate >= self._policy.team_crowded_rate:
+            if grown:  # the last growth did not hold: wait twice as long before the next one
+                self._patience = min(2 * self._patience, self._policy.team_max_patience)
+            self._calm, self.threads = 0, max(1, self.threads // 2)
+        elif rate <= self._policy.team_calm_rate:
             self._grow()
-        self._short_octave = max((key for key, seen in self._seconds.items() if median(seen) <= SHORT), default=0)
-
-    def _shrink(self) -> None:
-        if self._grown:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._grown, self._calm_looks = False, 0
-        self._few = max(1, self._few // 2)
 
     def _grow(self) -> None:
-        """Where the machine has been calm for long enough. A size that it is calm beside is no trial any more."""
-        self._grown = False
-        if self._few == self._most:
+        if self.threads == self._max_threads:
             self._patience = max(1, self._patience // 2)
             return
-        self._calm_looks += 1
-        if self._calm_looks >= self._patience:
-            self._grown, self._calm_looks = True, 0
-            self._few = min(self._most, 2 * self._few)
+        self._calm += 1
+        if self._calm >= self._patience:
+            self._calm, self._grown = 0, True
+            self.threads = min(self._max_threads, 2 * self.threads)

@@ -21,7 +21,7 @@ class DenseSource(Protocol):
     """What a weight of one of these formats offers: its elements, [N, K] row-major."""
 
     @property
-    def values(self) -> NDArray[Any]: ...  # noqa: D102
+    def values(self) -> NDArray[Any]: ...
 
 
 class PanelLayout(Protocol):
@@ -32,7 +32,7 @@ class PanelLayout(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
 
 
 class PanelSource(Protocol):
@@ -44,9 +44,9 @@ class PanelSource(Protocol):
     """
 
     @property
-    def layout(self) -> PanelLayout: ...  # noqa: D102
+    def layout(self) -> PanelLayout: ...
     @property
-    def panels(self) -> NDArray[np.uint8]: ...  # noqa: D102
+    def panels(self) -> NDArray[np.uint8]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
