@@ -13,8 +13,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
-import_module("ferrum.core.resident_memory")  # looks how large the process is before any library comes into it
-
 _HOMES: Final = {
     name: home
     for home, names in {

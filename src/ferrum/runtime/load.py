@@ -30,11 +30,11 @@ from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import (
+    LIBRARY_BYTES,
     PoolLimits,
     bytes_to_come,
     free_memory,
     group_windows,
-    library_bytes,
     pool_groups,
     pool_part,
     refuse_too_large,
@@ -58,9 +58,6 @@ _ADDRESSES: Final = 1 << 47
 
 _MOST_ROWS: Final = 1 << 32
 """Tokens of a step whose buffers' bytes still count in 64 bits, whatever the model."""
-
-_LIBRARIES: Final = library_bytes()
-"""Asked once, here: what loading needs is imported by now, and no model is there yet."""
 
 
 def load_executor(
@@ -357,7 +354,7 @@ def _traits(
             pool_part(group, lm.kernels.planned_page_bytes(group), window, limits)
             for group, window in zip(groups, windows, strict=True)
         ),
-        libraries=_LIBRARIES,
+        libraries=LIBRARY_BYTES,
     )
     return ExecutorTraits(
         backend=lm.kernels.name,

@@ -19,7 +19,6 @@ from ferrum.core.config import ModelConfig
 from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left, memory_with_swap
 from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.core.memory_plan import PoolPart, size
-from ferrum.core.resident_memory import AT_IMPORT, resident_bytes
 from ferrum.kernels.interface import PoolGroup
 from ferrum.models.decoder import parameter_shapes, pool_slots
 from ferrum.models.spec import AttentionSpec, DecoderSpec
@@ -62,14 +61,8 @@ def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, spec: Decoder
         raise CapacityError(f"there is no memory for the {size(wanted)} of the weights: {reason}")
 
 
-_LIBRARIES: Final = 29 << 20
-"""Bytes of numpy and of all else that `import ferrum` puts off, where they cannot be told (Linux, CPython 3.11)."""
-
-_MOST_LIBRARIES: Final = 96 << 20
-"""Bytes that they never take: 59 MiB with the server's."""
-
-_LEFT_BEHIND: Final = 3 << 20
-"""Bytes that loading and a first step leave: the native library, the network's objects, pieces that malloc keeps."""
+LIBRARY_BYTES: Final = 26 << 20
+"""Resident bytes of numpy, the native library and a network's objects: 16 MiB if numpy was loaded before, else 32."""
 
 _SHARE: Final = 0.25
 """Of the memory that is available at load, what the pool takes where the user names no capacity."""
@@ -195,18 +188,6 @@ def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: s
         value_dim=layers[0].head_dim,
         format=format,
     )
-
-
-def library_bytes() -> int:
-    """What has come into the process besides a model since `import ferrum`, and what loading a model will leave behind.
-
-    To be asked when everything is imported and nothing is loaded. A process that had numpy before has grown by less;
-    one that has grown by more than libraries take holds something of its user's, and gets the usual number.
-    """
-    now = resident_bytes()
-    if now is None or AT_IMPORT is None or not 0 <= now - AT_IMPORT <= _MOST_LIBRARIES:
-        return _LIBRARIES + _LEFT_BEHIND
-    return now - AT_IMPORT + _LEFT_BEHIND
 
 
 def return_free_memory() -> None:
