@@ -1,7 +1,7 @@
-"""The options of the program: one frozen tree, resolved once, complete, and the only place that reads the environment.
+"""The options of the program: one frozen tree, complete once it is built. Nothing else reads the environment.
 
-Flags and files make an `EngineConfig`; constructors take the values they use, never the tree. Every field tells what it
-does in its metadata (`help`), which command lines and documents print.
+Command lines and files build an `EngineConfig`; constructors take single values, never the tree. A field's metadata has
+its help text. Options of the HTTP server are in `server/server_config.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.logging import warn_once
-from ferrum.core.option_fields import about, check_options
+from ferrum.core.option_fields import about, check_options, option
 from ferrum.core.values import shown
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
 _SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGED_KV")
-"""Names behind the prefix."""
+"""Names after the prefix."""
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
@@ -34,19 +34,19 @@ GENERATION_CONFIGS: Final = ("auto", "none")
 
 NGRAM: Final = "ngram"
 MAX_DRAFT: Final = 16
-"""Longest draft: what a layer with a sliding window keeps to be able to take back."""
+"""Longest draft: a layer with a sliding window keeps this many extra tokens, so that a draft can be rolled back."""
 
 USUAL_DRAFT: Final = 8
-"""Longest draft where none is asked for."""
+"""Default length limit of a draft."""
 
 PAGE_SIZE: Final = 64
-"""Tokens per page where nobody asks for another size: what attention streams at full bandwidth."""
+"""Default tokens per page: attention streams pages of this size at full bandwidth."""
 
 USUAL_STEP: Final = 512
-"""Tokens of one step where nobody says how many."""
+"""Default token limit of one step."""
 
 MAX_THREADS: Final = 1024
-"""Largest team: far more threads than processors finish no step."""
+"""Largest thread team: with far more threads than CPUs no step ends."""
 
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
@@ -54,33 +54,30 @@ _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches(JsonRecord):
-    """What the environment says. Raises ConfigError for a value that is no switch."""
+    """The switches in the environment. Raises ConfigError for a value that is neither on nor off."""
 
-    disable_graphs: bool = field(
-        default=False,
-        metadata=about(
-            "Walk the network at every step instead of replaying it "
-            "(FERRUM_DISABLE_GRAPHS=1, or its alias FERRUM_DISABLE_CUDA_RUNNER=1)."
-        ),
+    disable_graphs: bool = option(
+        False,
+        "Walk the network at every step instead of replaying it "
+        "(FERRUM_DISABLE_GRAPHS=1, or its alias FERRUM_DISABLE_CUDA_RUNNER=1).",
     )
-    log_tokens: bool = field(
-        default=False,
-        metadata=about("Log backend, position and the top 5 ids and logits of each step (FERRUM_LOG_TOKENS=1)."),
+    log_tokens: bool = option(
+        False, "Log backend, position and the top 5 ids and logits of each step (FERRUM_LOG_TOKENS=1)."
     )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Switches:
-        """Read the switches. Of what else begins as they do the log tells: it may be one of them, misspelt.
+        """Read the switches, and warn once of unknown FERRUM_ variables, which may be misspelt.
 
         Raises:
-            ConfigError: a value that is neither on nor off, or FERRUM_PAGED_KV=0: there is one store, and it is paged.
+            ConfigError: a value is neither on nor off, or FERRUM_PAGED_KV=0: the only KV store is paged.
         """
         for name in environment:
             if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) not in _SWITCHES:
                 known = ", ".join(ENVIRONMENT_PREFIX + each for each in _SWITCHES)
-                warn_once(f"{name} in the environment is without effect: there are {known}")
+                warn_once(f"{name} in the environment has no effect; known variables: {known}")
         if not _switch(environment, "PAGED_KV", default=True):
-            raise ConfigError("there is one KV store and it is paged: remove it", param="FERRUM_PAGED_KV")
+            raise ConfigError("cannot be 0: the only KV store is paged; unset it", param="FERRUM_PAGED_KV")
         return cls(
             disable_graphs=_switch(environment, "DISABLE_GRAPHS") or _switch(environment, "DISABLE_CUDA_RUNNER"),
             log_tokens=_switch(environment, "LOG_TOKENS"),
@@ -101,52 +98,41 @@ def _switch(environment: Mapping[str, str], name: str, *, default: bool = False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(JsonRecord):
-    """How a model is loaded. Raises ConfigError, naming the field, for a value that no model could take."""
+    """The options of loading a model. Raises ConfigError for an invalid value; `param` names the field."""
 
     model: str = field(metadata=about("Directory or hub id of the model."))
-    device: str = field(default="cpu", metadata=about("Where to compute.", DEVICES))
-    dtype: str = field(default="auto", metadata=about("Format of the weights; auto: the checkpoint's.", DTYPES))
-    quantize: str | None = field(
-        default=None,
-        metadata=about(
-            "Quantise the matrices on load; int4 keeps embedding and head in int8, int4-all does not.",
-            QUANTIZATIONS,
-        ),
+    device: str = option("cpu", "Device to compute on.", DEVICES)
+    dtype: str = option("auto", "Format of the weights; auto takes the checkpoint's.", DTYPES)
+    quantize: str | None = option(
+        None,
+        "Quantise the matrices on load; int4 keeps embedding and head in int8, int4-all does not.",
+        QUANTIZATIONS,
     )
-    group: int | None = field(
-        default=None,
-        metadata=about(
-            "Inputs that share a scale of quantised matrices: 128 is the fastest where many tokens are computed at "
-            "once, 32 the most exact; none: 32, or what a packed directory has.",
-            GROUPS,
-        ),
+    group: int | None = option(
+        None,
+        "Inputs per scale of quantised matrices: 128 is the fastest for many tokens at once, 32 the most exact "
+        "(default: 32, or the packed directory's).",
+        GROUPS,
     )
-    kv_dtype: str = field(
-        default="auto",
-        metadata=about("Format of keys and values; auto: float32 with float32 weights, else bfloat16.", KV_DTYPES),
+    kv_dtype: str = option(
+        "auto", "Format of keys and values; auto takes float32 with float32 weights, else bfloat16.", KV_DTYPES
     )
-    kernels: str = field(
-        default="auto", metadata=about("Kernels to compute with; auto: the fastest there are.", KERNELS)
+    kernels: str = option("auto", "Kernels to compute with; auto takes the fastest available.", KERNELS)
+    isa: str = option("auto", "Instruction tier of the native kernels; auto takes this machine's best.", ISAS)
+    threads: int | None = option(
+        None,
+        f"Threads for native kernels, 1-{MAX_THREADS} (default: all available CPUs).",
+        least=1,
+        most=MAX_THREADS,
     )
-    isa: str = field(
-        default="auto", metadata=about("Instruction tier of the native kernels; auto: this machine's best.", ISAS)
+    max_batch_size: int = option(32, "Maximum sequences in one step.", least=1)
+    max_sequence_length: int | None = option(
+        None, "Maximum tokens of a sequence (default: the model's context).", least=1
     )
-    threads: int | None = field(
-        default=None,
-        metadata=about(
-            f"Most threads of the native kernels, at most {MAX_THREADS}; none: as many as processors allowed.",
-            least=1,
-            most=MAX_THREADS,
-        ),
+    kv_capacity: int | None = option(
+        None, "Tokens that the KV pool holds (default: sized to the available memory).", least=1
     )
-    max_batch_size: int = field(default=32, metadata=about("Most sequences of one step.", least=1))
-    max_sequence_length: int | None = field(
-        default=None, metadata=about("Most tokens of a sequence; none: the model's context.", least=1)
-    )
-    kv_capacity: int | None = field(
-        default=None, metadata=about("Tokens that the KV pool holds; none: as memory allows.", least=1)
-    )
-    switches: Switches = field(default_factory=Switches, metadata=about("What the environment says."))
+    switches: Switches = field(default_factory=Switches, metadata=about("Switches from the environment."))
 
     def __post_init__(self) -> None:
         if not isinstance(self.switches, Switches):
@@ -156,77 +142,54 @@ class ModelConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(JsonRecord):
-    """How a model is served: the root of the tree. Raises ConfigError, naming the field."""
+    """The options of serving a model: the root of the tree. Raises ConfigError; `param` names the field."""
 
     model: ModelConfig = field(metadata=about("The model to serve."))
-    policy: str = field(default="fcfs", metadata=about("Who is served first.", POLICIES))
-    max_tokens_per_step: int = field(
-        default=USUAL_STEP, metadata=about("Most tokens of one step, over all sequences.", least=1)
+    policy: str = option("fcfs", "Scheduling policy: which waiting request runs next.", POLICIES)
+    max_tokens_per_step: int = option(USUAL_STEP, "Maximum tokens in one step, over all sequences.", least=1)
+    decode_seconds: float = option(
+        0.5,
+        "Target time for a step that decodes, in seconds. Prompt chunks are sized to fit; prefill gets at least half "
+        "a step. 0 disables the limit.",
+        least=0.0,
     )
-    decode_seconds: float = field(
-        default=0.5,
-        metadata=about(
-            "Longest step in seconds, as steps are measured, while answers are being written: prompts join in pieces "
-            "that keep to it, and get half of a step at least, and sequences wait that would make it longer and bring "
-            "nothing; 0: as long as max_tokens_per_step and max_batch_size make it.",
-            least=0.0,
-        ),
+    host: str = option("thread", "Run the engine in a thread or in a process.", HOSTS)
+    max_queue: int = option(1024, "Maximum requests in progress, waiting or running; more are refused.", least=1)
+    prefix_cache: bool = option(True, "Reuse the computed pages of prompts that begin with the same tokens.")
+    speculative: str | None = option(
+        None,
+        "Propose draft tokens and verify several in one step; no answer changes. ngram finds drafts in the text so "
+        "far; a directory or hub id names a smaller model with the same vocabulary.",
     )
-    host: str = field(default="thread", metadata=about("Where the engine runs.", HOSTS))
-    max_queue: int = field(default=1024, metadata=about("Most requests that wait or run; more are refused.", least=1))
-    prefix_cache: bool = field(
-        default=True, metadata=about("Keep what is computed, while there is room, for prompts that begin alike.")
+    num_speculative_tokens: int = option(
+        USUAL_DRAFT,
+        f"Maximum draft tokens of a sequence in one step, 1-{MAX_DRAFT}.",
+        least=1,
+        most=MAX_DRAFT,
+        needs="speculative",
     )
-    speculative: str | None = field(
-        default=None,
-        metadata=about(
-            "Guess tokens and verify several in one step, which changes no answer: ngram looks them up in the text so "
-            "far, a directory or hub id is a smaller model with the same vocabulary."
-        ),
+    prefix_cache_dir: str | None = option(None, "Directory for a persistent prefix cache (default: memory only).")
+    prefix_cache_gib: int = option(16, "Maximum size of that directory, in GiB.", least=1, needs="prefix_cache_dir")
+    swap_gib: int = option(0, "Host memory for evicted pages, in GiB. 0 recomputes evicted pages instead.", least=0)
+    record_dir: str | None = option(
+        None,
+        "Directory for records of requests, prompts included, for `ferrum replay` (default: no records).",
+        flag="record",
     )
-    num_speculative_tokens: int = field(
-        default=USUAL_DRAFT,
-        metadata=about(
-            f"Most guesses for a sequence in one step, at most {MAX_DRAFT}.",
-            least=1,
-            most=MAX_DRAFT,
-            needs="speculative",
-        ),
+    record_gib: int = option(
+        1, "Maximum size of all records, in GiB; the oldest are deleted first.", least=1, needs="record_dir"
     )
-    prefix_cache_dir: str | None = field(
-        default=None, metadata=about("Directory where prefixes outlast the engine; none: they do not.")
-    )
-    prefix_cache_gib: int = field(
-        default=16, metadata=about("Most GiB that the directory holds.", least=1, needs="prefix_cache_dir")
-    )
-    swap_gib: int = field(
-        default=0,
-        metadata=about("GiB of host buffers for pages that have to make room; 0: they are computed again.", least=0),
-    )
-    record_dir: str | None = field(
-        default=None,
-        metadata=about(
-            "Directory where requests are kept with all that is needed to run them again, prompts too; none: nowhere.",
-            flag="record",
-        ),
-    )
-    record_gib: int = field(
-        default=1,
-        metadata=about("Most GiB that the records take; the oldest go first.", least=1, needs="record_dir"),
-    )
-    generation_config: str = field(
-        default="auto",
-        metadata=about("Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS),
+    generation_config: str = option(
+        "auto", "Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS
     )
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, ModelConfig):
             raise ConfigError(f"must be a ModelConfig, not {shown(self.model)}", param="model")
         check_options(self)
-        if self.prefix_cache_dir is not None and not self.prefix_cache:
-            raise ConfigError("needs the prefix cache, which is switched off", param="prefix_cache_dir")
-        if self.swap_gib and not self.prefix_cache:
-            raise ConfigError("needs the prefix cache, which is switched off", param="swap_gib")
+        for name in ("prefix_cache_dir", "swap_gib"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ConfigError("needs the prefix cache, which is off: enable prefix_cache", param=name)
         if self.max_tokens_per_step < self.model.max_batch_size:
             raise ConfigError(
                 f"{self.max_tokens_per_step} is less than max_batch_size = {self.model.max_batch_size}",
@@ -235,5 +198,5 @@ class EngineConfig(JsonRecord):
 
 
 def with_wide_steps(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat options for commands that have no `max_tokens_per_step`: a batch that is asked for fits into its steps."""
+    """Return flat options with `max_tokens_per_step` raised to the batch size, for commands without that option."""
     return {"max_tokens_per_step": max(USUAL_STEP, options.get("max_batch_size", 0)), **options}

@@ -1,6 +1,6 @@
-"""Option records: dataclasses whose fields tell in their metadata what they do and which values they take.
+"""Metadata and validation of option records: dataclasses whose fields describe themselves.
 
-Command lines and documents are made of the same metadata (`cli/options.py`).
+`cli/options.py` and the documents are generated from the same metadata. The options are in `core/config.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +25,43 @@ def about(
     flag: str | None = None,
     needs: str | None = None,
 ) -> dict[str, Any]:
-    """The metadata of an option: what it does, its values or bounds; a whole `least` wants ints.
+    """Return the metadata of an option.
 
     Args:
-        flag: its name on command lines, where that is not the field's.
-        needs: the field without which it would have no effect.
+        help: what the option does, with its unit.
+        choices: the valid values.
+        least, most: bounds; an integer `least` means that the option is an integer.
+        flag: name on command lines, if it differs from the field's.
+        needs: name of the field without which this one has no effect.
     """
     return {"help": help, "choices": choices, "least": least, "most": most, "flag": flag, "needs": needs}
 
 
+def option(default: Any, help: str, *arguments: Any, **metadata: Any) -> Any:
+    """Return a dataclass field with this default and the metadata of `about`."""
+    return field(default=default, metadata=about(help, *arguments, **metadata))
+
+
 def help_of(record: type, name: str) -> str:
-    """What the option does, for people."""
+    """Return the help text of an option."""
     text: str = next(item.metadata["help"] for item in fields(record) if item.name == name)
     return text
 
 
 def listed(choices: Iterable[object]) -> str:
-    """The values to choose from, for people: None is what an option is that was not given."""
+    """Return the choices as text; None, which stands for an option that is not set, is left out."""
     return ", ".join(str(each) for each in choices if each is not None)
 
 
 def check_options(record: Any) -> None:
-    """Refuse values that the metadata of a record's fields exclude.
+    """Refuse values that a record's field metadata exclude.
 
     Raises:
-        ConfigError: `param` names the field.
+        ConfigError: an invalid value; `param` names the field.
     """
     for item in fields(record):
         value, choices, least = getattr(record, item.name), item.metadata["choices"], item.metadata["least"]
-        # As a variable that was never set: it would mean every address, or this directory.
+        # An unset shell variable expands to "", which would mean every address or the current directory.
         if isinstance(value, str) and not value:
             raise ConfigError("must not be empty", param=item.name)
         if item.type == "bool" and not isinstance(value, bool):
@@ -70,24 +78,24 @@ def check_options(record: Any) -> None:
 
 
 def as_text(value: Any) -> Any:
-    """A path as options, records and other processes have it; anything else as it is."""
+    """Return a path as text, for options and records; any other value as it is."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def path_of(name: str, text: str) -> Path:
-    """The path that an option names; a `~` at its beginning is a home.
+    """Return the path that an option names, with a leading `~` expanded.
 
     Raises:
-        ConfigError: whose home is not known; `param` is `name`.
+        ConfigError: the home directory is unknown; `param` is `name`.
     """
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{shown(text)} is in the home of nobody who is known here", param=name) from None
+        raise ConfigError(f"the home directory in {shown(text)} is unknown", param=name) from None
 
 
 def check_number(name: str, value: object, least: float, most: int | None = None) -> None:
-    """Refuse what is no number, less than `least` or more than `most`; a whole `least` wants an int.
+    """Refuse a value that is no number or out of bounds; an integer `least` asks for an integer.
 
     Raises:
         ConfigError: `param` is `name`.
@@ -95,11 +103,11 @@ def check_number(name: str, value: object, least: float, most: int | None = None
     whole = isinstance(least, int)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
         raise ConfigError(f"must be {'an integer' if whole else 'a number'}, not {shown(value)}", param=name)
-    if value == math.inf:  # which JSON cannot say, and options are logged and reported
+    if value == math.inf:  # JSON has no infinity, and options are logged and reported as JSON
         raise ConfigError("must be finite", param=name)
     if not value >= least:
         raise ConfigError(f"must be at least {least}, not {shown(value)}", param=name)
     if most is not None and value > most:
         raise ConfigError(f"must be at most {most}, not {shown(value)}", param=name)
     if is_huge(value):
-        raise ConfigError(f"must be a number that can be written, not {shown(value)}", param=name)
+        raise ConfigError(f"must be a number of fewer digits, not {shown(value)}", param=name)
