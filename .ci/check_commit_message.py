@@ -12,13 +12,13 @@ MAX_SUBJECT = 72
 GENERATED = re.compile(r'(?:Merge|Revert ") ?|(?:fixup|squash|amend)! ')
 """Subjects that git writes itself."""
 
-NOT_VERBS = frozenset(
+NOT_VERBS = (
     "a an the this that these those it its we i you he she they there all some any no new more one two "
-    "in on at of for from to with by when where what who how if as so and or not".split()  # noqa: SIM905
+    "in on at of for from to with by when where what who how if as so and or not"
 )
-VERBS_LIKE_OTHER_FORMS = frozenset(
+VERBS_LIKE_OTHER_FORMS = (
     "pass address process access discuss focus express suppress compress bypass cross miss dismiss "
-    "bring string embed speed feed need seed shed bless guess press assess stress alias canvas bias".split()  # noqa: SIM905
+    "bring string embed speed feed need seed shed bless guess press assess stress alias canvas bias"
 )
 
 
@@ -47,9 +47,9 @@ def problems(message: str) -> list[str]:
 
 def is_imperative(word: str) -> bool:
     """Return whether a word may be an imperative verb: no article, and no other form of a verb."""
-    if word in NOT_VERBS:
+    if word in NOT_VERBS.split():
         return False
-    return word in VERBS_LIKE_OTHER_FORMS or not re.search(r"(?:ed|ing|[^s]s)$", word)
+    return word in VERBS_LIKE_OTHER_FORMS.split() or not re.search(r"(?:ed|ing|[^s]s)$", word)
 
 
 def main() -> int:
