@@ -5,7 +5,7 @@
     with ferrum.LLM("ferrum-tiny") as llm:
         print(llm.generate("def add(a, b):")[0].outputs[0].text)
 
-Names are loaded when they are first used: `import ferrum` takes no library with it. `__init__.pyi` has their types.
+Names are loaded at first use, so that `import ferrum` imports no library. `__init__.pyi` has their types.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HOMES: Final = {
     }.items()
     for name in names.split()
 }
-"""The module that each public name is loaded from."""
+"""The module of each public name."""
 
 __all__ = sorted(_HOMES)
 

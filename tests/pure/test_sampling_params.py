@@ -59,7 +59,7 @@ def reading_functions(room: str) -> dict[str, set[str]]:
     the rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
     """
     readers: dict[str, set[str]] = {}
-    for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "native.py"}):
+    for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "native_sampler.py"}):
         for function in nodes(path):
             if not isinstance(function, ast.FunctionDef):
                 continue

@@ -1,1 +1,1 @@
-"""The executor contract: verbs, inputs, outputs and handles that any executor offers."""
+"""The executor contract: the verbs, inputs, outputs and handles of every executor."""

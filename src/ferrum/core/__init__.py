@@ -1,1 +1,1 @@
-"""What everybody shares: steps, requests, the executor and its contract, errors. No numerics."""
+"""Types that all rooms share: steps, requests, options, errors. No numerics and no third-party imports."""

@@ -101,7 +101,7 @@ class ModelConfig(JsonRecord):
     """The options of loading a model. Raises ConfigError for an invalid value; `param` names the field."""
 
     model: str = field(metadata=about("Directory or hub id of the model."))
-    device: str = option("cpu", "Device to compute on.", DEVICES)
+    device: str = option("cpu", "Device to compute on.", DEVICES, refused=("cuda",))
     dtype: str = option("auto", "Format of the weights; auto takes the checkpoint's.", DTYPES)
     quantize: str | None = option(
         None,
@@ -117,7 +117,9 @@ class ModelConfig(JsonRecord):
     kv_dtype: str = option(
         "auto", "Format of keys and values; auto takes float32 with float32 weights, else bfloat16.", KV_DTYPES
     )
-    kernels: str = option("auto", "Kernels to compute with; auto takes the fastest available.", KERNELS)
+    kernels: str = option(
+        "auto", "Kernels to compute with; auto takes the fastest available.", KERNELS, refused=("cuda",)
+    )
     isa: str = option("auto", "Instruction tier of the native kernels; auto takes this machine's best.", ISAS)
     threads: int | None = option(
         None,

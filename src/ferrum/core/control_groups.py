@@ -1,4 +1,7 @@
-"""The control groups that this process is in (cgroups(7)): their limits are its own, beside the machine's."""
+"""Limits of the control groups (cgroups(7)) that this process is in: CPU quota, memory and swap.
+
+Both versions of the interface are read. The machine's own limits are in `runtime/memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ ROOT: Final = Path("/sys/fs/cgroup")
 
 
 def group_directories(controller: str, membership: Path, root: Path) -> list[Path]:
-    """The directories of a process's control group and of those around it, the outermost first.
+    """Return the directories of a process's control group and its ancestors, the outermost first.
 
-    In a container the path may be the host's, or lead out of what is mounted: then only the mount itself is there.
+    In a container the path may be the host's, or lead out of the mount: then only the mount itself is there.
 
     Args:
-        controller: of version 1, mounted in a folder of its name; none: version 2.
-        membership: the file that names the control groups, a line `number:controllers:path` each.
+        controller: name of a version 1 controller, mounted in a folder of that name; empty for version 2.
+        membership: file that lists the control groups, a line `number:controllers:path` each.
         root: where they are mounted.
     """
     parts = _paths(membership).get(controller, "/").strip("/").split("/")
@@ -25,7 +28,7 @@ def group_directories(controller: str, membership: Path, root: Path) -> list[Pat
 
 
 def cpu_quota(membership: Path, root: Path) -> float | None:
-    """Processors that the least quota of a process's control group and of those around it amounts to; None without one.
+    """Return the lowest CPU quota of the control groups, in CPUs; None without one.
 
     Args:
         membership, root: see `group_directories`.
@@ -36,15 +39,15 @@ def cpu_quota(membership: Path, root: Path) -> float | None:
 
 
 def memory_left(membership: Path, root: Path) -> int | None:
-    """Bytes that the control groups of a process still let it take; None where none has a limit.
+    """Return the bytes that the control groups still allow; None without a limit.
 
-    What was read from files, however lately, is no part of what they hold: it makes room by itself. The weights of a
-    service that starts again are there from the last time.
+    Cached file pages do not count as used, since the kernel reclaims them. After a restart the weights of a service are
+    still cached.
 
     Args:
         membership, root: see `group_directories`.
     """
-    # Beyond the high mark nobody is killed, but all are put to sleep again and again.
+    # Beyond memory.high the kernel kills no process but throttles all of them.
     marks = ("memory.max", "memory.high")
     groups = group_directories("", membership, root)
     left = [_left(group, mark, "memory.current") for group in groups for mark in marks]
@@ -54,11 +57,12 @@ def memory_left(membership: Path, root: Path) -> int | None:
 
 
 def memory_with_swap(memory: int, swap: int, membership: Path, root: Path) -> int:
-    """Bytes that a process can take in all, where so much memory is left to it and so much of the machine's swap.
+    """Return the bytes that a process can allocate from this memory and the machine's swap.
 
     Version 2 limits what a control group swaps, version 1 its memory and swap together.
 
     Args:
+        memory, swap: bytes left.
         membership, root: see `group_directories`.
     """
     groups = group_directories("", membership, root)
@@ -70,7 +74,7 @@ def memory_with_swap(memory: int, swap: int, membership: Path, root: Path) -> in
 
 
 def _paths(membership: Path) -> dict[str, str]:
-    """The control group of each controller of version 1, and under no name that of version 2."""
+    """Return the control group of each version 1 controller, and of version 2 under the empty name."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except (OSError, ValueError):
@@ -102,7 +106,13 @@ def _room(group: Path, limit: str, used: str) -> int | None:
 
 
 def _left(group: Path, limit: str, used: str, prefix: str = "") -> int | None:
-    """What a group may yet take, with the pages of files that it makes room of; the prefix is of their names."""
+    """Return the bytes that a group may still use, reclaimable file pages included.
+
+    Args:
+        group: its directory.
+        limit, used: names of the files with its limit and its usage.
+        prefix: of the names in `memory.stat`.
+    """
     try:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))

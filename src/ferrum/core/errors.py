@@ -1,8 +1,7 @@
-"""Every error that leaves ferrum, in one tree.
+"""Every error that ferrum raises, in one tree.
 
-Three questions an error answers by its class, never by its text: is it the caller's (`RequestError`), is it for want of
-room (`CapacityError`), or is it a feature that is not there (`Unsupported`)? What is left is a fault of the model files
-(`CheckpointError`) or of a step (`StepError`).
+The class says what to do about it: fix the input (`RequestError`), make room (`CapacityError`), or do without a feature
+(`Unsupported`). The others are faults of the model files (`CheckpointError`), of a step (`StepError`), or of a state.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from typing import Self
 
 
 class FerrumError(Exception):
-    """The root of all errors raised on purpose."""
+    """The base class of all errors raised on purpose."""
 
 
 class RequestError(FerrumError):
-    """The caller's input cannot be served.
+    """An input that cannot be served.
 
     Attributes:
         message: the reason, for a person.
-        param: the name of the offending field, or None.
-        status: the HTTP status that says the same.
+        param: name of the wrong field, or None.
+        status: the matching HTTP status.
         code: a stable machine-readable name.
     """
 
@@ -33,7 +32,7 @@ class RequestError(FerrumError):
         self.param = param
 
     def about(self, param: str) -> Self:
-        """The same error about another field: what its own reads was made of that one."""
+        """Return the same error about another field, the one that the caller set."""
         return type(self)(self.message, param=param)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -41,18 +40,18 @@ class RequestError(FerrumError):
 
 
 def _rebuild(cls: type[RequestError], message: str, param: str | None) -> RequestError:
-    """Keyword-only arguments do not survive the default pickling of exceptions, and errors cross a process border."""
+    """Restore a pickled error: the default pickling of exceptions loses keyword-only arguments."""
     return cls(message, param=param)
 
 
 class InvalidToken(RequestError):
-    """A token id is not an integer in [0, vocabulary)."""
+    """A token id that is no integer in [0, vocabulary)."""
 
     code = "invalid_token"
 
 
 class ContextOverflow(RequestError):
-    """The sequence would be longer than the model's context."""
+    """A sequence longer than the model's context."""
 
     code = "context_length_exceeded"
 
@@ -64,52 +63,52 @@ class InvalidHandle(RequestError):
 
 
 class UnknownSequence(RequestError):
-    """The sequence was never created or is released."""
+    """A sequence that was never created or was released."""
 
     code = "unknown_sequence"
 
 
 class StaleHandle(RequestError):
-    """The handle is older than the sequence's current generation."""
+    """A handle older than its sequence's current generation."""
 
     code = "stale_handle"
 
 
 class ModelNotFound(RequestError):
-    """No model under that name: not built in, not a directory, not on the hub."""
+    """A model name that is not built in, no directory and not on the hub."""
 
     status = 404
     code = "model_not_found"
 
 
 class ModelGated(ModelNotFound):
-    """The hub has the model and its owner asks for terms to be accepted first."""
+    """A hub model whose owner asks users to accept terms first."""
 
     status = 403
     code = "model_gated"
 
 
 class HubUnreachable(ModelNotFound):
-    """The model is not here completely, and the hub cannot be asked: offline, no network, or a broken download."""
+    """A model that is not complete in the cache while the hub cannot be reached."""
 
     status = 503
     code = "hub_unreachable"
 
 
 class CapacityError(FerrumError):
-    """There is no room now; the same request may fit later."""
+    """A lack of room; the same request may fit later."""
 
 
 class KvExhausted(CapacityError):
-    """No free page is left in the KV pool."""
+    """A KV pool without a free page."""
 
 
 class QueueFull(CapacityError):
-    """So many wait that no more may."""
+    """A request beyond the limit of requests in progress."""
 
 
 class Unsupported(FerrumError):
-    """A feature that this build, backend or model does not have."""
+    """A feature that this build, backend or model lacks."""
 
     def __init__(self, feature: str, reason: str) -> None:
         super().__init__(f"{feature} is not supported: {reason}")
@@ -131,42 +130,42 @@ class CheckpointError(FerrumError):
 
 
 class ExecutorInUse(FerrumError):
-    """An engine holds the exclusive lease of this executor."""
+    """An executor whose exclusive lease an engine holds."""
 
 
 class InvalidTransition(FerrumError):
-    """A state change that the state machine does not have."""
+    """A state change that the state machine does not allow."""
 
 
 class StepError(FerrumError):
-    """A step failed for this sequence alone."""
+    """A step that failed for this sequence alone."""
 
 
 class NonFiniteLogits(StepError):
-    """The model produced a NaN or an infinity for this sequence."""
+    """A NaN or an infinity that the model produced for this sequence."""
 
 
 class NothingAllowed(StepError):
-    """What the request forbids leaves no token to choose."""
+    """Constraints of a request that leave no token to choose."""
 
 
 class EngineDead(FerrumError):
-    """The engine's loop has ended; nothing more will be served."""
+    """An engine whose loop has ended; it serves nothing more."""
 
 
 class RecordNotFound(RequestError):
-    """No request of that id was recorded here, or it had to make room."""
+    """A record that does not exist or was deleted to make room."""
 
     status = 404
     code = "record_not_found"
 
 
 class RecordDamaged(FerrumError):
-    """The record of a request is not as it was written."""
+    """A record that differs from what was written."""
 
 
 class RecordMismatch(RequestError):
-    """A record cannot be run again here: what its bits depend on is not what it was recorded with."""
+    """A record that cannot be replayed here: model, numerics or options differ."""
 
     status = 409
     code = "record_mismatch"

@@ -1,4 +1,7 @@
-"""Frozen dataclasses to JSON and back, by their type hints: the one codec of configs, snapshots and handles."""
+"""`JsonRecord`: frozen dataclasses to JSON and back by their type hints.
+
+Configs, snapshots and handles use it. Validation beyond types is the records' own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ferrum.core.values import shown
 
 
 class JsonRecord:
-    """Gives a dataclass its JSON form.
+    """A base class that gives a dataclass its JSON form.
 
     Fields may be None, bool, int, float, str, enums, other records, and tuples, frozensets and mappings of these. Sets
     are written sorted, so that equal records have equal text.
@@ -26,16 +29,16 @@ class JsonRecord:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
+        """Return the fields as plain JSON values."""
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
 
     def to_json(self) -> str:
-        """The fields as JSON text."""
+        """Return the fields as JSON text."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`; an absent field takes its default.
+        """Return the record of `to_dict`; an absent field takes its default.
 
         Raises:
             RequestError: an unknown or missing name, a value of the wrong type, or a number that is not finite; `param`
@@ -46,7 +49,7 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The inverse of `to_json`. Raises as `from_dict`, and RequestError for what is no JSON."""
+        """Return the record of `to_json`. Raises as `from_dict`, and RequestError for invalid JSON."""
         try:
             values = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
@@ -56,7 +59,10 @@ class JsonRecord:
 
 
 def misfits(record: JsonRecord) -> Iterator[tuple[str, str]]:
-    """Fields of a record, and of those in it, whose values are not of their types, and why; constructors take any."""
+    """Yield the fields of a record, nested records included, whose values have the wrong type, with the reason.
+
+    Constructors take any type.
+    """
     cls: type = type(record)
     for item in fields(record):
         name, hint, value = item.name, _hints(cls)[item.name], getattr(record, item.name)
@@ -94,16 +100,16 @@ def _record(cls: type, values: Any, where: str) -> Any:
     known = {item.name: item for item in fields(cls)}
     for name in values:
         if name not in known:
-            raise RequestError(f"{cls.__name__} has no such field", param=name)
+            raise RequestError(f"is not a field of {cls.__name__}", param=name)
     for name, item in known.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise RequestError(f"{cls.__name__} needs it", param=name)
+            raise RequestError(f"is required in {cls.__name__}", param=name)
     hints = _hints(cls)
     return cls(**{name: _value(hints[name], value, name) for name, value in values.items()})
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
-    """`value` as the type `hint` wants it."""
+    """Return `value` as the type `hint`."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -130,7 +136,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
 
 
 def _either(parts: tuple[Any, ...], value: Any, name: str) -> Any:
-    """A union is always something or None here."""
+    """Return `value` as one of two types; a union is always a type or None here."""
     if value is None and NoneType in parts:
         return None
     (hint,) = (part for part in parts if part is not NoneType)
@@ -146,7 +152,7 @@ def _primitive(hint: type, value: Any, name: str) -> Any:
 
 
 def _finite(value: float, name: str) -> float:
-    """JSON has neither infinities nor NaN, but Python reads them, and numbers beyond its floats as infinities."""
+    """Return a finite float: Python's JSON reader accepts infinities and NaN, and reads huge numbers as infinities."""
     try:
         number = float(value)
     except OverflowError:

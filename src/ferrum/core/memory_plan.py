@@ -1,4 +1,7 @@
-"""What an executor holds in memory: the exact plan of it, and the formula that users estimate with."""
+"""The exact plan of an executor's memory, and the formula that users estimate with.
+
+Sizing the pool and checking free memory is in `runtime/memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(nbytes: int) -> str:
-    """Bytes for people, in the largest binary unit that they fill."""
+    """Return bytes as text in the largest binary unit that they fill."""
     amount, unit = float(nbytes), 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
@@ -25,9 +28,9 @@ class PoolPart(JsonRecord):
     """One layer group of the KV pool.
 
     Attributes:
-        num_pages, page_size: its pages, and the tokens in each.
-        page_bytes: what a page holds over the group's layers, and what pads it.
-        resident_tokens: most tokens of one sequence that are held at once (a window and its slack); None: all of them.
+        num_pages, page_size: number of pages, and tokens per page.
+        page_bytes: bytes of a page over the group's layers, padding included.
+        resident_tokens: maximum tokens of one sequence held at once (a window and its slack); None holds all of them.
     """
 
     name: str
@@ -42,25 +45,25 @@ class PoolPart(JsonRecord):
         return self.num_pages * self.page_bytes
 
     def pages(self, length: int) -> int:
-        """Pages that a sequence of `length` tokens holds."""
+        """Return the number of pages that a sequence of `length` tokens holds."""
         held = length if self.resident_tokens is None else min(length, self.resident_tokens)
         return -(-held // self.page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(JsonRecord):
-    """Every byte that an executor allocates, by purpose; nothing more is allocated once it is ready.
+    """Every byte that an executor allocates, by purpose. A ready executor allocates nothing more.
 
-    The memory of the process grows by `total` after `import ferrum`, once all of it has been written to: the system
+    The memory of the process grows by `total` after `import ferrum`, once every page has been written to: the system
     commits no page before.
 
     Attributes:
         weights: the parameters as held (after quantisation).
-        activations: the buffers of a step, planned for the largest one, and what each thread works in.
-        activation_row: bytes of them that one token of a step takes.
+        activations: the buffers of the largest step, and the scratch memory of each thread.
+        activation_row: bytes of them per token of a step.
         tables: token ids, positions, page rows and rotation tables.
         pool: the layer groups of the KV pool.
-        libraries: what loading a model brings into the process besides, measured while it is imported.
+        libraries: numpy, the native library and the network's objects, as an estimate.
     """
 
     weights: int
@@ -77,39 +80,39 @@ class MemoryPlan(JsonRecord):
 
     @property
     def kv_per_token(self) -> Fraction:
-        """Bytes of the KV pool that a token takes: its share of a page of each group."""
+        """Bytes of the KV pool per token, over all groups."""
         return sum((Fraction(part.page_bytes, part.page_size) for part in self.pool), start=Fraction())
 
     @property
     def own(self) -> int:
-        """Bytes of everything but the libraries, which are there once for several models."""
+        """Bytes without the libraries, which several models share."""
         return self.weights + self.kv_pool + self.activations + self.tables
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
+        """Bytes in total."""
         return self.own + self.libraries
 
     def max_sequences(self, length: int) -> int:
-        """How many sequences of `length` tokens (at least 1) fit in the pool together."""
+        """Return how many sequences of `length` tokens (at least 1) fit in the pool together."""
         return min((part.num_pages // part.pages(length) for part in self.pool), default=0)
 
     def fitting(self, context: int) -> list[tuple[int, int]]:
-        """How many sequences fit of each power of two of tokens from 256 up to the context, and of the context."""
+        """Return (length, sequences that fit) for each power of two from 256 up to the context, and for the context."""
         powers = [1 << exponent for exponent in range(8, context.bit_length()) if 1 << exponent < context]
         return [(length, self.max_sequences(length)) for length in (*powers, context)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequirements(JsonRecord):
-    """An upper bound of the memory that work of a given size needs, by one formula. `MemoryPlan` is exact.
+    """An upper bound of the memory for work of a given size, by one formula. `MemoryPlan` is exact.
 
     Attributes:
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
         kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
-        overhead_memory: bytes that do not depend on the work: buffers, tables, libraries, half-filled pages, and what
-            pads keys and values in the pool.
+        overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, and padding in
+            the pool.
     """
 
     parameter_memory: int
@@ -118,17 +121,17 @@ class MemoryRequirements(JsonRecord):
     overhead_memory: int
 
     def calculate_total_memory(self, batch_size: int, sequence_length: int, num_layers: int) -> int:
-        """parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes."""
+        """Return parameters + activation x batch x sequence + kv x batch x sequence x layers + overhead, in bytes."""
         tokens = batch_size * sequence_length
         per_token = self.activation_memory_per_token + self.kv_cache_memory_per_token * num_layers
         return self.parameter_memory + per_token * tokens + self.overhead_memory
 
 
 def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_batch_size: int) -> MemoryRequirements:
-    """The formula's constants for a plan.
+    """Return the formula's constants for a plan.
 
     Args:
-        plan: what is held.
+        plan: the exact plan.
         kv_bytes: keys and values of one token in one layer.
         num_layers: layers that share the pool.
         max_batch_size: sequences of a batch, each of which may leave a page nearly empty.

@@ -24,6 +24,7 @@ def about(
     most: int | None = None,
     flag: str | None = None,
     needs: str | None = None,
+    refused: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Return the metadata of an option.
 
@@ -33,8 +34,17 @@ def about(
         least, most: bounds; an integer `least` means that the option is an integer.
         flag: name on command lines, if it differs from the field's.
         needs: name of the field without which this one has no effect.
+        refused: the choices this build does not support yet.
     """
-    return {"help": help, "choices": choices, "least": least, "most": most, "flag": flag, "needs": needs}
+    return {
+        "help": help,
+        "choices": choices,
+        "least": least,
+        "most": most,
+        "flag": flag,
+        "needs": needs,
+        "refused": refused,
+    }
 
 
 def option(default: Any, help: str, *arguments: Any, **metadata: Any) -> Any:

@@ -1,8 +1,7 @@
-"""What a request asks of the sampler: `SamplingParams`, under the names and with the meanings that vLLM's users know.
+"""`SamplingParams`: what a request asks of the sampler, with vLLM's names and meanings.
 
-Every field says in its metadata what it does (`help`) and which one rule applies it (`rule`, as `room.name`): the rules
-of `sampling` are functions of that room, the others a duty of the room named. Nothing is applied that was not asked
-for: every default is the neutral one.
+A field's metadata has its help text and the one rule that applies it, as `room.name`: a function of `sampling`, or a
+duty of another room. Every default is neutral. The rules themselves are in `sampling/`.
 """
 
 from __future__ import annotations
@@ -23,112 +22,76 @@ MAX_STOP_STRINGS: Final = 64
 MAX_STOP_LENGTH: Final = 256
 MAX_BAD_WORDS: Final = 4096
 ALL_TOKENS: Final = -1
-"""As `logprobs` or `prompt_logprobs`: report the whole vocabulary."""
+"""Value of `logprobs` or `prompt_logprobs` that reports the whole vocabulary."""
 
 _GREEDY_BELOW: Final = 1e-5
 
 
-def _about(rule: str, help: str) -> dict[str, str]:
-    return {"rule": rule, "help": help}
+def _option(default: Any, rule: str, help: str) -> Any:
+    return field(default=default, metadata={"rule": rule, "help": help})
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class SamplingParams:
-    """The parameters of one request, validated and normalised: sequences become tuples, numbers plain ints and floats.
+    """The sampling parameters of one request, validated and normalised.
+
+    Sequences become tuples, numbers plain ints and floats.
 
     Raises:
-        RequestError: a value of the wrong type or out of range, or two that contradict each other; `param` names it.
+        RequestError: a value of the wrong type or out of range, or a contradiction; `param` names the field.
     """
 
-    n: int = field(default=1, metadata=_about("scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}."))
-    temperature: float = field(
-        default=1.0, metadata=_about("sampling.temperature", "Divides the logits, 0 to 2; 0 (below 1e-5) is greedy.")
+    n: int = _option(1, "scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}.")
+    temperature: float = _option(1.0, "sampling.temperature", "Divides the logits, 0 to 2; below 1e-5 is greedy.")
+    top_p: float = _option(
+        1.0, "sampling.top_p", "Keep the fewest most likely tokens whose probabilities reach this sum, above 0 up to 1."
     )
-    top_p: float = field(
-        default=1.0,
-        metadata=_about(
-            "sampling.top_p", "Keep the fewest most likely tokens whose mass reaches this, above 0 up to 1."
-        ),
+    top_k: int = _option(0, "sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
+    min_p: float = _option(0.0, "sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1.")
+    seed: int | None = _option(None, "sampling.draw", "Signed 64-bit seed of all draws (default: random, reported).")
+    stop: Sequence[str] = _option(
+        (),
+        "text.stop_strings",
+        f"Up to {MAX_STOP_STRINGS} strings of up to {MAX_STOP_LENGTH} characters that end the text.",
     )
-    top_k: int = field(
-        default=0, metadata=_about("sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
+    stop_token_ids: Sequence[int] = _option(
+        (), "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
     )
-    min_p: float = field(
-        default=0.0,
-        metadata=_about("sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1."),
+    bad_words: Sequence[str] = _option(
+        (), "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
     )
-    seed: int | None = field(
-        default=None,
-        metadata=_about("sampling.draw", "Signed 64-bit seed of all draws; None: one is chosen and reported."),
+    include_stop_str_in_output: bool = _option(
+        False, "text.include_stop", "Keep the stop string at the end of the text."
     )
-    stop: Sequence[str] = field(
-        default=(),
-        metadata=_about(
-            "text.stop_strings",
-            f"Up to {MAX_STOP_STRINGS} strings, of {MAX_STOP_LENGTH} characters at most, that end the text.",
-        ),
+    ignore_eos: bool = _option(False, "scheduler.end_of_text", "Do not stop at the model's own end tokens.")
+    max_tokens: int | None = _option(
+        16, "scheduler.length", "Maximum tokens to generate; 0 only scores the prompt, None uses the whole context."
     )
-    stop_token_ids: Sequence[int] = field(
-        default=(), metadata=_about("scheduler.stop_tokens", "Token ids that end a choice, beside the model's own.")
+    min_tokens: int = _option(
+        0, "sampling.min_tokens", "Tokens before an end token, a stop token or a stop string may end a choice."
     )
-    bad_words: Sequence[str] = field(
-        default=(),
-        metadata=_about(
-            "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words whose last token is forbidden where it completes them."
-        ),
+    logprobs: int | None = _option(
+        None, "sampling.sample", "Report log-probabilities of each token and of this many top tokens; -1 reports all."
     )
-    include_stop_str_in_output: bool = field(
-        default=False, metadata=_about("text.include_stop", "Keep the stop string at the end of the text.")
+    prompt_logprobs: int | None = _option(
+        None, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
     )
-    ignore_eos: bool = field(
-        default=False, metadata=_about("scheduler.end_of_text", "Do not stop at the model's own end tokens.")
+    presence_penalty: float = _option(
+        0.0, "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
     )
-    max_tokens: int | None = field(
-        default=16,
-        metadata=_about(
-            "scheduler.length", "Most tokens to generate; 0: only score the prompt; None: as the context allows."
-        ),
+    frequency_penalty: float = _option(
+        0.0, "sampling.frequency_penalty", "Subtracted from a token's logit each time it was generated, -2 to 2."
     )
-    min_tokens: int = field(
-        default=0,
-        metadata=_about("sampling.min_tokens", "Tokens before an end or a stop token may come, or a stop string end."),
+    repetition_penalty: float = _option(
+        1.0, "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others; 0.01 to 100."
     )
-    logprobs: int | None = field(
-        default=None,
-        metadata=_about(
-            "sampling.sample", "Report each token's log-probability and those of this many top tokens; -1 all."
-        ),
+    logit_bias: Mapping[int, float] | None = _option(
+        None, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."
     )
-    prompt_logprobs: int | None = field(
-        default=None,
-        metadata=_about("scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."),
+    allowed_token_ids: Sequence[int] | None = _option(
+        None, "sampling.allowed_tokens", "The only token ids that may be generated."
     )
-    presence_penalty: float = field(
-        default=0.0,
-        metadata=_about(
-            "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
-        ),
-    )
-    frequency_penalty: float = field(
-        default=0.0,
-        metadata=_about("sampling.frequency_penalty", "Subtracted from a token's logit per time generated, -2 to 2."),
-    )
-    repetition_penalty: float = field(
-        default=1.0,
-        metadata=_about(
-            "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others; 0.01 to 100."
-        ),
-    )
-    logit_bias: Mapping[int, float] | None = field(
-        default=None,
-        metadata=_about("sampling.logit_bias", "Added to the logits of the named token ids, -100 to 100 each."),
-    )
-    allowed_token_ids: Sequence[int] | None = field(
-        default=None, metadata=_about("sampling.allowed_tokens", "Only these token ids may be generated.")
-    )
-    skip_special_tokens: bool = field(
-        default=True, metadata=_about("text.special_tokens", "Leave special tokens out of the text.")
-    )
+    skip_special_tokens: bool = _option(True, "text.special_tokens", "Leave special tokens out of the text.")
 
     def __post_init__(self) -> None:
         for name, normalise in _NORMALISE.items():
@@ -136,7 +99,11 @@ class SamplingParams:
         self._check_lengths()
 
     def but(self, **changes: Any) -> SamplingParams:
-        """The same but for some fields. Only those are checked, for the others may be large. Raises RequestError."""
+        """Return a copy with some fields changed; only those are checked, since others may be large.
+
+        Raises:
+            RequestError: as the constructor.
+        """
         params = copy(self)
         for name, value in changes.items():
             object.__setattr__(params, name, _NORMALISE[name](name, value))
@@ -148,7 +115,7 @@ class SamplingParams:
             _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
 
     def __hash__(self) -> int:
-        """Biases are equal in any order, and the dictionary that holds them has no hash of its own."""
+        """Hash the fields; biases are equal in any order."""
         biases = None if self.logit_bias is None else frozenset(self.logit_bias.items())
         return hash((biases, *(getattr(self, name) for name in _NORMALISE if name != "logit_bias")))
 
@@ -169,7 +136,7 @@ class SamplingParams:
                     raise InvalidToken(f"token id {token} is not below the vocabulary size {vocab_size}", param=name)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values (object keys are strings)."""
+        """Return all fields as JSON values; object keys are strings."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.logit_bias is not None:
             values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
@@ -177,16 +144,16 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """The inverse of `to_dict`; absent fields take their defaults.
+        """Return the parameters of `to_dict`; absent fields take their defaults.
 
         Raises:
-            RequestError: no mapping, an unknown name, or a value that the constructor refuses.
+            RequestError: not a mapping, an unknown name, or an invalid value.
         """
         if not isinstance(values, Mapping):
             _refuse(cls.__name__, f"must be an object, not {shown(values)}")
         for name in values:
             if name not in _NORMALISE:
-                _refuse(name, "there is no such sampling parameter")
+                _refuse(name, "unknown sampling parameter")
         return cls(**values)
 
 
@@ -202,7 +169,7 @@ def _flag(name: str, value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Integer:
-    """Whole numbers within bounds; None too, where it is optional."""
+    """A validator of integers within bounds, or None if optional."""
 
     low: int
     high: int | None = None
@@ -220,7 +187,7 @@ class _Integer:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """Finite numbers within bounds; `above`: without the lower one."""
+    """A validator of finite numbers within bounds; `above` excludes the lower one."""
 
     low: float
     high: float
@@ -251,7 +218,7 @@ def _items(name: str, value: Any) -> list[Any]:
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """One string or several; none of them empty, for it would match everywhere."""
+    """Return one string or several as a tuple; an empty one would match everywhere and is refused."""
     items = [value] if isinstance(value, str) else _items(name, value)
     for item in items:
         if not isinstance(item, str):
@@ -272,7 +239,7 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 _NOT_BLANK: Final = re.compile(r"[^\s\x1c-\x1f\x85\ufeff]")
-"""Spaces to some regular expressions are none to others: named, they are to all who read the schema."""
+"""Spelled out, because engines of regular expressions differ on what a space is, and clients read the schema."""
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
@@ -308,7 +275,7 @@ _BIAS: Final = _Number(-100.0, 100.0)
 
 
 def _bias(name: str, value: Any) -> dict[int, float] | None:
-    """Ids may be decimal strings, as JSON spells the keys of an object."""
+    """Return the biases by token id; ids may be decimal strings, as JSON spells object keys."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -348,7 +315,7 @@ _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 
 TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
-"""JSON Schema of a token id; that it is below the vocabulary's size depends on the model."""
+"""JSON Schema of a token id. The upper limit, the vocabulary size, depends on the model."""
 
 _STOP_LENGTH: Final = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
@@ -369,7 +336,7 @@ _SCHEMAS: Final[Mapping[Callable[[str, Any], Any], Mapping[str, Any]]] = {
 
 
 def value_schema(name: str) -> dict[str, Any]:
-    """What JSON Schema can say of a parameter's values beyond their type."""
+    """Return the JSON Schema of a parameter's values, beyond their type."""
     normalise = _NORMALISE[name]
     if isinstance(normalise, _Integer | _Number):
         low = "exclusiveMinimum" if isinstance(normalise, _Number) and normalise.above else "minimum"
@@ -378,5 +345,5 @@ def value_schema(name: str) -> dict[str, Any]:
 
 
 def _at_most(high: float) -> dict[str, float]:
-    """An upper bound that a double can hold, for many who read and write documents have no other numbers."""
+    """Return an upper bound as a double, the only number that many JSON readers have."""
     return {"maximum": high} if float(high) == high else {"exclusiveMaximum": high + 1}

@@ -1,4 +1,4 @@
-"""Names for things of one kind: plug-ins register themselves, users ask for them by name."""
+"""`Registry`: plug-ins register themselves under a name, and users ask for them by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table from names to things.
+    """A table from names to entries.
 
     Args:
-        kind: what the things are, in the singular, for messages ("architecture").
-        missing: makes the error for an unknown name, of what is missing and a reason that lists what there is.
+        kind: what the entries are, in the singular, for messages ("architecture").
+        missing: makes the error for an unknown name from what is missing and a reason that lists the names.
     """
 
     def __init__(self, kind: str, *, missing: Callable[[str, str], FerrumError] = Unsupported) -> None:
@@ -25,7 +25,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds a thing under `name` and returns it unchanged. Raises as `add`."""
+        """Return a decorator that adds an entry and returns it unchanged. Raises as `add`."""
 
         def enter(thing: T) -> T:
             self.add(name, thing)
@@ -34,37 +34,37 @@ class Registry(Generic[T]):
         return enter
 
     def add(self, name: str, thing: T) -> None:
-        """Add a thing.
+        """Add an entry.
 
         Raises:
-            ConfigError: the name is taken, or is none.
+            ConfigError: the name is taken or is no string.
         """
         if not isinstance(name, str):
             raise ConfigError(f"must be a string, not {shown(name)}", param="name")
         if name in self._entries:
-            raise ConfigError(f"the {self.kind} {shown(name)} is registered already", param="name")
+            raise ConfigError(f"the {self.kind} {shown(name)} is already registered", param="name")
         self._entries[name] = thing
 
     def get(self, name: str) -> T:
-        """The thing of that name.
+        """Return the entry of that name.
 
         Raises:
-            Unsupported, or what `missing` makes: there is none; the reason lists those that exist.
+            Unsupported, or the error of `missing`: the name is unknown; the reason lists the known names.
         """
         try:
             return self._entries[name]
-        except (KeyError, TypeError):  # also what cannot be a name
-            listing = ", ".join(self.names()) or "none yet"
-            raise self._missing(f"the {self.kind} {shown(name)}", f"there is {listing}") from None
+        except (KeyError, TypeError):  # TypeError: an unhashable name
+            listing = ", ".join(self.names()) or "none"
+            raise self._missing(f"the {self.kind} {shown(name)}", f"known names: {listing}") from None
 
     def pop(self, name: str) -> T:
-        """Take a thing out. Raises as `get`."""
+        """Remove and return an entry. Raises as `get`."""
         thing = self.get(name)
         del self._entries[name]
         return thing
 
     def names(self) -> tuple[str, ...]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return tuple(sorted(self._entries))
 
     def __contains__(self, name: object) -> bool:

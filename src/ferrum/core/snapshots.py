@@ -1,4 +1,4 @@
-"""Counters of the KV cache and of the adapters at one moment, as `/metrics` shows them."""
+"""Counters of the KV cache, speculation and adapters at one moment, as `/metrics` shows them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ferrum.core.pickling import pickled_by_fields
 @pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class PrefixCounts(JsonRecord):
-    """The prefix cache.
+    """Counters of the prefix cache.
 
     Attributes:
-        cached_pages: pages that can be found by what they hold, or soon can; owned and idle ones.
-        evicted_pages: pages that were given up for want of room, since the start.
-        query_tokens, hit_tokens: prompt tokens looked up, and found, since the start.
-        restored_pages: pages that came back from host buffers or from disk, since the start.
-        external_query_tokens, external_hit_tokens: prompt tokens looked up there, and found, since the start.
-        shared_pages: pages that have more than one owner.
+        cached_pages: pages that can be found by their hash, or will be once computed; both owned and idle ones.
+        evicted_pages: pages evicted to make room, since the start.
+        query_tokens, hit_tokens: prompt tokens looked up and found, since the start.
+        restored_pages: pages restored from host buffers or from disk, since the start.
+        external_query_tokens, external_hit_tokens: prompt tokens looked up and found there, since the start.
+        shared_pages: pages with more than one owner.
     """
 
     cached_pages: int = 0
@@ -35,12 +35,12 @@ class PrefixCounts(JsonRecord):
 @pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts(JsonRecord):
-    """Speculative decoding, since the start.
+    """Counters of speculative decoding since the start.
 
     Attributes:
-        drafts: how often guesses for a sequence were verified.
-        draft_tokens, accepted_tokens: guesses that were verified, and those of them that were right.
-        accepted_per_position: right ones by their place in the draft, the first place first.
+        drafts: number of drafts verified.
+        draft_tokens, accepted_tokens: draft tokens verified and accepted.
+        accepted_per_position: accepted tokens by position in the draft, from the first on.
     """
 
     drafts: int = 0
@@ -49,7 +49,7 @@ class SpeculationCounts(JsonRecord):
     accepted_per_position: tuple[int, ...] = ()
 
     def plus(self, drafted: int, accepted: int) -> SpeculationCounts:
-        """These, and a draft of so many guesses, so many of them right."""
+        """Return these counts with one more draft added."""
         places = max(len(self.accepted_per_position), drafted)
         before = (*self.accepted_per_position, *(0,) * (places - len(self.accepted_per_position)))
         return SpeculationCounts(
@@ -62,12 +62,12 @@ class SpeculationCounts(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheMetricsSnapshot(JsonRecord):
-    """The KV cache, and the guesses that were verified on it.
+    """Counters of the KV cache and of speculation.
 
     Attributes:
         total_pages, used_pages, shared_pages: pages of all layer groups; a shared one has more than one owner.
         sequences: live sequences.
-        stored_tokens: their lengths added up.
+        stored_tokens: sum of their lengths.
         cached_pages, evicted_pages, prefix_query_tokens, prefix_hit_tokens, restored_pages, external_query_tokens,
             external_hit_tokens: see `PrefixCounts`.
         speculation: drafts in spans that sample.
@@ -90,12 +90,12 @@ class CacheMetricsSnapshot(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraMetricsSnapshot(JsonRecord):
-    """The adapters.
+    """Counters of the adapters.
 
     Attributes:
         loaded: names of the adapters in memory.
         active: those that a live sequence uses.
-        nbytes: bytes that they hold.
+        nbytes: their bytes.
     """
 
     loaded: tuple[str, ...] = ()

@@ -1,4 +1,7 @@
-"""What is checked of a span before anything runs, whichever door it came through."""
+"""Validation of a span before it runs, whichever verb or client it came from.
+
+Validation of single values is in `core/values.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,22 @@ Input = TypeVar("Input")
 
 
 def check_kind(value: object, kind: type, *, param: str) -> None:
-    """Refuse what is of another type. Raises RequestError."""
+    """Refuse a value of another type. Raises RequestError."""
     if not isinstance(value, kind):
         raise RequestError(f"must be {kind.__name__}, not {type(value).__name__}", param=param)
 
 
 def is_one_of(value: Any, choices: Iterable[object]) -> bool:
-    """Whether a value is one of several, of their kind: 64.0 is not 64, and an array equals nothing and everything."""
+    """Whether a value is one of several of the same kind: 64.0 is not 64, and an array is none of them."""
     return isinstance(value, Hashable) and value in tuple(choices) and str(value) in map(str, choices)
 
 
 def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[Input]:
-    """What a verb is given, in order. Raises RequestError where that is no list of inputs of its kind."""
+    """Return a verb's inputs as a list.
+
+    Raises:
+        RequestError: not a list of inputs of that kind; `param` names the argument.
+    """
     given = listed(given)
     check_kind(given, Iterable, param=param)
     inputs = list(given)
@@ -41,9 +48,9 @@ def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[In
 
 
 def check_ids(tokens: Sequence[int], vocab_size: int, *, param: str) -> None:
-    """Refuse what is no integer in [0, vocab_size). Raises InvalidToken, with the position."""
+    """Refuse token ids that are not integers in [0, vocab_size). Raises InvalidToken with the position."""
     if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
-        return  # as nearly always, and in a third of the time: event loops wait for it, and prompts are long
+        return  # the usual case takes a third of the time: event loops wait for it, and prompts are long
     for position, token in enumerate(tokens):
         if not _is_integer(token):
             raise InvalidToken(f"{shown(token)} at position {position} is not a token id", param=param)
@@ -64,13 +71,13 @@ def _is_integer(value: object) -> bool:
 def check_tokens(
     tokens: Sequence[int], start: int, *, vocab_size: int, max_sequence_length: int, param: str = "tokens"
 ) -> None:
-    """Refuse tokens that the model does not have, and more of them than its context holds.
+    """Refuse unknown token ids, and tokens beyond the model's context.
 
     Args:
         tokens: ids.
         start: stored tokens before them.
-        vocab_size: ids are below it.
-        max_sequence_length: most tokens of a sequence.
+        vocab_size: upper limit of ids.
+        max_sequence_length: maximum tokens of a sequence.
         param: the caller's name for `tokens`.
 
     Raises:
@@ -80,7 +87,7 @@ def check_tokens(
     check_ids(tokens, vocab_size, param=param)
     if start + len(tokens) > max_sequence_length:
         length = start + len(tokens)
-        raise ContextOverflow(f"{length} tokens are more than the context of {max_sequence_length}", param=param)
+        raise ContextOverflow(f"{length} tokens exceed the context of {max_sequence_length}", param=param)
 
 
 def _is_list(value: object) -> bool:
@@ -88,7 +95,7 @@ def _is_list(value: object) -> bool:
 
 
 def misfit(span: Span) -> RequestError | None:
-    """Which field of a span is not of its type, or None; constructors take any."""
+    """Return an error if a field of a span has the wrong type, else None; constructors take any type."""
     if not isinstance(span.cache_id, str):
         return RequestError(f"must be a string, not {shown(span.cache_id)}", param="cache_id")
     if type(span.tokens) is not tuple and not _is_list(span.tokens):
@@ -106,13 +113,19 @@ def misfit(span: Span) -> RequestError | None:
 
 
 def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence_length: int) -> FerrumError | None:
-    """Why a span cannot run on a sequence of `stored` tokens (None: an unknown one), or None where it can."""
+    """Return why a span cannot run, or None.
+
+    Args:
+        span: the span.
+        stored: stored tokens of its sequence; None for an unknown sequence.
+        vocab_size, max_sequence_length: limits of the model.
+    """
     if (error := misfit(span)) is not None:
         return error
     if stored is None and span.start:
-        return UnknownSequence(f"there is no sequence {shown(span.cache_id)}", param="cache_id")
+        return UnknownSequence(f"unknown sequence {shown(span.cache_id)}", param="cache_id")
     if span.start != (stored or 0):
-        return RequestError(f"{shown(span.start)} tokens claimed, {stored} stored", param="start")
+        return RequestError(f"must be the stored length {stored or 0}, not {shown(span.start)}", param="start")
     if not span.tokens:
         return RequestError("must hold at least one token", param="tokens")
     if span.adapter is not None:
@@ -120,9 +133,9 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
     if span.want is Want.TOKEN and span.sampling is None:
         return RequestError("is required to sample a token", param="sampling")
     if span.drafts and not (0 < span.drafts < len(span.tokens) and span.rows is Rows.ALL):
-        return RequestError("need rows ALL and a token before them", param="drafts")
+        return RequestError("need rows=ALL and a token before the drafts", param="drafts")
     if span.score is not None and len(span.score.targets) > len(span.tokens):
-        return RequestError("more targets than tokens", param="score")
+        return RequestError(f"has {len(span.score.targets)} targets for {len(span.tokens)} tokens", param="score")
     try:
         check_tokens(span.tokens, span.start, vocab_size=vocab_size, max_sequence_length=max_sequence_length)
         if span.score is not None:

@@ -1,9 +1,9 @@
 """A step of spans: the one thing that an engine asks of a model.
 
-    for some sequences, process some more tokens, and tell me something about the last few
+    for some sequences, process some more tokens, and return something about the last few
 
 Prefill, decode, chunks, verification of drafts and scoring are shapes of a span, not kinds of step. Arrays are opaque
-here: this room knows no numerics.
+here: this room has no numerics.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
 
 Array = Any
-"""An array of the executor's own kind (numpy on the CPU). The core passes it on and indexes it, nothing more."""
+"""An array of the executor's own kind (numpy on the CPU). The core only passes it on and indexes it."""
 
 CARRY: Final = -1
-"""In place of a token: what this sequence sampled in the step before, which need not have reached the host yet."""
+"""Placeholder for the token that this sequence sampled in the step before, which may not have reached the host yet."""
 
 
 class Want(Enum):
-    """What a span wants to be told about its rows."""
+    """What a span returns for its rows."""
 
     NONE = "none"
     TOKEN = "token"
@@ -33,14 +33,14 @@ class Want(Enum):
 
 
 class Rows(Enum):
-    """Which rows of a span the wish is about."""
+    """The rows of a span that results are for."""
 
     LAST = "last"
     ALL = "all"
 
 
 class Hidden(Enum):
-    """Which final hidden states come back: none, the last row, every row, or their mean over the span."""
+    """The final hidden states to return: none, the last row, every row, or their mean over the span."""
 
     NONE = "none"
     LAST = "last"
@@ -50,17 +50,17 @@ class Hidden(Enum):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Sampling:
-    """All that the choice of a token depends on besides its logits.
+    """Everything that the choice of a token depends on besides its logits.
 
     A draw for the token at absolute position p (0 is the first prompt token) is a function of the logits, of
-    `history[:p]`, and of (seed, p, choice): nothing else, so neither company nor preemption can change it.
+    `history[:p]`, and of (seed, p, choice). So neither the batch nor preemption can change it.
 
     Attributes:
-        history: the sequence's tokens, prompt first: a view that its owner appends to and changes in no other way.
-        prompt_length: how many tokens of `history` are prompt (presence and frequency penalties skip them).
+        history: the sequence's tokens, prompt first: a view that its owner only appends to.
+        prompt_length: prompt tokens in `history` (presence and frequency penalties skip them).
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
         bad_words: token sequences that may not be completed.
-        masks: a grammar's verdict per sampled row: a bit per vocabulary id, least significant bit first, set = allowed.
+        masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
     """
 
     params: SamplingParams
@@ -75,11 +75,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A wish for the log-probabilities of given tokens (`prompt_logprobs`), row by row.
+    """A request for the log-probabilities of given tokens (`prompt_logprobs`), row by row.
 
     Attributes:
         targets: for each row of the span the token that follows it; a span that ends its prompt has one target fewer.
-        top: how many of the most likely tokens to report beside the target.
+        top: number of most likely tokens to report in addition to the target.
     """
 
     targets: tuple[int, ...]
@@ -88,16 +88,16 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence's share of a step.
+    """One sequence's part of a step.
 
     Attributes:
-        cache_id: the sequence. An unknown one with start 0 begins it.
+        cache_id: the sequence; an unknown one with start 0 is created.
         start: number of tokens already cached; must equal the stored length.
-        tokens: the tokens to process (ids, or CARRY), the last `drafts` of them guesses to verify.
-        want, rows, hidden: what to tell about which rows.
+        tokens: the tokens to process (ids, or CARRY), the last `drafts` of them draft tokens to verify.
+        want, rows, hidden: what to return for which rows.
         sampling: required with `Want.TOKEN`.
         score: log-probabilities of given next tokens, independent of `want`.
-        attention_weights: also return the attention probabilities; refused by a backend that does not keep them.
+        attention_weights: also return the attention probabilities, if the backend keeps them.
         adapter: name of a loaded adapter, or None.
     """
 
@@ -115,7 +115,7 @@ class Span:
 
     @property
     def end(self) -> int:
-        """Stored length once every token of the span is in."""
+        """Stored length after every token of the span is processed."""
         return self.start + len(self.tokens)
 
 
@@ -124,7 +124,7 @@ class StepBatch:
     """The spans of one step.
 
     Raises:
-        RequestError: a sequence appears twice, or it is no step at all.
+        RequestError: a sequence appears twice, or the items are not spans.
     """
 
     spans: tuple[Span, ...]
@@ -133,7 +133,7 @@ class StepBatch:
         try:
             distinct = len({span.cache_id for span in self.spans})
         except (AttributeError, TypeError):
-            raise RequestError("must be spans of sequences with names", param="spans") from None
+            raise RequestError("must be spans, each with a cache_id", param="spans") from None
         if distinct < len(self.spans):
             raise RequestError("a sequence appears twice in a step", param="cache_id")
 
@@ -163,17 +163,17 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SpanResult:
-    """What a span came to.
+    """The result of a span.
 
     Attributes:
         length: stored length of the sequence after the step: `span.end`, less the rejected drafts.
-        tokens: what was sampled: the accepted drafts and the token after them; empty without a wish.
-        logprobs: one per sampled token, where the parameters ask for them.
-        accepted: how many drafts were accepted.
+        tokens: the sampled tokens: the accepted drafts and the token after them; empty without `Want.TOKEN`.
+        logprobs: one per sampled token, if the parameters ask for them.
+        accepted: number of accepted drafts.
         logits: float32 [rows, V] with `Want.LOGITS`.
         hidden: float32 [rows, H] as `Hidden` asks.
         scores: one per target of `Score`.
-        attention_weights: per layer [heads, tokens, length], where the backend was asked for them.
+        attention_weights: per layer [heads, tokens, length], if asked for.
     """
 
     length: int
@@ -187,7 +187,7 @@ class SpanResult:
 
 
 Outcome: TypeAlias = SpanResult | FerrumError
-"""What a span came to: a result, or the error that ended it and left its sequence as it was."""
+"""The outcome of a span: a result, or the error that ended it and left its sequence unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +202,15 @@ class PendingStep(Protocol):
     """A submitted step. On the CPU it is finished when `submit` returns."""
 
     def result(self) -> StepOutput:
-        """Wait for the step's end and return its output; every call returns the same object."""
+        """Wait for the step to end and return its output; every call returns the same object."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that had ended when `submit` returned."""
+    """A step that ended before `submit` returned."""
 
     output: StepOutput
 
     def result(self) -> StepOutput:
-        """See `PendingStep`."""
         return self.output

@@ -1,6 +1,6 @@
-"""Requests, sequences and events: what travels between a client and the engine, and what the scheduler keeps.
+"""Requests, sequences and events: the messages between clients and the engine, and the scheduler's state of a choice.
 
-Messages are frozen, picklable and made of ints and strings, so that the engine may live in a thread or in a process.
+Messages are frozen, picklable and consist of ints and strings, so that the engine may run in a thread or a process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ferrum.core.step import Array, Sampling, TokenLogprobs
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended; every sequence ends with exactly one."""
+    """The reason why a sequence ended; every sequence ends with exactly one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the final hidden states of a prompt become one vector: their mean, or the last one."""
+    """The way the final hidden states of a prompt become one vector: their mean, or the last one."""
 
     MEAN = "mean"
     LAST = "last"
@@ -39,18 +39,19 @@ class Request:
         request_id: unique among the live ones.
         prompt: prompt token ids, at least one.
         params: the sampling parameters; `params.n` choices are generated.
-        seed: the resolved 64-bit seed (drawn at admission where the request named none).
+        seed: the resolved 64-bit seed (drawn at admission if the request has none).
         stop_token_ids: every id that ends a sequence and is reported as its stop reason or as end of text.
         eos_token_ids: the model's own end tokens among them (empty with `ignore_eos`).
         bad_words: `params.bad_words` as token sequences.
-        priority: smaller is served first, under the priority policy.
+        priority: smaller runs first, under the priority policy.
         deadline: seconds on the monotonic clock after which the request is ended, or None.
         arrival: monotonic seconds at the front end.
-        tenant, salt: whose request it is, and what keeps its cached prefixes apart.
+        tenant: owner of the request, for fair scheduling.
+        salt: separates its cached prefixes from those of others.
         trace_id: echoed in every event.
         adapter: name of a loaded adapter, or None.
-        pooling: the prompt is to become a vector (`params.max_tokens` is 0 and `n` 1 then), or None.
-        prediction: tokens that the output may be like: guesses to verify, without any effect on what comes.
+        pooling: how to pool the prompt into a vector (then `params.max_tokens` is 0 and `n` 1), or None.
+        prediction: predicted output tokens, used as draft tokens; they do not change the output.
     """
 
     request_id: str
@@ -73,17 +74,17 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request while the scheduler knows it: the only mutable thing in the scheduler's books.
+    """One choice of a request in the scheduler, and the scheduler's only mutable state of it.
 
     Attributes:
-        tokens: prompt and generated ids; `sampling.history` is this very list. Choices that have generated nothing have
-            one together, for many may wait, and prompts are long.
-        computed: how many of them are in the KV cache. What is left is what the next spans process.
-        names: of the full pages of `tokens`, as the prefix cache knows them; where there is none, empty.
-        cached: how many tokens of the prompt came from the prefix cache.
-        preemptions: how often it lost its pages and began anew.
+        tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
+            one list, since prompts are long and many choices may wait.
+        computed: tokens in the KV cache. Spans process the rest.
+        names: hashes of the full pages of `tokens`; empty without a prefix cache.
+        cached: prompt tokens that came from the prefix cache.
+        preemptions: how often the sequence lost its pages and started over.
         scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
-        pooled: the hidden states that count so far, added up; an array of the executor's kind.
+        pooled: the sum of the hidden states so far; an array of the executor's kind.
     """
 
     request: Request
@@ -105,7 +106,7 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     def extend(self, tokens: tuple[int, ...]) -> None:
-        """Add sampled tokens, the first of them to a list of its own."""
+        """Append sampled tokens; the first ones move the sequence to a token list that it does not share."""
         if not self.generated:
             self.tokens = list(self.tokens)
             self.sampling = replace(self.sampling, history=self.tokens)
@@ -115,17 +116,17 @@ class Sequence:
 @pickled_by_fields
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """News of one choice: new tokens, perhaps its end. Exactly one event per choice has a `finish_reason`.
+    """An update of one choice: new tokens, or its end. Exactly one event per choice has a `finish_reason`.
 
     Attributes:
         token_ids: the tokens sampled since the last event, in order (a stop token included).
-        logprobs: one per token, where asked for.
+        logprobs: one per token, if asked for.
         prompt_logprobs: the prompt's, from its second token on; complete, in the first event of a choice that asks.
         stop_reason: the stop token id that ended the choice (None at the model's own end of text).
-        cached_tokens: prompt tokens that came from a cache; meaningful in the terminal event.
-        error: what went wrong, with `FinishReason.ERROR`.
-        scheduled, preemptions: of the sequence, as it stands.
-        embedding: the prompt's vector, where asked for, in the terminal event.
+        cached_tokens: prompt tokens that came from a cache; set in the terminal event.
+        error: the error, with `FinishReason.ERROR`.
+        scheduled, preemptions: the sequence's.
+        embedding: the prompt's vector, if asked for, in the terminal event.
     """
 
     request_id: str

@@ -1,6 +1,6 @@
-"""How messages quote what they are about: briefly, and whatever it is.
+"""Quoting of values in messages, and integers from callers, numpy's included.
 
-Integers as callers give them: of any type, numpy's too, but never True or False.
+Checks of spans are in `core/span_checks.py`, of options in `core/option_fields.py`.
 """
 
 from __future__ import annotations
@@ -13,48 +13,45 @@ from typing import Any, Final
 from ferrum.core.errors import RequestError
 
 MOST_BITS: Final = 256
-"""Of an integer that anybody can mean. Python refuses to write those of thousands of digits: no message could name
-them, no log and no record.
-"""
+"""Size limit of integers from callers. Python refuses to write integers of thousands of digits, so no message could."""
 
 
 def is_huge(value: object) -> bool:
-    """Whether a value is an integer that nobody can mean."""
+    """Whether a value is an integer beyond the size limit."""
     return isinstance(value, int) and value.bit_length() > MOST_BITS
 
 
 class _Quotes(reprlib.Repr):
-    """Quotes integers by their size where that is all that can be told of them."""
+    """A `repr` that shortens long values and gives huge integers as powers of ten."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = 100
 
     def repr_int(self, number: int, level: int) -> str:  # noqa: ARG002 - as `Repr` calls it
-        """See `reprlib.Repr`."""
         if not is_huge(number):
             return repr(number)
         return f"about {'-' if number < 0 else ''}10**{math.log10(abs(number)):.0f}"
 
 
 shown: Final = _Quotes().repr
-"""A value for a message: its `repr`, without the middle where that is long."""
+"""Quote a value in a message: its `repr`, with the middle left out if long."""
 
 
 def listed(value: Any) -> Any:
-    """An array as lists, and its scalars as plain numbers; all else as it is."""
+    """Return an array as lists and an array scalar as a number; any other value as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def integer(value: Any) -> int:
-    """As a plain int. Raises TypeError for what is none."""
+    """Return a value as a plain int. Raises TypeError for anything else, truth values included."""
     if isinstance(value, bool):
         raise TypeError(f"{value} is a truth value")
     return index(value)
 
 
 def whole(param: str, value: Any) -> int:
-    """As a plain int. Raises RequestError for what is none, or huge; `param` is the caller's name for it."""
+    """Return a value as a plain int; `param` is its name. Raises RequestError for no integer or a huge one."""
     try:
         number = integer(value)
     except TypeError:
@@ -65,8 +62,8 @@ def whole(param: str, value: Any) -> int:
 
 
 def kept_length(param: str, value: Any, length: int) -> int:
-    """How many of `length` tokens are to be kept, as a plain int. Raises RequestError where there are not so many."""
+    """Return how many of `length` tokens to keep, as a plain int. Raises RequestError outside of [0, length]."""
     kept = whole(param, value)
     if not 0 <= kept <= length:
-        raise RequestError(f"{kept} is not in [0, {length}], the length", param=param)
+        raise RequestError(f"{kept} is not in [0, {length}], the stored length", param=param)
     return kept

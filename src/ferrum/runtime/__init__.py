@@ -1,1 +1,1 @@
-"""From a checkpoint on disk to an executor that runs steps."""
+"""Loading of models and execution of steps: from a checkpoint on disk to an executor."""
