@@ -89,14 +89,14 @@ def test_memory_of_panels_that_nobody_holds_is_used_again_and_is_zero():
     assert (lanes[:, 0] == 7).all() and not lanes[:, 1:].any()
 
 
-def test_threads_that_the_system_refuses_are_told_by_their_number(monkeypatch):
+def test_error_names_the_number_of_refused_threads(monkeypatch):
     class Refused:
         MAX_HEAD_DIM, NUMERICS = 1, 0
         Runtime = staticmethod(lambda tier, threads: (_ for _ in ()).throw(RuntimeError("for want of room")))
 
     monkeypatch.setattr(native, "load", lambda: Refused)
     monkeypatch.setattr(native, "chosen_tier", lambda isa: "portable")
-    with pytest.raises(ConfigError, match=r"team of 300: for want of room") as refusal:
+    with pytest.raises(ConfigError, match=r"300 threads: for want of room") as refusal:
         choose_kernels("auto", threads=300)
     assert refusal.value.param == "threads"
 

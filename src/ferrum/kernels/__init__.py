@@ -1,1 +1,1 @@
-"""Backends: what a network may ask of them, the reference in numpy, recording and replay."""
+"""Backends: their interface, the numpy reference, the native CPU backend, recording and replay."""

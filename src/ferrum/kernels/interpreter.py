@@ -1,10 +1,10 @@
-"""Run a recorded program on any kernels, in the memory that the recorder planned."""
+"""Replay of a recorded program: the protocol, and an interpreter for any kernels."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,34 @@ from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.program_recorder import Extent, Op, Program, Value
 
 
-class Interpreter:
-    """A program with its buffers allocated for the largest step.
+class Replay(Protocol):
+    """A program ready to run steps.
+
+    Attributes:
+        program: the recorded program.
+    """
+
+    program: Program
+
+    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Run one step. The next step overwrites the returned arrays."""
+        ...
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        """Run one step and return the seconds of each operation."""
+        ...
+
+    def nbytes(self, extent: Extent) -> int:
+        """Return the bytes of the buffers of that extent."""
+        ...
+
+
+class Interpreter(Replay):
+    """A recorded program with buffers for the largest step.
 
     Args:
-        program: what to run.
-        limits: most rows of each extent.
+        program: a recorded program.
+        limits: maximum rows of each extent.
     """
 
     def __init__(self, program: Program, limits: Mapping[Extent, int]) -> None:
@@ -30,13 +52,11 @@ class Interpreter:
         ]
 
     def nbytes(self, extent: Extent) -> int:
-        """Bytes of the buffers of that extent."""
         buffers = zip(self.program.buffers, self._memory, strict=True)
         return sum(memory.nbytes for (kind, _), memory in buffers if kind is extent)
 
-    @np.errstate(all="ignore")  # a NaN is told by the finite flags
+    @np.errstate(all="ignore")  # the finite flags report a NaN
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """Run one step. The arrays returned are views that the next step overwrites."""
         counts = row_counts(tables, self._limits)
         kernels.begin(tables)
         for op in self.program.ops:
@@ -44,7 +64,6 @@ class Interpreter:
         return NetworkOutput(*(self._view(value, counts) for value in self.program.output))
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
-        """Run one step, and return the seconds of each of the program's operations."""
         counts = row_counts(tables, self._limits)
         kernels.begin(tables)
         seconds = []
@@ -67,7 +86,7 @@ class Interpreter:
 
 
 def row_counts(tables: StepTables, limits: Mapping[Extent, int]) -> dict[Extent, int]:
-    """How many rows each extent has in this step; no more than planned."""
+    """Return the rows of each extent in this step."""
     counts = {
         Extent.ROWS: len(tables.token_ids),
         Extent.LOGITS: len(tables.logit_rows),
@@ -81,6 +100,6 @@ def row_counts(tables: StepTables, limits: Mapping[Extent, int]) -> dict[Extent,
 
 @np.errstate(all="ignore")  # as in `Interpreter`
 def run_eager(network: Network, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-    """Walk the network itself: the switch beside replay, bit for bit the same."""
+    """Run a step without a recorded program. The results equal those of a replay bit for bit."""
     kernels.begin(tables)
     return network(kernels)

@@ -1,8 +1,7 @@
-"""Record a network once, replay it every step.
+"""Recording of a network as a flat program that each step replays.
 
-The network is walked with a `Recorder` in place of kernels: each operation leaves an `Op`, and each result a `Value`
-without rows or memory. `record` then plans the values' memory by liveness. The `Program` that remains is flat, knows
-every size but the number of rows, and can be run by an interpreter on any `Kernels`, or by native code.
+The network runs with a `Recorder` in place of kernels: each operation appends an `Op`, each result is a symbolic
+`Value`. `record` then plans the memory of all values by liveness. A `Program` has every size except the number of rows.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from ferrum.kernels.interface import Array, AttentionShape, Network, NetworkOutput, Weight
+from ferrum.kernels.interface import Array, AttentionShape, Network, NetworkOutput, Operations, Weight
 
 
 class Extent(Enum):
-    """What the number of rows of a value is: known per step only."""
+    """The kind of row count of a value. The count itself varies by step."""
 
     ROWS = "rows"
     LOGITS = "logit rows"
     HIDDEN = "hidden rows"
     SPANS = "spans"
 
-    __hash__ = object.__hash__  # an Enum's own calls Python, a dozen times a step
+    __hash__ = object.__hash__  # the hash of Enum runs Python code, a dozen times per step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """The result of an operation: [extent, columns] of bool for `Extent.SPANS`, else of f32 or int32."""
+    """A result of an operation: [extent, columns] of bool for `Extent.SPANS`, else of f32 or int32."""
 
     extent: Extent
     columns: int
@@ -39,14 +38,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: a method of `Operations`, its arguments (values among constants), the values it makes."""
+    """An operation: a method of `Operations`, its arguments (values and constants), its results."""
 
     name: str
     arguments: tuple[Any, ...]
     results: tuple[Value, ...]
 
     def operands(self) -> tuple[Value, ...]:
-        """The values among the arguments."""
+        """Return the arguments that are values."""
         return tuple(argument for argument in self.arguments if isinstance(argument, Value))
 
 
@@ -56,9 +55,9 @@ class Program:
 
     Attributes:
         ops: in order.
-        buffers: per buffer its extent and its columns: the widest value that ever lies in it.
+        buffers: per buffer its extent, and the columns of its widest value.
         placement: buffer number of each value.
-        output: the values that outlive the last operation.
+        output: the results of the network.
     """
 
     ops: tuple[Op, ...]
@@ -67,8 +66,8 @@ class Program:
     output: NetworkOutput
 
 
-class Recorder:
-    """`Operations` that write down what they are asked. Shapes follow from weights alone."""
+class Recorder(Operations):
+    """`Operations` that record their calls. All shapes follow from the weights."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -88,25 +87,20 @@ class Recorder:
         return self._emit(name, (x, *constants), (x.extent, x.columns if columns is None else columns))[0]
 
     def embed(self, table: Weight) -> Value:
-        """See `Operations.embed`."""
         return self._emit("embed", (table,), (Extent.ROWS, table.shape[1]))[0]
 
     def norm(self, x: Value, weight: Array, eps: float) -> Value:
-        """See `Operations.norm`."""
         return self._like("norm", x, weight, eps)
 
     def add_norm(self, residual: Value, delta: Value, weight: Array, eps: float) -> tuple[Value, Value]:
-        """See `Operations.add_norm`."""
         shape = (residual.extent, residual.columns)
         total, normed = self._emit("add_norm", (residual, delta, weight, eps), shape, shape)
         return total, normed
 
     def linear(self, x: Value, weights: tuple[Weight, ...], biases: tuple[Array | None, ...]) -> tuple[Value, ...]:
-        """See `Operations.linear`."""
         return self._emit("linear", (x, weights, biases), *((x.extent, weight.shape[0]) for weight in weights))
 
     def gated_linear(self, x: Value, gate: Weight, up: Weight) -> Value:
-        """See `Operations.gated_linear`."""
         return self._like("gated_linear", x, gate, up, columns=gate.shape[0])
 
     def rope_store(
@@ -120,36 +114,29 @@ class Recorder:
         k_norm: Array | None,
         eps: float,
     ) -> Value:
-        """See `Operations.rope_store`."""
         return self._like("rope_store", q, k, v, shape, rope, q_norm, k_norm, eps)
 
     def attention(self, q: Value, shape: AttentionShape) -> Value:
-        """See `Operations.attention`."""
         return self._like("attention", q, shape)
 
     def gather(self, x: Value) -> Value:
-        """See `Operations.gather`."""
         return self._emit("gather", (x,), (Extent.LOGITS, x.columns))[0]
 
     def head(self, x: Value, weight: Weight) -> Value:
-        """See `Operations.head`."""
         return self._like("head", x, weight, columns=weight.shape[0])
 
     def best(self, logits: Value) -> Value:
-        """See `Operations.best`."""
         return self._emit("best", (logits,), (Extent.LOGITS, 1), dtype=np.int32)[0]
 
     def gather_hidden(self, x: Value) -> Value:
-        """See `Operations.gather_hidden`."""
         return self._emit("gather_hidden", (x,), (Extent.HIDDEN, x.columns))[0]
 
     def finite(self, x: Value) -> Value:
-        """See `Operations.finite`."""
         return self._emit("finite", (x,), (Extent.SPANS, 1), dtype=np.bool_)[0]
 
 
 def record(network: Network) -> Program:
-    """Walk the network once and plan its memory."""
+    """Record a network and plan its memory."""
     recorder = Recorder()
     output = network(recorder)
     buffers, placement = _plan(recorder.ops, output)
@@ -157,9 +144,9 @@ def record(network: Network) -> Program:
 
 
 def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int], ...], dict[Value, int]]:
-    """Give each value a buffer that no other living value holds; results never share one with operands.
+    """Assign each value a buffer that no live value uses. Results never share a buffer with operands.
 
-    Greedy in program order: among the free buffers of the extent the one whose width fits best.
+    Greedy in program order: take the free buffer of the same extent whose width fits best.
     """
     last_use = {value: index for index, op in enumerate(ops) for value in (*op.results, *op.operands())}
     last_use.update(dict.fromkeys(output, len(ops)))
@@ -185,5 +172,5 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
 
 
 def _misfit(widths: list[int], columns: int) -> Callable[[int], tuple[int, int]]:
-    """Order of preference: what must grow least, then what wastes least."""
+    """Rank buffers by how many columns they must grow, then by how many stay unused."""
     return lambda buffer: (max(0, columns - widths[buffer]), max(0, widths[buffer] - columns))

@@ -1,1 +1,1 @@
-"""The native CPU backend: the binding of the library in `native/`, which may be missing (see `library.load`)."""
+"""The native CPU backend: binding of the compiled library from `native/`. `library.load` reports if it is missing."""

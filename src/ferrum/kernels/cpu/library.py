@@ -1,4 +1,4 @@
-"""Finding the native library, and how many threads it may use."""
+"""Loading of the native library, its instruction tiers, and the number of available threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ferrum.core.errors import ConfigError, Unsupported
 
 
 def load() -> Any:
-    """The compiled module.
+    """Import the compiled module.
 
     Raises:
-        Unsupported: it was not built (no compiler at installation time), or does not load here.
+        Unsupported: the module was not built (no compiler at installation) or does not load on this machine.
     """
     try:
         return importlib.import_module("ferrum.kernels.cpu._native")
@@ -23,27 +23,29 @@ def load() -> Any:
 
 
 def tiers() -> tuple[str, ...]:
-    """Instruction tiers that this machine runs, best first. Raises Unsupported as `load`."""
+    """Return the instruction tiers that this machine runs, best first. Raises Unsupported as `load`."""
     return tuple(load().tiers())
 
 
 def chosen_tier(name: str) -> str:
-    """The tier of that name, or the best for "auto".
+    """Return the tier of that name, or the best one for "auto".
 
     Raises:
-        ConfigError: this machine does not have it.
+        ConfigError: this machine lacks the tier.
         Unsupported: as `load`.
     """
     known = tiers()
     if name == "auto":
         return known[0]
     if name not in known:
-        raise ConfigError(f"instruction tier {name!r}: this machine has {', '.join(known)}", param="isa")
+        raise ConfigError(
+            f"instruction tier {name!r} is not available: this machine has {', '.join(known)}", param="isa"
+        )
     return name
 
 
 def available_threads() -> int:
-    """Processors that this process may use: its affinity mask, cut by the quota of its control group."""
+    """Return the number of CPUs in the affinity mask, limited by the quota of the control group."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(MEMBERSHIP, ROOT)
     return max(1, count if quota is None else min(count, int(quota + 0.5)))

@@ -1,7 +1,7 @@
-"""From an operation of the Kernels Protocol to one of the native library.
+"""Lowering of an operation of the `Operations` protocol to an operation of the native library.
 
-Eager kernels lower an operation and run it; a replayed program lowers all of them once. Both thus run the same code on
-the same shapes, and give the same bits.
+Eager kernels lower one operation and run it. A replayed program lowers all operations once. Both run the same native
+code on the same shapes, so their results are bit for bit equal.
 """
 
 from __future__ import annotations
@@ -20,125 +20,127 @@ from ferrum.kernels.program_recorder import Extent
 from ferrum.kernels.reference.reference_math import LOG2_E
 
 EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.SPANS: -4}
-"""The library's codes for row counts that a step decides; a number from 0 up is a constant."""
+"""Codes of the library for row counts that vary by step. A number from 0 up is a constant row count."""
 
 Native = Any
 """An operation of the library."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a value lies.
+class Operand:
+    """The memory of an operation's argument or result.
 
     Attributes:
-        array: its memory, contiguous, for `most_rows` rows of `columns`.
-        extent: its number of rows, or a code of `EXTENTS`.
-        columns: its width.
-        most_rows: rows that there is room for.
+        array: contiguous memory for `max_rows` rows of `columns`.
+        extent: number of rows, or a code of `EXTENTS`.
+        columns: width of a row.
+        max_rows: capacity in rows.
     """
 
     array: NDArray[Any]
     extent: int
     columns: int
-    most_rows: int
+    max_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """Makes native operations.
+    """Factory of native operations.
 
     Attributes:
         library: the compiled module.
-        runtime: a `Runtime` of it, with its pool allocated.
+        runtime: a `Runtime` of the library with its pool allocated.
     """
 
     library: Any
     runtime: Any
 
-    def operation(self, name: str, arguments: tuple[Any, ...], results: Sequence[Place]) -> Native:
-        """The native form of an operation.
+    def operation(self, name: str, arguments: tuple[Any, ...], results: Sequence[Operand]) -> Native:
+        """Make the native form of an operation.
 
         Args:
             name: a method of `Operations`.
-            arguments: its arguments, arrays as places, weights packed.
-            results: where its results go.
+            arguments: arrays as operands, weights packed, constants unchanged.
+            results: memory of the results.
         """
         return _LOWERED[name](self, *arguments, *results)
 
 
-def placed(array: Array) -> Place:
-    """An array [rows, columns] as it is, its number of rows a constant."""
+def operand(array: Array) -> Operand:
+    """Wrap an array [rows, columns], copied if it is not contiguous."""
     contiguous = np.ascontiguousarray(array)
-    return Place(contiguous, len(contiguous), contiguous.shape[1], len(contiguous))
+    return Operand(contiguous, len(contiguous), contiguous.shape[1], len(contiguous))
 
 
-def _embed(to: Lowering, table: PackedWeight, out: Place) -> Native:
+def _embed(to: Lowering, table: PackedWeight, out: Operand) -> Native:
     return to.library.embed(table.native, out.array, out.extent)
 
 
-def _norm(to: Lowering, x: Place, weight: F32, eps: float, out: Place) -> Native:
+def _norm(to: Lowering, x: Operand, weight: F32, eps: float, out: Operand) -> Native:
     return to.library.norm(x.array, None, weight, eps, None, out.array, x.extent)
 
 
-def _add_norm(to: Lowering, residual: Place, delta: Place, weight: F32, eps: float, total: Place, out: Place) -> Native:
+def _add_norm(
+    to: Lowering, residual: Operand, delta: Operand, weight: F32, eps: float, total: Operand, out: Operand
+) -> Native:
     return to.library.norm(residual.array, delta.array, weight, eps, total.array, out.array, residual.extent)
 
 
 def _linear(
-    to: Lowering, x: Place, weights: tuple[PackedWeight, ...], biases: tuple[F32 | None, ...], *outs: Place
+    to: Lowering, x: Operand, weights: tuple[PackedWeight, ...], biases: tuple[F32 | None, ...], *outs: Operand
 ) -> Native:
     products = [(w.native, None, b, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-    return to.library.linear(to.runtime, x.array, products, x.extent, x.most_rows)
+    return to.library.linear(to.runtime, x.array, products, x.extent, x.max_rows)
 
 
-def _gated_linear(to: Lowering, x: Place, gate: PackedWeight, up: PackedWeight, out: Place) -> Native:
+def _gated_linear(to: Lowering, x: Operand, gate: PackedWeight, up: PackedWeight, out: Operand) -> Native:
     if gate.format != up.format:
         raise Unsupported(
-            f"a gate in {gate.format} beside an up projection in {up.format}",
-            "native kernels multiply with both at once: choose one dtype for all matrices",
+            f"gate in {gate.format}, up projection in {up.format}",
+            "native kernels need both in one format; choose one --dtype for all matrices",
         )
-    return to.library.linear(to.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.most_rows)
+    return to.library.linear(to.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.max_rows)
 
 
-def _head(to: Lowering, x: Place, weight: PackedWeight, out: Place) -> Native:
+def _head(to: Lowering, x: Operand, weight: PackedWeight, out: Operand) -> Native:
     return _linear(to, x, (weight,), (None,), out)
 
 
 def _rope_store(
     to: Lowering,
-    q: Place,
-    k: Place,
-    v: Place,
+    q: Operand,
+    k: Operand,
+    v: Operand,
     shape: AttentionShape,
     rope: tuple[F32, F32] | None,
     q_norm: F32 | None,
     k_norm: F32 | None,
     eps: float,
-    out: Place,
+    out: Operand,
 ) -> Native:
     tables = rope if rope is not None else (None, None)
     arrays = (q.array, k.array, v.array, out.array)
     return to.library.rope_store(to.runtime, *arrays, _sizes(shape), *tables, q_norm, k_norm, eps, q.extent)
 
 
-def _attention(to: Lowering, q: Place, shape: AttentionShape, out: Place) -> Native:
+def _attention(to: Lowering, q: Operand, shape: AttentionShape, out: Operand) -> Native:
     scale = float(np.float32(shape.scale) * LOG2_E)
     return to.library.attention(to.runtime, q.array, out.array, _sizes(shape), scale, shape.window or 0)
 
 
-def _gather(to: Lowering, x: Place, out: Place) -> Native:
+def _gather(to: Lowering, x: Operand, out: Operand) -> Native:
     return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
 
 
-def _best(to: Lowering, logits: Place, out: Place) -> Native:
-    return to.library.best(to.runtime, logits.array, out.array, logits.columns, logits.extent, logits.most_rows)
+def _best(to: Lowering, logits: Operand, out: Operand) -> Native:
+    return to.library.best(to.runtime, logits.array, out.array, logits.columns, logits.extent, logits.max_rows)
 
 
-def _gather_hidden(to: Lowering, x: Place, out: Place) -> Native:
+def _gather_hidden(to: Lowering, x: Operand, out: Operand) -> Native:
     return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.HIDDEN])
 
 
-def _finite(to: Lowering, x: Place, out: Place) -> Native:
+def _finite(to: Lowering, x: Operand, out: Operand) -> Native:
     return to.library.finite(x.array, out.array, x.columns)
 
 

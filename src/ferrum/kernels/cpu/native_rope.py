@@ -1,6 +1,6 @@
-"""Rope tables that are filled as far as steps have come.
+"""Rope tables filled up to the largest position that a step has used.
 
-Of a long context's table most is never read, and filling all of it would take a fifth of a cold start.
+Most of a long context's table is never read. Filling all of it takes a fifth of a cold start.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.reference_rope import rope_rows
 
 CHUNK: Final = 1024
-"""Positions that are filled at once: a step waits a millisecond or two for them."""
+"""Positions filled at once. One chunk delays a step by one or two milliseconds."""
 
 
 class GrowingRope:
-    """A rope table whose memory stays where it is. Rows are the reference's, whenever they are filled.
+    """A rope table with a fixed address, filled in chunks with the rows of the reference.
 
     Args:
         frequencies, scaling, length: see `Kernels.rope_table`.
 
     Attributes:
-        cosines, sines: [length, pairs]; read no row beyond what was reached.
+        cosines, sines: [length, pairs]; rows after the last reached position are undefined.
     """
 
     def __init__(self, frequencies: tuple[float, ...], scaling: float, length: int) -> None:

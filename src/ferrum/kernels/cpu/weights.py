@@ -1,4 +1,4 @@
-"""A matrix in the native library's panels."""
+"""Packing of weights into the panels of the native library."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from ferrum.kernels.interface import F32, Int32, Weight
 
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
-"""Formats of plain floats, and the type by which the library takes their elements."""
+"""Floating-point formats, and the element type that the library takes."""
 
 _INTEGERS: Final = ("int8", "int4")
-"""Formats of integers in panels."""
+"""Quantised formats, stored in panels."""
 
 
 class DenseSource(Protocol):
-    """What a weight of one of these formats offers: its elements, [N, K] row-major."""
+    """A floating-point weight with its elements [N, K], row-major."""
 
     @property
     def values(self) -> NDArray[Any]: ...
 
 
 class PanelLayout(Protocol):
-    """How panels are laid out; see `quant/panels.py`.
+    """A panel layout, as `quant.panels.PanelLayout`.
 
     Attributes:
-        name: as the library calls it.
+        name: of the layout in the library.
     """
 
     @property
@@ -36,11 +36,11 @@ class PanelLayout(Protocol):
 
 
 class PanelSource(Protocol):
-    """What a weight of integers in groups offers.
+    """A quantised weight with its panels.
 
     Attributes:
         layout: of the panels.
-        panels: uint8, which may be a view of a mapped file.
+        panels: uint8; may be a view of a mapped file.
     """
 
     @property
@@ -51,13 +51,13 @@ class PanelSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A `Weight` packed once for one row and for many; the row-major original is not kept.
+    """A `Weight` in panels. The row-major original is not kept.
 
     Attributes:
-        native: the library's matrix.
-        runtime: the library's runtime, which multiplies.
+        native: matrix of the library.
+        runtime: `Runtime` of the library that multiplies.
         shape: (N, K): outputs, inputs.
-        format: as of the weight it was packed from.
+        format: of the original weight.
         library: the compiled module.
     """
 
@@ -69,11 +69,11 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the panels."""
+        """Return the bytes of the panels."""
         return int(self.native.nbytes)
 
     def matmul(self, x: F32) -> F32:
-        """x [M, K] f32 -> [M, N] f32, each element in ascending k."""
+        """Multiply x [M, K] f32 -> [M, N] f32, each element in ascending k."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((len(x), self.shape[0]), np.float32)
         product = self.library.linear(self.runtime, x, [(self.native, None, None, out)], len(x), len(x))
@@ -81,24 +81,24 @@ class PackedWeight:
         return out
 
     def rows(self, ids: Int32) -> F32:
-        """The given rows, [len(ids), K] f32."""
+        """Return the given rows, [len(ids), K] f32."""
         out = np.empty((len(ids), self.shape[1]), np.float32)
         self.native.rows(np.ascontiguousarray(ids, np.int32), out)
         return out
 
     def dequantize(self) -> F32:
-        """The matrix [N, K] as f32."""
+        """Return the matrix [N, K] as f32."""
         return self.rows(np.arange(self.shape[0], dtype=np.int32))
 
 
 def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> PackedWeight:
-    """Pack a weight. Panels are taken as they lie; a format that the library does not know is multiplied in f32.
+    """Pack a weight. Quantised panels are used in place; an unknown format is converted to f32.
 
     Args:
         library: the compiled module.
-        runtime: a `Runtime` of it.
-        weight: any; a packed one is returned as it is.
-        blank: leave the numbers out: only sizes are asked for.
+        runtime: a `Runtime` of the library.
+        weight: of any format; a packed weight is returned unchanged.
+        blank: pack sizes only, without numbers.
     """
     if isinstance(weight, PackedWeight):
         return weight
@@ -116,6 +116,6 @@ def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> 
 
 
 def native_floats(values: NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    """A matrix of floats as the library takes it: the name of its format, and contiguous elements."""
+    """Return the format name and the contiguous elements of a float matrix, as the library takes them."""
     name = values.dtype.name
     return name, np.ascontiguousarray(values).view(_DENSE[name])

@@ -1,7 +1,7 @@
-"""Attention of the reference kernels: online softmax over stored keys in steps of 64 tokens, ascending.
+"""Attention of the reference kernels: online softmax over stored keys, in ascending steps of 64 tokens.
 
-A row's result is a function of its query and of the keys and values it sees: how its neighbours were cut into spans,
-where its pages lie and how many rows run beside it change no bit (Milakov and Gimelshein 2018 for the running maximum).
+A row's result depends only on its query and on the keys and values that it sees. Span boundaries, page numbers and
+other rows change no bit. Source of the running maximum: Milakov and Gimelshein 2018.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ferrum.kernels.reference.reference_math import LOG2_E, exp2, tree_sum
 from ferrum.kernels.reference.store import Stored
 
 STEP = 64
-"""Keys per step: fixed, whatever the page size."""
+"""Keys per step, independent of the page size."""
 
 _MASKED = np.float32(-1e30)
 
@@ -27,21 +27,20 @@ PRODUCTS: Final[Mapping[str, Products]] = {
     "bfloat16": FloatProducts(low_precision=True),
     "int8": ByteProducts(),
 }
-"""By the format of keys and values."""
+"""Products by the format of keys and values."""
 
 
 def attend(
     q: F32, keys: Stored, values: Stored, positions: Int32, first: int, shape: AttentionShape, products: Products
 ) -> F32:
-    """One sequence's rows over its keys and values.
+    """Compute attention of one sequence.
 
     Args:
-        q: [rows, heads, dim].
-        keys, values: read back from the store, for the positions from `first` to the last query's. `first` is a
-            multiple of `STEP`.
-        positions: [rows] of the queries.
-        first: position of the first key.
-        shape: the layer's.
+        q: queries [rows, heads, dim].
+        keys, values: stored tokens for positions from `first` to the last query's.
+        positions: of the queries [rows].
+        first: position of the first key, a multiple of `STEP`.
+        shape: of the layer.
         products: of the format of keys and values.
 
     Returns: [rows, heads, dim] f32.
@@ -66,12 +65,12 @@ def attend(
         mixed = out * decay[..., None] + products.mixed(weights, values.step(begin, STEP))
         out = np.where(active[..., None], mixed, out)
         maximum = raised
-    # Adding 0 gives every zero one sign: that of an underflow depends on masked terms.
+    # Adding 0 makes every zero positive: the sign of an underflow depends on masked terms.
     return (out / total[..., None] + np.float32(0)).astype(np.float32, copy=False).reshape(rows, heads, -1)
 
 
 def probabilities(q: F32, keys: F32, positions: Int32, first: int, shape: AttentionShape) -> F32:
-    """Softmax weights for inspection: [heads, rows, tokens] f32, in plain two-pass f32 arithmetic."""
+    """Compute softmax weights for inspection: [heads, rows, tokens] f32, in two-pass f32 arithmetic."""
     rows, heads, dim = q.shape
     grouped = q.reshape(rows, shape.num_kv_heads, heads // shape.num_kv_heads, dim)
     visible = _visible(first + np.arange(len(keys)), positions, shape.window)[:, None, None, :]
@@ -83,7 +82,7 @@ def probabilities(q: F32, keys: F32, positions: Int32, first: int, shape: Attent
 
 
 def _visible(index: NDArray[np.int64], positions: Int32, window: int | None) -> NDArray[np.bool_]:
-    """[rows, keys] bool: causal, and inside the window."""
+    """Return a mask [rows, keys]: causal and inside the window."""
     seen: NDArray[np.bool_] = index[None, :] <= positions[:, None]
     if window is not None:
         seen &= index[None, :] > positions[:, None] - window

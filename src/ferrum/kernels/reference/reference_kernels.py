@@ -1,7 +1,6 @@
-"""The numpy backend: the specification that every other backend is compared with.
+"""The numpy backend: the specification of every other backend.
 
-It obeys the rounding points and the orders of `docs/architecture.md` to the letter and is as plain as that allows:
-speed is the native library's business.
+It follows the rounding points and the summation orders of `docs/architecture.md` and is not optimised for speed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import F32, AttentionShape, Bytes, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import F32, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.reference_math import best_tokens, silu, tree_sum
 from ferrum.kernels.reference.reference_rope import rope_rows
@@ -24,61 +23,49 @@ from ferrum.kernels.reference.store import Store
 RopeTable = tuple[F32, F32]
 
 
-class ReferenceKernels:
-    """`Kernels` in numpy. See `kernels/interface.py` for every operation's contract.
-
-    Attributes:
-        table_bytes, scratch_bytes: see `Kernels`.
-        captured: see `Kernels`.
-    """
+class ReferenceKernels(Kernels):
+    """`Kernels` in numpy."""
 
     name = "reference"
     numerics_id = "reference-numpy-3"
     captures = True
+    scratch_bytes = 0
 
     def __init__(self) -> None:
         self.captured: list[list[Any]] | None = None
         self.table_bytes = 0
-        self.scratch_bytes = 0
         self._groups: tuple[PoolGroup, ...] = ()
         self._keys: list[Store] = []  # per group
         self._values: list[Store] = []
         self._tables: StepTables | None = None
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
-        """See `Kernels.allocate`."""
         self._groups = groups
         for group in groups:
             self._keys.append(Store(group, group.key_dim))
             self._values.append(Store(group, group.value_dim))
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
-        """See `Kernels.planned_page_bytes`. A pool of one page tells it."""
         one = replace(group, num_pages=1)
         return sum(part.nbytes for dim in (group.key_dim, group.value_dim) for part in Store(one, dim).page(0))
 
     def begin(self, tables: StepTables) -> None:
-        """See `Kernels.begin`."""
         self._tables = tables
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """See `Kernels.copy_pages`."""
         index = {group.name: i for i, group in enumerate(self._groups)}
         for copy in copies:
             for store in (self._keys[index[copy.group]], self._values[index[copy.group]]):
                 store.copy(copy.source, copy.target)
 
     def page_bytes(self, group: str) -> int:
-        """See `Kernels.page_bytes`."""
         return sum(part.nbytes for store in self._stores(group) for part in store.page(0))
 
     def read_page(self, group: str, page: int) -> Bytes:
-        """See `Kernels.read_page`."""
         parts = [part for store in self._stores(group) for part in store.page(page)]
         return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
 
     def write_page(self, group: str, page: int, data: Bytes) -> None:
-        """See `Kernels.write_page`."""
         begin = 0
         for part in [part for store in self._stores(group) for part in store.page(page)]:
             part[...] = data[begin : begin + part.nbytes].view(part.dtype).reshape(part.shape)
@@ -90,49 +77,41 @@ class ReferenceKernels:
 
     @property
     def tables(self) -> StepTables:
-        """The current step's tables."""
+        """Return the tables of the current step."""
         assert self._tables is not None, "begin() comes first"
         return self._tables
 
     def weight(self, weight: Weight) -> Weight:
-        """See `ParameterForms.weight`."""
         return weight
 
     def vector(self, values: F32) -> F32:
-        """See `ParameterForms.vector`."""
         self.table_bytes += values.size * 4
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> RopeTable:
-        """See `ParameterForms.rope_table`."""
         cosines, sines = rope_rows(frequencies, scaling, 0, length)
         self.table_bytes += cosines.nbytes + sines.nbytes
         return cosines, sines
 
     def embed(self, table: Weight) -> F32:
-        """See `Operations.embed`."""
         if self.tables.embeddings is not None:
             return self.tables.embeddings
         return table.rows(self.tables.token_ids)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        """See `Operations.norm`."""
         mean = tree_sum(x * x) / np.float32(x.shape[-1])
         inverse: F32 = np.float32(1) / np.sqrt(mean + np.float32(eps))
         return x * inverse[..., None] * weight
 
     def add_norm(self, residual: F32, delta: F32, weight: F32, eps: float) -> tuple[F32, F32]:
-        """See `Operations.add_norm`."""
         total = residual + delta
         return total, self.norm(total, weight, eps)
 
     def linear(self, x: F32, weights: tuple[Weight, ...], biases: tuple[F32 | None, ...]) -> tuple[F32, ...]:
-        """See `Operations.linear`."""
         products = (weight.matmul(x) for weight in weights)
         return tuple(y if bias is None else y + bias for y, bias in zip(products, biases, strict=True))
 
     def gated_linear(self, x: F32, gate: Weight, up: Weight) -> F32:
-        """See `Operations.gated_linear`."""
         return silu(gate.matmul(x)) * up.matmul(x)
 
     def rope_store(
@@ -146,7 +125,6 @@ class ReferenceKernels:
         k_norm: F32 | None,
         eps: float,
     ) -> F32:
-        """See `Operations.rope_store`."""
         q = q.reshape(len(q), shape.num_heads, shape.head_dim)
         k = k.reshape(len(k), shape.num_kv_heads, shape.head_dim)
         q = q if q_norm is None else self.norm(q, q_norm, eps)
@@ -160,13 +138,12 @@ class ReferenceKernels:
         return q.reshape(len(q), -1)
 
     def _slots(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Page and offset of each row of the step."""
+        """Return the page and the offset of each row of the step."""
         tables, size = self.tables, self._groups[group].page_size
         span = np.repeat(np.arange(len(tables.span_rows) - 1), np.diff(tables.span_rows))
         return tables.pages[group][span, tables.positions // size], tables.positions % size
 
     def attention(self, q: F32, shape: AttentionShape) -> F32:
-        """See `Operations.attention`."""
         q = q.reshape(len(q), shape.num_heads, shape.head_dim)
         out = np.empty((len(q), shape.num_heads, self._groups[shape.group].value_dim), np.float32)
         products = PRODUCTS[self._groups[shape.group].format]
@@ -187,30 +164,25 @@ class ReferenceKernels:
         return out.reshape(len(q), -1)
 
     def gather(self, x: F32) -> F32:
-        """See `Operations.gather`."""
         return x[self.tables.logit_rows]
 
     def head(self, x: F32, weight: Weight) -> F32:
-        """See `Operations.head`."""
         return weight.matmul(x)
 
     def best(self, logits: F32) -> NDArray[np.int32]:
-        """See `Operations.best`."""
         return best_tokens(logits)[:, None]
 
     def gather_hidden(self, x: F32) -> F32:
-        """See `Operations.gather_hidden`."""
         return x[self.tables.hidden_rows]
 
     def finite(self, x: F32) -> NDArray[np.bool_]:
-        """See `Operations.finite`."""
         rows = np.all(np.isfinite(x), axis=1)
         bounds = self.tables.span_rows
         return np.array([[rows[a:b].all()] for a, b in pairwise(bounds)], np.bool_)
 
 
 def _rotate(x: F32, cos: F32, sin: F32) -> F32:
-    """Rotate the pairs (i, i + pairs) of x [R, heads, dim] by cos and sin [R, 1, pairs]; further dimensions stay."""
+    """Rotate the pairs (i, i + pairs) of x [R, heads, dim] by cos and sin [R, 1, pairs]; keep further dimensions."""
     pairs = cos.shape[-1]
     low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
     return np.concatenate((low * cos - high * sin, high * cos + low * sin, rest), axis=-1)

@@ -1,7 +1,7 @@
-"""Elementary f32 functions whose bits depend on their arguments alone.
+"""Elementary f32 functions whose bits depend only on their arguments.
 
-Only IEEE additions, multiplications, divisions and integer bit operations, element by element: the same bits at every
-array shape, on every machine, and in C++ compiled without contraction. Sums go in one documented order.
+They use IEEE additions, multiplications, divisions and integer bit operations, element by element. So every array
+shape, every machine and C++ compiled without contraction give the same bits. Sums have a documented order.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 
 LEAST: Final = np.float32(2.0**-64)
-"""The smallest magnitude that keeps numbers rounded together from counting as zeros."""
+"""If the largest magnitude of a group is below this, `round_whole` treats the group as zeros."""
 
 _BLOCK: Final = 1 << 17
-"""Terms of a product that are made at a time."""
+"""Terms of a product computed at a time."""
 
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts (Cody and Waite): the first has 15 trailing zero bits, so that n * LN2_HIGH is exact for |n| < 2^15.
 _LN2_HIGH = np.float32(0.693145751953125)
 _LN2_LOW = np.float32(1.4286068203094172e-06)
-# Taylor coefficients, highest power first; on |r| <= 0.35 the first term left out is below 6e-9 of the result.
+# Taylor coefficients, highest power first; for |r| <= 0.35 the first omitted term is below 6e-9 of the result.
 _EXP = tuple(np.float32(c) for c in (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0))
 _EXP2 = tuple(np.float32(0.6931471805599453**k / f) for k, f in enumerate((1, 1, 2, 6, 24, 120, 720, 5040)))[::-1]
 
@@ -38,7 +38,7 @@ def _horner(r: F32, coefficients: tuple[np.float32, ...]) -> F32:
 
 
 def _scaled(mantissa: F32, exponent: F32) -> F32:
-    """mantissa * 2^exponent by exponent bits; an exponent below -126 gives 0, one above 127 infinity."""
+    """Compute mantissa * 2^exponent by exponent bits: 0 for exponents below -126, infinity above 127."""
     finite = np.where(np.isnan(exponent), np.float32(0), exponent)  # the mantissa carries the NaN
     bits = (np.clip(finite, -126, 127).astype(np.int32) + 127) << 23
     scaled = mantissa * bits.view(np.float32)
@@ -47,7 +47,7 @@ def _scaled(mantissa: F32, exponent: F32) -> F32:
 
 
 def exp(x: F32) -> F32:
-    """e^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
+    """Compute e^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
     bounded = np.clip(x, np.float32(-200), np.float32(200))
     n = np.rint(bounded * LOG2_E)
     r = (bounded - n * _LN2_HIGH) - n * _LN2_LOW
@@ -55,22 +55,22 @@ def exp(x: F32) -> F32:
 
 
 def exp2(x: F32) -> F32:
-    """2^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
+    """Compute 2^x for f32 of any shape, within 2 units in the last place; NaN stays NaN."""
     bounded = np.clip(x, np.float32(-300), np.float32(300))
     n = np.rint(bounded)
     return _scaled(_horner(bounded - n, _EXP2), n)
 
 
 def silu(x: F32) -> F32:
-    """x * sigmoid(x)."""
+    """Compute x * sigmoid(x)."""
     y: F32 = x / (np.float32(1) + exp(-x))
     return y
 
 
 def tree_sum(x: F32) -> F32:
-    """Sum over the last axis as a binary tree: padded with zeros to a power of two, then halved by adding the halves.
+    """Sum over the last axis as a binary tree: pad with zeros to a power of two, then add halves.
 
-    [..., n] -> [...]. The order depends on n alone (numpy's own sum promises none).
+    [..., n] -> [...]. The order depends only on n; `numpy.sum` guarantees no order.
     """
     n = x.shape[-1]
     size = 1 << max(n - 1, 0).bit_length()
@@ -90,40 +90,40 @@ def round_bf16(x: F32) -> F32:
 
 
 def round_whole(x: F32, levels: int) -> tuple[F32, F32]:
-    """Round to whole numbers of magnitude <= `levels` (below 2^22), with one scale over the last axis.
+    """Round to integers of magnitude <= `levels` (below 2^22), with one scale over the last axis.
 
         largest = max |x|;  scale = largest / levels;  code = rint(x * (levels / largest))
 
-    Each is a single f32 operation, rint to the nearest and ties to even. |x| <= largest, so nothing needs clipping. The
-    maximum is that of the bit patterns without sign: a NaN is larger than all else. Below 2^-64 all count as zeros
-    (codes and scale 0), so that all further numbers are normal. Where the largest is not finite, codes are 0 and the
-    scale is NaN: what they are multiplied into becomes NaN.
+    Each is a single f32 operation; rint rounds ties to even. |x| <= largest, so clipping is not needed. The maximum is
+    taken of the bit patterns without sign, so a NaN is the largest. If the largest is below 2^-64, codes and scale are
+    0, so that all further numbers are normal. If it is not finite, codes are 0 and the scale is NaN, which makes every
+    product NaN.
 
     Returns: codes [..., n] and scales [...], f32.
     """
-    largest = np.abs(x).max(axis=-1)  # numpy's maximum hands NaN on
+    largest = np.abs(x).max(axis=-1)  # numpy's maximum propagates NaN
     finite = np.isfinite(largest)
     used = finite & (largest >= LEAST)
     factor = np.divide(np.float32(levels), largest, out=np.zeros_like(largest), where=used)
-    with np.errstate(invalid="ignore"):  # 0 * infinity, where it is not used
+    with np.errstate(invalid="ignore"):  # 0 * infinity, in elements that are not used
         codes = np.rint(x * factor[..., None])
     codes[~used] = 0
     return codes, np.where(used, largest / np.float32(levels), np.where(finite, np.float32(0), np.float32(np.nan)))
 
 
 def fused(a: F32, b: F32, c: F32) -> F32:
-    """a * b + c with one rounding to f32, of arrays that broadcast.
+    """Compute a * b + c with one rounding to f32; the arrays broadcast.
 
-    In f64 the product is exact, and the sum is rounded to odd, by which the second rounding, to f32, is that of the
-    exact sum (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"). What it lost is Knuth's TwoSum.
+    The product is exact in f64. The sum is rounded to odd, so that rounding it to f32 equals rounding the exact sum
+    (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums"). Knuth's TwoSum gives the rounding error.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
-    with np.errstate(invalid="ignore"):  # infinities lose NaN
+    with np.errstate(invalid="ignore"):  # the error of an infinity is NaN
         back = total - product
         lost = (product - (total - back)) + (c - back)
         odd = total.view(np.int64) | 1
-        # An even sum's odd neighbour on the side of what was lost: | 1 is the one away from zero.
+        # Take the odd neighbour of an even sum in the direction of the error: | 1 is the one away from zero.
         odd -= np.where((lost > 0) == (total > 0), 0, 2)
         inexact = np.isfinite(lost) & (lost != 0) & (total.view(np.int64) & 1 == 0)
     with np.errstate(over="ignore"):
@@ -133,8 +133,8 @@ def fused(a: F32, b: F32, c: F32) -> F32:
 def ordered_sum(terms: F32) -> F32:
     """Sum over the first axis in ascending order: ((t_0 + t_1) + t_2) + ..., each addition rounded to f32.
 
-    [n, ...] -> [...], C-contiguous. numpy adds pairwise along the fastest axis only ("Notes" of `numpy.sum`), so the
-    terms are laid out with another axis, of two elements at least, behind the first.
+    [n, ...] -> [...], C-contiguous. numpy adds pairwise only along the fastest axis ("Notes" of `numpy.sum`), so the
+    terms get a second axis of at least two elements.
     """
     flat = terms.reshape(len(terms), -1)
     if flat.shape[1] == 1:
@@ -144,11 +144,10 @@ def ordered_sum(terms: F32) -> F32:
 
 
 def product(x: F32, w: NDArray[Any]) -> F32:
-    """x [M, K] times w [N, K] (any float type) transposed -> [M, N].
+    """Multiply x [M, K] by w [N, K] (any float type) transposed -> [M, N].
 
-    Each element starts at 0 and takes its K terms in ascending order, one multiplication and one addition per term,
-    each rounded to f32: no BLAS and no einsum, whose order depends on the shape. Terms are made a cache-sized block of
-    k at a time.
+    Each element starts at 0 and adds its K terms in ascending order, with one multiplication and one addition per term,
+    each rounded to f32. The order of BLAS and einsum depends on the shape, so neither is used.
     """
     rows, depth = x.shape
     total = np.zeros((rows, w.shape[0]), np.float32)
@@ -164,6 +163,6 @@ def product(x: F32, w: NDArray[Any]) -> F32:
 
 
 def best_tokens(logits: F32) -> NDArray[np.int32]:
-    """The most likely token of each row, the lowest id among equals; -1 where a logit is not finite: [R, V] -> [R]."""
+    """Return the most likely token of each row, the lowest id among equals; -1 for a row that is not finite."""
     finite = np.isfinite(logits).all(axis=1)
     return np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Rows of rope tables."""
+"""Computation of rope table rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from ferrum.kernels.interface import F32
 
 
 def rope_rows(frequencies: tuple[float, ...], scaling: float, begin: int, end: int) -> tuple[F32, F32]:
-    """cos and sin of position x frequency, times `scaling`, for positions `begin` to `end` - 1: [positions, pairs].
+    """Compute cos and sin of position x frequency, times `scaling`, for positions `begin` to `end` - 1.
 
-    Angles are f32 products, as the checkpoints were trained with. A row's bits depend on its position alone.
+    Angles are f32 products, as in the training of the checkpoints. The bits of a row depend only on its position.
+
+    Returns: [positions, pairs] each.
     """
     angles = np.arange(begin, end, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)[None, :]
     exact = angles.astype(np.float64)

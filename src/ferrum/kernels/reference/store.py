@@ -1,4 +1,4 @@
-"""The reference's KV pool: the keys, or the values, of one layer group, rounded to its format and read back from it."""
+"""KV pool of the reference kernels: keys or values of one layer group, in the format of the group."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ferrum.kernels.reference.reference_math import round_whole
 _ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 
 LEVELS: Final = 127
-"""Whole numbers of int8 on each side of 0."""
+"""The largest int8 code."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Tokens as they lie in the store.
+    """Stored tokens.
 
     Attributes:
-        elements: f32 [tokens, kv_heads, dim]; of int8 the codes.
-        scales: f32 [tokens, kv_heads], by which codes are multiplied; None where elements are the numbers.
+        elements: f32 [tokens, kv_heads, dim]; the codes of an int8 store.
+        scales: f32 [tokens, kv_heads], factors of the codes; None for float formats.
     """
 
     elements: F32
     scales: F32 | None
 
     def step(self, begin: int, count: int) -> Stored:
-        """Tokens `begin` to `begin + count`, with zeros beyond what is stored."""
+        """Return tokens `begin` to `begin + count`, padded with zeros."""
         missing = max(0, begin + count - len(self.elements))
         elements = np.pad(self.elements[begin : begin + count], ((0, missing), (0, 0), (0, 0)))
         if self.scales is None:
@@ -39,15 +39,15 @@ class Stored:
         return Stored(elements, np.pad(self.scales[begin : begin + count], ((0, missing), (0, 0))))
 
     def numbers(self) -> F32:
-        """What is stored, as f32 [tokens, kv_heads, dim]."""
+        """Return the stored numbers as f32 [tokens, kv_heads, dim]."""
         return self.elements if self.scales is None else self.elements * self.scales[..., None]
 
 
 class Store:
-    """Room for all pages of a group, zeroed.
+    """Storage of all pages of a group, zeroed.
 
     Args:
-        group: its sizes and format.
+        group: sizes and format.
         dim: elements of a head.
     """
 
@@ -58,24 +58,24 @@ class Store:
         self._scales = np.zeros(lead, np.float32) if group.format == "int8" else None
 
     def write(self, layer: int, pages: Int32, offsets: Int32, x: F32) -> None:
-        """Round the rows x [R, kv_heads, dim] into their places (page and offset of each row)."""
+        """Round the rows x [R, kv_heads, dim] and write each to its page and offset."""
         if self._scales is None:
             self._elements[layer, pages, offsets] = x
             return
         self._elements[layer, pages, offsets], self._scales[layer, pages, offsets] = round_whole(x, LEVELS)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page in every layer, raw."""
+        """Copy a page in every layer."""
         for array in (self._elements, self._scales):
             if array is not None:
                 array[:, target] = array[:, source]
 
     def page(self, page: int) -> tuple[NDArray[Any], ...]:
-        """Views of all that a page holds, over all layers."""
+        """Return views of the contents of a page in all layers."""
         return tuple(array[:, page] for array in (self._elements, self._scales) if array is not None)
 
     def read(self, layer: int, pages: Int32, begin: int, end: int) -> Stored:
-        """Tokens `begin` to `end` of a sequence's `pages`; zeros where a page is gone (no query sees it)."""
+        """Return tokens `begin` to `end` of a sequence's `pages`. A freed page reads as zeros; no query sees it."""
         size = self._page_size
         held = pages[begin // size : -(-end // size)]
 
