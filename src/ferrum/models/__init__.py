@@ -1,1 +1,1 @@
-"""Models as data: families, their specs, and the one decoder."""
+"""Models as data: families, their specs, and the common decoder."""

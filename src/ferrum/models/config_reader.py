@@ -1,4 +1,4 @@
-"""Reading `config.json`: typed values, or an error that names the field."""
+"""Reader of `config.json`: typed values, or an error that names the field."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 
-MOST: Final = 2**31 - 1
+MAX_INTEGER: Final = 2**31 - 1
 """Largest integer of a configuration: token ids and positions have 32 bits."""
 
-_MOST_LAYERS: Final = 10_000
-"""A list of the layers is made before any tensor shows how many there are."""
+_MAX_LAYERS: Final = 10_000
+"""Limit of the layer list, which is built before any tensor is read."""
 
 
 class FamilyConfig:
-    """A checkpoint's configuration as a family's function reads it.
+    """A checkpoint's configuration.
 
     Args:
-        values: the parsed `config.json` (or a part of it).
-        context: the sequence length that the user configured, or None for the checkpoint's own; dynamic rope scaling is
-            frozen for it.
+        values: the parsed `config.json`, or a section of it.
+        context: sequence length configured by the user, or None. Dynamic rope scaling is fixed for this length.
     """
 
     def __init__(self, values: Mapping[str, Any], context: int | None = None) -> None:
@@ -29,26 +28,26 @@ class FamilyConfig:
         self.context = context
 
     def with_defaults(self, **values: Any) -> FamilyConfig:
-        """The same configuration with these values for what is absent or null."""
-        unsaid = {name: value for name, value in values.items() if self.values.get(name) is None}
-        return FamilyConfig({**self.values, **unsaid}, self.context)
+        """Return a copy with these values for fields that are absent or null."""
+        missing = {name: value for name, value in values.items() if self.values.get(name) is None}
+        return FamilyConfig({**self.values, **missing}, self.context)
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
-        """An integer within bounds; null counts as absent."""
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int:
+        """Read an integer within bounds; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise CheckpointError(f"config.json: {name} must be an integer from {least} to {most}, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise CheckpointError(f"config.json: {name} must be an integer from {minimum} to {maximum}, got {value!r}")
         return value
 
     def num_layers(self) -> int:
-        """Layers of the decoder."""
-        return self.integer("num_hidden_layers", most=_MOST_LAYERS)
+        """Return the number of layers of the decoder."""
+        return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite positive number; null counts as absent."""
+        """Read a finite positive number; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
@@ -56,7 +55,7 @@ class FamilyConfig:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean; null counts as absent."""
+        """Read a boolean; null counts as absent."""
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -64,7 +63,7 @@ class FamilyConfig:
         return value
 
     def section(self, name: str) -> FamilyConfig | None:
-        """A nested object, or None where it is absent, null or empty."""
+        """Return a nested object, or None if it is absent, null or empty."""
         value = self.values.get(name)
         if not value:
             return None
@@ -72,8 +71,8 @@ class FamilyConfig:
             raise CheckpointError(f"config.json: {name} must be an object, got {value!r}")
         return FamilyConfig(value, self.context)
 
-    def only(self, name: str, supported: Any, default: Any = None) -> None:
-        """Refuse any value but one, for features that this engine does not compute."""
+    def require(self, name: str, supported: Any, default: Any = None) -> None:
+        """Raise Unsupported unless a field has the only supported value."""
         value = self.values.get(name)
         value = default if value is None else value
         if value != supported:

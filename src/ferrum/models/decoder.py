@@ -1,4 +1,4 @@
-"""The one decoder: a DecoderSpec with its parameters, walkable by any kernels."""
+"""The decoder of all model families: a DecoderSpec with its parameters, for any kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ferrum.nn.norm import RmsNorm
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One residual layer, norms before its parts.
+    """A residual layer with a norm before each part.
 
     residual --+--> norm -> attention --(+)--+--> norm -> mlp --> (added by the next norm)
                +------------------------^    +--------------------------^
@@ -28,7 +28,7 @@ class Block:
     mlp: GatedMlp
 
     def __call__(self, kernels: Operations, residual: Array, delta: Array | None) -> tuple[Array, Array]:
-        """(residual, what is still to be added to it) -> the same after this layer. All [R, H]."""
+        """Map (residual, delta to add to it) to the same pair after this layer. All [R, H]."""
         if delta is None:
             x = self.attention_norm(kernels, residual)
         else:
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Embedding, blocks, final norm, head. A `Network`: rows come and go through the kernels' step tables."""
+    """A `Network` of embedding, blocks, final norm and head. The kernels' step tables hold its inputs."""
 
     spec: DecoderSpec
     embedding: Weight
@@ -48,7 +48,7 @@ class Decoder:
     head: Weight
 
     def __call__(self, kernels: Operations) -> NetworkOutput:
-        """One step."""
+        """Run one step."""
         residual, delta = kernels.embed(self.embedding), None  # [R, H]
         for block in self.blocks:
             residual, delta = block(kernels, residual, delta)
@@ -57,7 +57,7 @@ class Decoder:
         return NetworkOutput(logits, kernels.best(logits), kernels.gather_hidden(x), kernels.finite(x))
 
     def weights(self) -> tuple[Weight, ...]:
-        """Every matrix once (a tied head is the embedding itself)."""
+        """Return every matrix once (a tied head is the embedding)."""
         found = [self.embedding, *((self.head,) if self.head is not self.embedding else ())]
         for block in self.blocks:
             found += [*block.attention.qkv.weights, *block.attention.output.weights]
@@ -68,13 +68,13 @@ class Decoder:
 def build_decoder(
     spec: DecoderSpec, source: ParameterSource, kernels: ParameterForms, max_sequence_length: int
 ) -> Decoder:
-    """Take every parameter from the source and put the decoder together.
+    """Build a decoder with the parameters of a source.
 
     Args:
-        spec: the model.
-        source: its parameters.
-        kernels: makes vectors and rope tables in the backend's form.
-        max_sequence_length: rope tables reach this far.
+        spec: of the model.
+        source: of its parameters.
+        kernels: converts parameters to the backend's form.
+        max_sequence_length: positions of the rope tables.
     """
     slots = pool_slots(spec)
     tables = {
@@ -91,14 +91,14 @@ def build_decoder(
 
 
 def parameter_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all that `build_decoder` takes from its source: what a checkpoint must hold."""
+    """Return names and shapes of the parameters that a checkpoint must have."""
     source = _Listing()
     build_decoder(spec, source, _Formless(), 0)
     return source.shapes
 
 
 def pool_slots(spec: DecoderSpec) -> tuple[tuple[int, int], ...]:
-    """(layer group, index within it) of each layer: layers that store alike and see alike share a group."""
+    """Return (layer group, index within it) of each layer. Layers with equal KV shape and window share a group."""
     groups: dict[tuple[int, int, int | None], int] = {}
     counts: list[int] = []
     slots = []
@@ -166,7 +166,7 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A source that has nothing, and remembers what it was asked for."""
+    """A parameter source that records the requested shapes."""
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class _Listing:
 
 
 class _Formless:
-    """A backend that makes nothing of nothing."""
+    """A backend that converts nothing."""
 
     def weight(self, weight: Weight) -> Weight:
         return weight

@@ -1,4 +1,4 @@
-"""The families, by architecture name. A module in this folder registers its own; its presence is all it takes."""
+"""Registry of model families by architecture name. Each module in this folder registers its families on import."""
 
 from __future__ import annotations
 
@@ -17,59 +17,58 @@ FAMILIES: Registry[Callable[[FamilyConfig], DecoderSpec]] = Registry("architectu
 
 
 def load_families() -> None:
-    """Import every module of this folder, so that all families are registered."""
+    """Import every module of this folder, which registers all families."""
     for module in pkgutil.iter_modules(ferrum.models.__path__, "ferrum.models."):
         import_module(module.name)
 
 
 def decoder_spec(config: Mapping[str, Any], context: int | None = None) -> DecoderSpec:
-    """The spec of a checkpoint.
+    """Return the spec of a checkpoint.
 
     Args:
         config: the parsed `config.json`.
-        context: the sequence length to serve, where the user configured one.
+        context: sequence length configured by the user, or None.
 
     Raises:
-        CheckpointError: a field is missing or makes no sense.
-        Unsupported: an architecture or feature that is not implemented.
+        CheckpointError: a field is missing or invalid.
+        Unsupported: the architecture or a feature is not implemented.
     """
     load_families()
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must name one architecture, got {names!r}")
-    name = _whole(names[0])
+    name = _with_head(names[0])
     family = FAMILIES.get(name)
     _refuse(config)
     _check_type(config.get("model_type"), name, family)
     return family(FamilyConfig(config, context))
 
 
-def _whole(name: str) -> str:
-    """The architecture with a head: of a model for embeddings, `transformers` saves the one without (`Qwen3Model`)."""
+def _with_head(name: str) -> str:
+    """Return the architecture with a head. `transformers` saves embedding models without one (`Qwen3Model`)."""
     whole = name.removesuffix("Model") + "ForCausalLM"
     return whole if name.endswith("Model") and whole in FAMILIES.names() else name
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
-    """Refuse what `transformers` reads in any family's configuration, and no family here computes.
+    """Raise Unsupported for fields that `transformers` reads in every family and that no family here implements.
 
-    Embedding models are published under a decoder's architecture with `is_causal` false (gte-Qwen2): their tokens look
-    ahead. There null is false, too.
+    Some embedding models have a decoder's architecture with `is_causal` false (gte-Qwen2). There null means false.
     """
     if not config.get("is_causal", True):
-        raise Unsupported(f"config.json: is_causal={config['is_causal']!r}", "a token attends to those before it only")
+        raise Unsupported(f"config.json: is_causal={config['is_causal']!r}", "only causal attention is implemented")
     if config.get("per_layer_config"):
-        raise Unsupported("config.json: per_layer_config", "all layers of a model have the same sizes and numbers")
+        raise Unsupported("config.json: per_layer_config", "all layers must have the same configuration")
     if config.get("transformers_weights") is not None:
         file = config["transformers_weights"]
-        raise Unsupported(f"config.json: transformers_weights={file!r}", "weights have files of the usual names")
+        raise Unsupported(f"config.json: transformers_weights={file!r}", "only the default file names are read")
 
 
 def _check_type(kind: Any, name: str, family: Callable[[FamilyConfig], DecoderSpec]) -> None:
-    """Refuse a `model_type`, by which `transformers` chooses the model, beside an architecture of another one."""
+    """Refuse a `model_type` that contradicts the architecture. `transformers` chooses the model by `model_type`."""
     kinds = {_type_of(each) for each in FAMILIES.names() if FAMILIES.get(each) is family}
     if kind is not None and str(kind).replace("_", "") not in kinds:
-        raise Unsupported(f"config.json: model_type={kind!r} beside the architecture {name}", "it is of another model")
+        raise Unsupported(f"config.json: model_type={kind!r} with architecture {name}", "they name different models")
 
 
 def _type_of(architecture: str) -> str:

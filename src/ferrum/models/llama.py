@@ -1,4 +1,4 @@
-"""Llama, and what the families that share its layout are made from."""
+"""Llama, and functions for the families that share its layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.models.rope import context_length, rope_spec
 from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 QWEN_CONTEXT: Final = 1 << 15
-"""Of Qwen models whose configuration does not name theirs."""
+"""Context of Qwen models whose configuration does not set one."""
 
 _DEFAULT_WINDOW: Final = 4096
 _LAYER_TYPES: Final = ("sliding_attention", "full_attention")
@@ -25,21 +25,23 @@ def llama_like(
     head_dim: int | None = None,
     **attention: Any,
 ) -> DecoderSpec:
-    """A pre-norm decoder with grouped-query attention, rope and a gated MLP.
+    """Return the spec of a pre-norm decoder with grouped-query attention, rope and a gated MLP.
 
     Args:
-        family: the architecture's name.
-        config: the checkpoint's configuration.
-        windows: per layer the sliding window, or None for full attention everywhere.
-        head_dim: the family's default where the checkpoint names none; else hidden size / heads.
-        attention: what differs from Llama in `AttentionSpec`.
+        family: name of the architecture.
+        config: of the checkpoint.
+        windows: sliding window per layer; None for full attention in all layers.
+        head_dim: default of the family (default: hidden size / heads).
+        attention: fields of `AttentionSpec` that differ from Llama.
     """
-    config.only("hidden_act", "silu", "silu")
+    config.require("hidden_act", "silu", "silu")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads, count = config.integer("num_key_value_heads", heads), config.num_layers()
     dim = config.integer("head_dim", head_dim or hidden // heads)
     if heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        raise CheckpointError(
+            f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
+        )
     rope = rope_spec(config, dim)
     mlp = MlpSpec(config.integer("intermediate_size"))
     tied = config.flag("tie_word_embeddings", False)
@@ -59,13 +61,13 @@ def llama_like(
 
 
 def sliding_window(config: FamilyConfig) -> int | None:
-    """The window of layers that slide; an explicit null turns it off, absence means the original 4096."""
+    """Return the window of sliding layers. Null turns it off; the default is 4096."""
     off = config.values.get("sliding_window", _DEFAULT_WINDOW) is None
     return None if off else config.integer("sliding_window", _DEFAULT_WINDOW)
 
 
 def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple[int | None, ...]:
-    """The window of each layer: of those that slide by `layer_types`, where it is given, else from layer `first` on."""
+    """Return the window of each layer: by `layer_types` if present, else for all layers from `first` on."""
     count, types = config.num_layers(), config.values.get("layer_types")
     if types is None:
         return tuple(window if i >= first else None for i in range(count))
@@ -77,14 +79,14 @@ def layer_windows(config: FamilyConfig, window: int | None, first: int) -> tuple
 
 
 def mixed_windows(config: FamilyConfig) -> tuple[int | None, ...]:
-    """Qwen's pattern: windows where `use_sliding_window` says so, from layer `max_window_layers` on."""
+    """Return the windows of a Qwen model: with `use_sliding_window`, for all layers from `max_window_layers` on."""
     window = sliding_window(config) if config.flag("use_sliding_window", False) else None
-    return layer_windows(config, window, config.integer("max_window_layers", 28, least=0))
+    return layer_windows(config, window, config.integer("max_window_layers", 28, minimum=0))
 
 
 @FAMILIES.register("LlamaForCausalLM")
 def llama(config: FamilyConfig) -> DecoderSpec:
-    """Llama 2 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
-    config.only("mlp_bias", False, False)
+    """Return the spec of Llama 2 and 3.x (Touvron et al. 2023; Grattafiori et al. 2024)."""
+    config.require("mlp_bias", False, False)
     bias = config.flag("attention_bias", False)
     return llama_like("llama", config, bias=bias, output_bias=bias)

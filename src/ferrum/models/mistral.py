@@ -11,6 +11,6 @@ from ferrum.models.spec import DecoderSpec
 @FAMILIES.register("MistralForCausalLM")
 @FAMILIES.register("MinistralForCausalLM")
 def mistral(config: FamilyConfig) -> DecoderSpec:
-    """Llama with a sliding window, on every layer unless `layer_types` tells which (Ministral)."""
+    """Return Llama with a sliding window in all layers, or in those of `layer_types` (Ministral)."""
     config = config.with_defaults(max_position_embeddings=1 << 17)
     return llama_like("mistral", config, windows=layer_windows(config, sliding_window(config), 0))

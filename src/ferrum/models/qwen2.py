@@ -10,6 +10,6 @@ from ferrum.models.spec import DecoderSpec
 
 @FAMILIES.register("Qwen2ForCausalLM")
 def qwen2(config: FamilyConfig) -> DecoderSpec:
-    """Llama with biases on q, k and v."""
+    """Return Llama with biases on q, k and v."""
     config = config.with_defaults(max_position_embeddings=QWEN_CONTEXT)
     return llama_like("qwen2", config, windows=mixed_windows(config), bias=True)

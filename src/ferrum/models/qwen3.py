@@ -10,7 +10,7 @@ from ferrum.models.spec import DecoderSpec
 
 @FAMILIES.register("Qwen3ForCausalLM")
 def qwen3(config: FamilyConfig) -> DecoderSpec:
-    """Llama with a norm on each head of q and k; heads of 128 where the checkpoint does not say."""
+    """Return Llama with a norm on each head of q and k, and a default head size of 128."""
     config = config.with_defaults(max_position_embeddings=QWEN_CONTEXT)
     bias = config.flag("attention_bias", False)
     windows = mixed_windows(config)

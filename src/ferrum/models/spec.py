@@ -1,7 +1,7 @@
-"""What a model is, as data: a tree of small parts, one per layer, built from `config.json` by a family's function.
+"""Specification of a model as data: a list of layers, built from `config.json` by the function of a family.
 
-A pattern (sliding here, full there) is a list of layers and not a flag. Whatever a part needs stands in it; nothing
-reads the checkpoint's configuration after this.
+A pattern (sliding in some layers, full attention in others) is a list of layers, not a flag. Parts hold all their
+parameters; later code does not read the configuration.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021), resolved: the angle of pair i at position p is p * frequencies[i].
+    """Rotary position embedding (Su et al. 2021): the angle of pair i at position p is p * frequencies[i].
 
     Attributes:
-        frequencies: one per rotated pair, radians per position; scaling variants are already in them.
-        scaling: multiplies cos and sin (YaRN's attention factor; 1 for the others).
+        frequencies: one per rotated pair, in radians per position, with rope scaling applied.
+        scaling: factor of cos and sin (the attention factor of YaRN, else 1).
     """
 
     frequencies: tuple[float, ...]
@@ -24,13 +24,13 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Softmax attention over stored keys: MHA, GQA and MQA by the number of KV heads.
+    """Softmax attention: MHA, GQA or MQA by the number of KV heads.
 
     Attributes:
-        window: positions a query can see, its own included; None sees all.
+        window: positions that a query sees, including its position; None: all.
         qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
-        bias: q, k and v carry biases (Qwen2).
-        output_bias: the output projection carries one.
+        bias: q, k and v have biases (Qwen2).
+        output_bias: the output projection has a bias.
     """
 
     num_heads: int
@@ -52,7 +52,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One residual block: norm, attention, add; norm, feed-forward, add. Other kinds of part join as union members."""
+    """Residual block: norm, attention, add; norm, feed-forward, add. New kinds of part become union members."""
 
     attention: AttentionSpec
     mlp: MlpSpec
@@ -63,11 +63,11 @@ class DecoderSpec:
     """A decoder-only model.
 
     Attributes:
-        family: the architecture's name, for people; nothing decides by it.
-        max_sequence_length: the context the checkpoint was made for, after rope scaling.
+        family: name of the architecture, for display only.
+        max_sequence_length: context of the checkpoint after rope scaling.
         tied_head: the head is the embedding.
         norm_eps: of every RMSNorm.
-        ignored_names: patterns of tensors that a checkpoint may hold and the model does not use.
+        ignored_names: patterns of checkpoint tensors that the model does not use.
     """
 
     family: str

@@ -1,7 +1,4 @@
-"""Where a decoder's parameters come from, and what they are called.
-
-The decoder asks for its parameters under the names of the Hugging Face Llama layout, which every family so far shares.
-"""
+"""Names and source of a decoder's parameters. The names are those of the Hugging Face Llama layout."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ HEAD = "lm_head.weight"
 
 
 class ParameterSource(Protocol):
-    """Hands out each parameter once, checked against the shape the decoder expects."""
+    """A source that returns each parameter once and checks its shape."""
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The matrix [N, K] of that name, in the format asked for at load."""
+        """Return the matrix [N, K] of that name, in the format configured at load."""
         ...
 
     def vector(self, name: str, size: int) -> F32:
-        """The vector of that name as f32."""
+        """Return the vector of that name as f32."""
         ...

@@ -1,1 +1,1 @@
-"""Parts of a network, written against `Operations` alone."""
+"""Parts of a network. They call only `Operations`."""

@@ -10,16 +10,17 @@ from ferrum.nn.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Project, rotate and store, attend, project.
+    """Attention block: project, rotate and store, attend, project.
 
         x [R, H] -> q [R, heads x dim], k and v [R, kv_heads x dim]  -> pool
                  -> attention over the stored keys [R, heads x dim]  -> [R, H]
 
     Attributes:
-        qkv, output: the projections.
-        shape: where in the pool, heads, scale, window.
-        rope: the backend's rope table, or None.
-        q_norm, k_norm: norm weights per head dimension, or None; `eps` is theirs.
+        qkv, output: projections.
+        shape: pool slot, heads, scale, window.
+        rope: rope table of the backend, or None.
+        q_norm, k_norm: norm weights per head dimension, or None.
+        eps: of these norms.
     """
 
     qkv: Linear
@@ -31,7 +32,7 @@ class Attention:
     eps: float
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
-        """[R, H] -> [R, H]; writes the rows' keys and values to the pool."""
+        """Return [R, H] -> [R, H], and write the rows' keys and values to the pool."""
         q, k, v = self.qkv(kernels, x)
         q = kernels.rope_store(q, k, v, self.shape, self.rope, self.q_norm, self.k_norm, self.eps)
         (y,) = self.output(kernels, kernels.attention(q, self.shape))

@@ -10,13 +10,13 @@ from ferrum.nn.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(silu(gate x) * (up x)): [R, H] -> [R, I] -> [R, H]."""
+    """Gated feed-forward: down(silu(gate x) * (up x)), [R, H] -> [R, I] -> [R, H]."""
 
     gate: Weight
     up: Weight
     down: Linear
 
     def __call__(self, kernels: Operations, x: Array) -> Array:
-        """[R, H] -> [R, H]."""
+        """Return [R, H] -> [R, H]."""
         (y,) = self.down(kernels, kernels.gated_linear(x, self.gate, self.up))
         return y
