@@ -1,4 +1,4 @@
-"""What an executor can do: derived from what it is made of, never declared."""
+"""An executor's capabilities, derived from its traits and its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requi
 
 
 class AttentionType(StrEnum):
-    """Kinds of attention: the first three say how heads are shared, the others how keys are read."""
+    """Kinds of attention: the first three are how heads are shared, the others how keys are read."""
 
     MULTI_HEAD = "MultiHead"
     MULTI_QUERY = "MultiQuery"
@@ -23,23 +23,23 @@ class AttentionType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorTraits:
-    """What is true of an executor from its construction on. All that it reports of itself follows from this.
+    """The fixed properties of an executor. All its reports derive from them.
 
     Attributes:
         backend: the kernels in use ("reference", "native", "cuda").
         numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
         kv_dtype: format of keys and values.
-        max_batch_size: most sequences of one step.
-        max_sequence_length: most tokens of a sequence.
-        memory: what it holds.
-        weights: what was made of the checkpoint; with one numerics_id and one kv_dtype, equal names mean equal bits.
-        group: inputs that share a scale of quantised weights; None: none are quantised.
+        max_batch_size: maximum sequences of one step.
+        max_sequence_length: maximum tokens of a sequence.
+        memory: the exact plan of its memory.
+        weights: format of the weights, by name; with equal numerics_id and kv_dtype, equal names mean equal bits.
+        group: inputs per scale of quantised weights; None if none are quantised.
         dtypes: weight formats that it could have been loaded in.
-        windows: some layers see a sliding window.
-        paged: keys and values live in pages of the pool.
-        flash: attention never holds a row of scores for the whole context.
-        attention_weights: attention probabilities can be returned.
-        notes: what a user should know of how it was built (a fast path that is missing, and why).
+        windows: whether some layers have a sliding window.
+        paged: whether keys and values live in pages of the pool.
+        flash: whether attention never holds a row of scores for the whole context.
+        attention_weights: whether attention probabilities can be returned.
+        notes: warnings about how it was built (a missing fast path, and why).
     """
 
     backend: str
@@ -60,17 +60,17 @@ class ExecutorTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorCapabilities(JsonRecord):
-    """What an executor can do.
+    """The capabilities of an executor.
 
     Attributes:
-        max_batch_size: most sequences of one step.
-        max_sequence_length: most tokens of a sequence.
+        max_batch_size: maximum sequences of one step.
+        max_sequence_length: maximum tokens of a sequence.
         attention_mechanisms: how heads are shared, and how keys are read.
         supports_dynamic_batching: several sequences share a forward pass.
         supports_continuous_batching: sequences join and leave between any two steps.
         supports_speculative_decoding: a span may carry drafts.
-        supports_tensor_parallelism, supports_pipeline_parallelism: the model is cut over several devices.
-        supported_dtypes, supported_devices: what the model could have been loaded as.
+        supports_tensor_parallelism, supports_pipeline_parallelism: the model is split over several devices.
+        supported_dtypes, supported_devices: formats and devices that the model can be loaded in.
         memory_requirements: the formula of its memory.
     """
 
@@ -88,16 +88,16 @@ class ExecutorCapabilities(JsonRecord):
 
 
 def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilities:
-    """What follows for an executor of this model with these traits."""
+    """Return the capabilities of an executor of this model with these traits."""
     return ExecutorCapabilities(
         max_batch_size=traits.max_batch_size,
         max_sequence_length=traits.max_sequence_length,
         attention_mechanisms=_mechanisms(info, traits),
         supports_dynamic_batching=traits.max_batch_size > 1,
-        # Any span may begin, end or pause its sequence, and a draft is one more token of a span.
+        # Any span may begin, end or pause its sequence; a draft is one more token of a span.
         supports_continuous_batching=True,
         supports_speculative_decoding=traits.max_sequence_length > 1,
-        # One executor holds all layers on one device; a sharded one will say otherwise.
+        # One executor holds all layers on one device.
         supports_tensor_parallelism=False,
         supports_pipeline_parallelism=False,
         supported_dtypes=traits.dtypes | {info.dtype},
@@ -109,7 +109,7 @@ def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilitie
 
 
 def head_sharing(num_heads: int, num_kv_heads: int) -> AttentionType:
-    """How query heads share KV heads: one each, one for all (Shazeer 2019), or groups (Ainslie et al. 2023)."""
+    """Return how query heads share KV heads: one each, one for all (Shazeer 2019), or groups (Ainslie et al. 2023)."""
     if num_heads == num_kv_heads:
         return AttentionType.MULTI_HEAD
     return AttentionType.MULTI_QUERY if num_kv_heads == 1 else AttentionType.GROUPED_QUERY

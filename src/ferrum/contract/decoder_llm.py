@@ -1,6 +1,6 @@
-"""What a model offers below the executor: sequences by name, tokens in, logits out. Nothing about how it is built.
+"""`DecoderOnlyLLM`: a model below the executor, with sequences by name, tokens in and logits out.
 
-An exotic model implements `DecoderOnlyLLM` by hand. One that runs steps of spans inherits `StepwiseLLM` and is done.
+A model with its own cache implements `DecoderOnlyLLM`. A model that runs steps of spans inherits `StepwiseLLM`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ferrum.core.values import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmRuntimeConfig(JsonRecord):
-    """All that is needed to run a model; deliberately nothing of its architecture.
+    """The sizes needed to run a model, without its architecture.
 
     Attributes:
-        head_dim: as the checkpoint says, which need not be hidden_size / heads.
-        max_seq_len: most tokens of a sequence.
+        head_dim: the checkpoint's, which may differ from hidden_size / heads.
+        max_seq_len: maximum tokens of a sequence.
     """
 
     hidden_size: int
@@ -37,7 +37,7 @@ class LlmRuntimeConfig(JsonRecord):
 
 @dataclass(frozen=True, slots=True)
 class UnifiedItem:
-    """One sequence's share of a forward pass: `tokens` from position `pos` on, which must be its stored length."""
+    """One sequence's part of a forward pass: `tokens` from position `pos`, which must be its stored length."""
 
     cache_id: str
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class UnifiedItem:
 
 
 class DecoderOnlyLLM(ABC):
-    """A decoder-only language model with a cache, keyed by names of the caller's choice.
+    """A decoder-only language model with a cache, keyed by names that the caller chooses.
 
     Every verb is all-or-none: an error leaves every sequence as it was. Logits are float32.
     """
@@ -54,22 +54,22 @@ class DecoderOnlyLLM(ABC):
     @property
     @abstractmethod
     def config(self) -> LlmRuntimeConfig:
-        """What is needed to run it."""
+        """The sizes needed to run it."""
 
     @abstractmethod
     def length(self, cache_id: str) -> int:
-        """Stored tokens of the sequence; 0 for one that does not exist."""
+        """Return the stored tokens of the sequence; 0 for an unknown one."""
 
     @abstractmethod
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[Array | None]:
-        """Any mixture of chunks, decodes and verifications in one pass; an unknown name begins a sequence.
+        """Process any mixture of chunks, decodes and verifications in one pass; an unknown name begins a sequence.
 
         Returns:
-            Per item [1, V] or [tokens, V] as its policy asks; None without a wish.
+            Per item [1, V] or [tokens, V] as its policy asks; None for policy NONE.
 
         Raises:
-            InvalidToken, ContextOverflow, KvExhausted, StepError: what went wrong with an item.
-            RequestError: a position that is not the stored length, or a sequence that appears twice.
+            InvalidToken, ContextOverflow, KvExhausted, StepError: an item failed.
+            RequestError: a position other than the stored length, or a sequence that appears twice.
         """
 
     @abstractmethod
@@ -90,24 +90,27 @@ class DecoderOnlyLLM(ABC):
 
     @abstractmethod
     def kv_capacity(self) -> int:
-        """Tokens that fit in the cache."""
+        """Return the number of tokens that fit in the cache."""
 
     def set_lora_adapter(self, cache_id: str, name: str) -> None:
-        """Use an adapter for a sequence. Raises Unsupported for a model that takes none."""
+        """Use an adapter for a sequence. Raises Unsupported if the model takes none."""
         raise Unsupported("adapters", f"{shown(name)} for {shown(cache_id)}: no adapter can be loaded yet")
 
     def prefill(self, cache_id: str, tokens: Sequence[int]) -> Array:
-        """Process a prompt, or its next chunk: logits [V] after the last token. Raises as `unified_forward`."""
+        """Process a prompt or its next chunk, and return logits [V] after the last token.
+
+        Raises as `unified_forward`.
+        """
         (logits,) = self.unified_forward([UnifiedItem(cache_id, tuple(tokens), self.length(cache_id))])
-        assert logits is not None, "the item wanted them"
+        assert logits is not None, "the policy is LAST"
         return logits[0]
 
     def decode(self, cache_id: str, token: int, pos: int) -> Array:
-        """Process one more token at position `pos`: logits [V]. Raises as `unified_forward`."""
+        """Process one more token at position `pos`, and return logits [V]. Raises as `unified_forward`."""
         return self.decode_batch([(cache_id, token, pos)])[0]
 
     def decode_batch(self, steps: Sequence[tuple[str, int, int]]) -> list[Array]:
-        """One more token for each (name, token, position), in one pass: logits [V] each, in the same order.
+        """Process one more token for each (name, token, position) in one pass, and return logits [V] in the same order.
 
         Raises: as `unified_forward`.
         """
@@ -117,14 +120,17 @@ class DecoderOnlyLLM(ABC):
         return [logits[0] for logits in outputs if logits is not None]
 
     def forward_verify(self, cache_id: str, tokens: Sequence[int]) -> Array:
-        """Several tokens of one sequence: logits [N, V], a row after each. Raises as `unified_forward`."""
+        """Process several tokens of one sequence, and return logits [N, V], a row after each.
+
+        Raises as `unified_forward`.
+        """
         item = UnifiedItem(cache_id, tuple(tokens), self.length(cache_id), LogitsPolicy.ALL)
         (logits,) = self.unified_forward([item])
         return logits
 
 
 class StepwiseLLM(DecoderOnlyLLM):
-    """The verbs for a model that runs steps of spans over a sequence store."""
+    """The verbs of a model that runs steps of spans over a sequence store."""
 
     pages: SequenceStore
 
@@ -133,32 +139,25 @@ class StepwiseLLM(DecoderOnlyLLM):
         """Run a step: one result or error per span; a failed span leaves its sequence as it was."""
 
     def length(self, cache_id: str) -> int:
-        """See `DecoderOnlyLLM`."""
         return self.pages.length(cache_id) if cache_id in self.pages else 0
 
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[Array | None]:
-        """See `DecoderOnlyLLM`."""
         if not items:
             return []
         spans = [Span(item.cache_id, item.pos, item.tokens, *WISH[item.policy]) for item in items]
         return [result.logits for result in Undo(self.pages).all_or_none(spans, self.run)]
 
     def truncate_kv(self, cache_id: str, length: int) -> None:
-        """See `DecoderOnlyLLM`."""
         self.pages.truncate(cache_id, length)
 
     def fork(self, source: str, target: str) -> None:
-        """See `DecoderOnlyLLM`."""
         self.pages.fork(source, target)
 
     def release(self, cache_id: str) -> None:
-        """See `DecoderOnlyLLM`."""
         self.pages.release(cache_id)
 
     def reset(self) -> None:
-        """See `DecoderOnlyLLM`."""
         self.pages.reset()
 
     def kv_capacity(self) -> int:
-        """See `DecoderOnlyLLM`."""
         return self.pages.capacity_tokens

@@ -1,7 +1,6 @@
-"""`ModelExecutor`: one door for steps, and everything that an executor says of itself.
+"""`ModelExecutor`: one step at a time, state machine, lease, counters and reports around a backend's `_run`.
 
-A backend implements `_run`. All else is here: one step at a time, the states, the lease, the counters and reports; and
-in `verbs` the named verbs, which are views of the same door.
+The named verbs over the same `submit` are in `verbs.py`.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ from ferrum.core.values import whole
 _PROBES: Final = 3
 
 _TAKEN_OVER: Final = 0.5
-"""Seconds that another thread of a forked process may take to find out that the lock can be had there."""
+"""Seconds to wait in a forked process for another thread that is testing whether the lock is free."""
 
 
 class ModelExecutor(NamedVerbs):
-    """Runs steps of a model, one at a time, from any thread. The first step warms it up.
+    """An executor of a model's steps, one at a time, from any thread. The first step warms it up.
 
-    A context manager: leaving it shuts the executor down. A forked process may use it, too, unless a thread that it
-    does not have was at work here when it was forked: then EngineDead is raised instead.
+    It is a context manager: leaving it shuts the executor down. A forked process may use it too, unless another thread
+    was
+    running a step at the fork: then EngineDead is raised.
 
     Args:
         info, traits, pages, cache_prefix: see `NamedVerbs`.
@@ -82,32 +82,33 @@ class ModelExecutor(NamedVerbs):
         self._free: list[int] = []
         self._fastest: int | None = None
 
-    # What a backend writes
+    # Methods of a backend
 
     @abstractmethod
     def _run(self, batch: StepBatch) -> StepOutput:
         """Compute a step: one result or error per span; a failed span leaves its sequence as it was.
 
         Raises:
-            FerrumError: the whole step is refused and nothing has happened. Any other exception puts the executor in
-                the error state, which only `reset` and `shutdown` leave.
+            FerrumError: the whole step is refused and nothing has changed. Any other exception puts the executor in the
+                error
+                state, which only `reset` and `shutdown` leave.
         """
 
     def _warm(self) -> None:
-        """Do once, before the first step, what that step should not wait for."""
+        """Prepare once, before the first step, what that step should not wait for."""
 
     def _close(self) -> None:
-        """Let go of what the executor holds; nothing will run after this."""
+        """Free what the executor holds; nothing runs after this."""
 
-    # The door
+    # Steps
 
     def submit(self, batch: StepBatch) -> PendingStep:
-        """Run a step: one result or error per span. This is the door of the lease's owner, and of all the verbs.
+        """Run a step: one result or error per span. Engines and all verbs use this method.
 
         Raises:
             InvalidTransition: the executor is shut down, or a step has broken it.
-            RequestError: it is no step.
-            EngineDead: this process was forked in the midst of another.
+            RequestError: `batch` is no `StepBatch`.
+            EngineDead: this process was forked during a step of another thread.
         """
         check_kind(batch, StepBatch, param="batch")
         if not batch.spans:
@@ -130,18 +131,18 @@ class ModelExecutor(NamedVerbs):
             return FinishedStep(output)
 
     def _locked(self) -> threading.RLock:
-        """The lock, where it can be had: one that was held when this process was forked is never released in it."""
+        """Return the lock, if it can be taken: one that was held at a fork is never released in the new process."""
         if self._process != os.getpid():
             if self._lock.acquire(timeout=_TAKEN_OVER):
                 self._process = os.getpid()
                 self._lock.release()
             elif self._process != os.getpid():
-                raise EngineDead("this process was forked in the midst of a step, and needs an executor of its own")
+                raise EngineDead("this process was forked during a step: load another executor in it")
         return self._lock
 
     def _timed(self, batch: StepBatch) -> StepOutput:
         if self._lifecycle.state is ExecutorState.ERROR:
-            raise InvalidTransition("a step has failed or was interrupted: `reset` drops all sequences and goes on")
+            raise InvalidTransition("a step failed or was interrupted: call `reset`, which drops all sequences")
         self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
         begun = time.perf_counter()
@@ -161,10 +162,10 @@ class ModelExecutor(NamedVerbs):
     # The lease
 
     def acquire_lease(self, owner: str) -> None:
-        """Close the named verbs to everybody: from now on sequences are the owner's, who works through `submit`.
+        """Close the named verbs: from now on the sequences are the owner's, who uses `submit`.
 
         Raises:
-            ExecutorInUse: another owner holds it.
+            ExecutorInUse: another owner holds the lease.
         """
         with self._locked():
             if self._owner is not None:
@@ -172,14 +173,14 @@ class ModelExecutor(NamedVerbs):
             self._owner = owner
 
     def release_lease(self, owner: str) -> None:
-        """Open the verbs again; without that owner's lease there is nothing to do."""
+        """Open the named verbs again; without this owner's lease nothing changes."""
         with self._locked():
             if self._owner == owner:
                 self._owner = None
 
     @contextmanager
     def lease(self, owner: str) -> Iterator[Self]:
-        """Hold the lease for a while. Raises as `acquire_lease`."""
+        """Hold the lease within a context. Raises as `acquire_lease`."""
         self.acquire_lease(owner)
         try:
             yield self
@@ -188,22 +189,22 @@ class ModelExecutor(NamedVerbs):
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody holds the lease, or a step is running."""
+        """Whether the lease is held or a step is running."""
         return self._owner is not None or self._lifecycle.state is ExecutorState.BUSY
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         with self._locked():
             if self._owner is not None:
-                raise ExecutorInUse(f"{self._owner!r} holds the lease: its sequences go through its queue")
-            if self._lifecycle.state is ExecutorState.BUSY:  # not while we have the lock: it was interrupted
+                raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor: send requests to it")
+            if self._lifecycle.state is ExecutorState.BUSY:  # with the lock held: a step was interrupted
                 self._lifecycle.move(ExecutorState.ERROR)
             yield
 
-    # Life
+    # States
 
     def warmup(self) -> None:
-        """Get ready for the first step; later calls do nothing.
+        """Prepare for the first step; later calls do nothing.
 
         Raises:
             InvalidTransition: the executor is shut down.
@@ -242,35 +243,36 @@ class ModelExecutor(NamedVerbs):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    # What it can do
+    # Capabilities
 
     def capabilities(self) -> ExecutorCapabilities:
-        """What this executor can do."""
+        """Return what this executor can do."""
         return capabilities(self.info, self.traits)
 
     @property
     def memory_plan(self) -> MemoryPlan:
-        """What it holds, exactly."""
+        """The exact plan of its memory."""
         return self.traits.memory
 
     @property
     def memory_requirements(self) -> MemoryRequirements:
-        """The formula that bounds what work of a given size needs."""
+        """The formula that bounds the memory for work of a given size."""
         return self.capabilities().memory_requirements
 
     def kv_capacity(self) -> int:
-        """Tokens that fit in the KV pool."""
+        """Return the number of tokens that fit in the KV pool."""
         return self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold so many sequences, and the pool a page of each. Raises RequestError."""
+        """Whether a step can hold this many sequences, and the pool a page of each. Raises RequestError."""
         return 1 <= whole("size", size) <= self._most_sequences()
 
     def optimal_batch_size(self) -> int:
-        """Sequences per step beyond which this machine brings no more tokens per second.
+        """Return the sequences per step beyond which this machine's throughput no longer grows.
 
-        Measured once, with a few short decode steps; again as long as nothing but the pages that are free just then
-        bounds the answer. Raises ExecutorInUse if that is yet to be done.
+        The first call measures a few short decode steps. The result is kept unless too few pages were free to try
+        larger
+        batches. Raises ExecutorInUse if a measurement is needed.
         """
         if self._fastest is not None:
             return self._fastest
@@ -290,7 +292,7 @@ class ModelExecutor(NamedVerbs):
         return [self.pages.free(part.name) for part in self.memory_plan.pool]
 
     def _probe(self, size: int) -> float:
-        """Seconds of one step of `size` sequences with one token each, the best of a few; infinite without room."""
+        """Return the seconds of a step of `size` one-token sequences, the best of a few; infinite without room."""
         names = [self._new_id(f"{self._prefix}-probe", self._passing) for _ in range(size)]
         spans = tuple(Span(name, 0, (0,), Want.LOGITS) for name in names)
         best = float("inf")
@@ -306,10 +308,10 @@ class ModelExecutor(NamedVerbs):
             best = min(best, output.seconds)
         return best
 
-    # How it is doing
+    # Reports
 
     def status(self) -> ExecutorStatus:
-        """The executor at this moment; never waits for a step."""
+        """Return the executor's status now, without waiting for a step."""
         state, last, metrics = self._lifecycle.state, self._last, self.metrics()
         return ExecutorStatus(
             state=state,
@@ -327,13 +329,13 @@ class ModelExecutor(NamedVerbs):
         )
 
     def metrics(self) -> ExecutorMetrics:
-        """Counts and speeds."""
+        """Return counts and speeds."""
         held = sum((group.num_pages - self.pages.free(group.name)) * group.page_size for group in self.pages.groups[:1])
         efficiency = self._stored_tokens() / held if held else 0.0
         return self._recorder.metrics(max_batch_size=self.traits.max_batch_size, memory_efficiency=efficiency)
 
     def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
-        """Counters of the KV cache and of speculation."""
+        """Return the counters of the KV cache and of speculation."""
         prefix = self.pages.prefix_counts()
         return CacheMetricsSnapshot(
             total_pages=sum(group.num_pages for group in self.pages.groups),
@@ -352,13 +354,13 @@ class ModelExecutor(NamedVerbs):
         )
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
-        """Counters of the adapters. None can be loaded yet: it is empty."""
+        """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
         return LoraMetricsSnapshot()
 
     def _stored_tokens(self) -> int:
         tokens = 0
         for cache_id in self.pages.ids():
-            with suppress(UnknownSequence):  # it may be released while we count
+            with suppress(UnknownSequence):  # it may be released meanwhile
                 tokens += self.pages.length(cache_id)
         return tokens
 
@@ -372,23 +374,29 @@ class ModelExecutor(NamedVerbs):
 
 @runtime_checkable
 class BatchModelExecutor(Protocol):
-    """An executor that serves several sequences in one pass."""
+    """An executor that serves several sequences in one pass; see `ModelExecutor`."""
 
-    def batch_prefill(self, given: Sequence[PrefillInput]) -> list[PrefillOutput]: ...  # noqa: D102 - see NamedVerbs
+    def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
+        """Process several prompts in one pass."""
 
-    def batch_decode(self, given: Sequence[DecodeInput]) -> list[DecodeOutput]: ...  # noqa: D102
+    def batch_decode(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """Process one more token of each of several sequences in one pass."""
 
-    def optimal_batch_size(self) -> int: ...  # noqa: D102 - see ModelExecutor
+    def optimal_batch_size(self) -> int:
+        """Return the batch size of the highest throughput."""
 
-    def supports_batch_size(self, size: int) -> bool: ...  # noqa: D102
+    def supports_batch_size(self, size: int) -> bool:
+        """Whether a step can hold this many sequences."""
 
 
 @runtime_checkable
 class SpeculativeExecutor(Protocol):
-    """An executor that verifies drafts."""
+    """An executor that verifies drafts; see `NamedVerbs`."""
 
-    def forward_verify(self, given: Sequence[DecodeInput]) -> list[DecodeOutput]: ...  # noqa: D102 - see NamedVerbs
+    def forward_verify(self, inputs: Sequence[DecodeInput]) -> list[DecodeOutput]:
+        """Process N + 1 tokens of one sequence in one pass."""
 
-    def speculative_decode(  # noqa: D102
-        self, given: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
-    ) -> SpeculativeDecodeOutput: ...
+    def speculative_decode(
+        self, inputs: DecodeInput, draft_tokens: Any, acceptance_threshold: float | None = None
+    ) -> SpeculativeDecodeOutput:
+        """Process a token and the draft tokens after it, and keep the accepted ones."""

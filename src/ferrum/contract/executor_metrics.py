@@ -1,4 +1,4 @@
-"""How fast an executor has been: a window of its last steps, and what follows from it."""
+"""An executor's counts and speed, over a window of its last steps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ferrum.core.json_record import JsonRecord
 from ferrum.core.step import Span
 
 WINDOW: Final = 1024
-"""Steps that latencies, throughput and utilisation look back on."""
+"""Steps in the window of latencies, throughput and utilisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorMetrics(JsonRecord):
     """An executor's counts since its start, and its speed over the last 1,024 steps.
 
-    An operation is a span that was served. It is a decode if its sequence was there before and it brings one token
-    besides drafts, else a prefill. A step is a prefill step if it has at least one prefill.
+    An operation is a served span. It is a decode if its sequence existed before and it processes one token besides
+    drafts,
+    else a prefill. A step is a prefill step if it has at least one prefill.
 
     Attributes:
         total_operations: prefill_operations + decode_operations.
@@ -28,7 +29,7 @@ class ExecutorMetrics(JsonRecord):
         p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank
             ceil(0.95 x n), in ms.
         throughput_tps: tokens processed in the window's steps / sum of their durations in seconds.
-        memory_efficiency: stored tokens / tokens that the pages in use can hold; above 1 where pages are shared.
+        memory_efficiency: stored tokens / tokens that the pages in use can hold; above 1 if pages are shared.
         batch_utilization: mean sequences per step of the window / `max_batch_size`.
     """
 
@@ -45,7 +46,7 @@ class ExecutorMetrics(JsonRecord):
 
 
 class StepTime(NamedTuple):
-    """A finished step: the spans that were served, by kind, their tokens, and the step's duration."""
+    """A finished step: its served spans by kind, their tokens, and its duration."""
 
     prefills: int
     decodes: int
@@ -54,14 +55,14 @@ class StepTime(NamedTuple):
 
 
 def is_decode(span: Span) -> bool:
-    """Whether a span is one more token of a known sequence, perhaps with drafts."""
+    """Whether a span is one more token of a known sequence, possibly with drafts."""
     return span.start > 0 and len(span.tokens) == 1 + span.drafts
 
 
 class StepRecorder:
-    """Collects finished steps. One thread at a time may record them; any may ask for the figures.
+    """A collector of finished steps. One thread at a time may record; any thread may read the metrics.
 
-    There is no lock: a process forked while another thread had it would wait for it for ever.
+    It has no lock, since a forked process would wait forever for a lock that another thread held.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class StepRecorder:
         self._window: deque[StepTime] = deque(maxlen=WINDOW)
 
     def record(self, served: Sequence[Span], seconds: float) -> None:
-        """Note a step: the spans that came to a result, and how long the step took."""
+        """Record a step: its spans with a result, and its duration."""
         decodes = tokens = 0
         for span in served:
             decodes += is_decode(span)
@@ -80,8 +81,8 @@ class StepRecorder:
             self._window.append(StepTime(prefills, decodes, tokens, seconds))
 
     def metrics(self, *, max_batch_size: int, memory_efficiency: float) -> ExecutorMetrics:
-        """The figures at this moment."""
-        steps = self._window.copy()  # in one go, as an iteration would not be
+        """Return the metrics now."""
+        steps = self._window.copy()  # atomic, unlike an iteration
         prefills, decodes = self._operations
         prefill_ms = sorted(1e3 * step.seconds for step in steps if step.prefills)
         decode_ms = sorted(1e3 * step.seconds for step in steps if not step.prefills)
@@ -106,5 +107,5 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The nearest-rank percentile of ascending values: the one at the rank ceil(percent / 100 x n); 0 without any."""
+    """Return the nearest-rank percentile of ascending values, at rank ceil(percent / 100 x n); 0 without any."""
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""Executors by name."""
+"""`ExecutorRegistry`: executors by name."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ferrum.core.registry import Registry
 
 
 class ExecutorRegistry:
-    """The executors of a process, by name. It does not own them: whoever removes one shuts it down."""
+    """The executors of a process, by name. It does not own them: after `remove` the caller shuts the executor down."""
 
     def __init__(self) -> None:
         self._executors: Registry[ModelExecutor] = Registry("executor", missing=_missing)
 
     def register(self, name: str, executor: ModelExecutor) -> None:
-        """Add an executor. Raises ConfigError where the name is taken."""
+        """Add an executor. Raises ConfigError if the name is taken."""
         self._executors.add(name, executor)
 
     def get(self, name: str) -> ModelExecutor:
-        """The executor of that name. Raises ModelNotFound, which lists those that there are."""
+        """Return the executor of that name. Raises ModelNotFound, which lists the known names."""
         return self._executors.get(name)
 
     def remove(self, name: str) -> ModelExecutor:
-        """Take an executor out and return it.
+        """Remove and return an executor.
 
         Raises:
-            ModelNotFound: there is none.
+            ModelNotFound: the name is unknown.
             ExecutorInUse: an engine holds its lease, or a step is running.
         """
         if self.get(name).in_use:
@@ -34,11 +34,11 @@ class ExecutorRegistry:
         return self._executors.pop(name)
 
     def list_names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return list(self._executors)
 
     def get_metrics(self, name: str) -> ExecutorMetrics:
-        """The counts and speeds of one executor. Raises ModelNotFound."""
+        """Return the counts and speeds of one executor. Raises ModelNotFound."""
         return self.get(name).metrics()
 
 

@@ -1,4 +1,4 @@
-"""Making and checking the handles of one executor."""
+"""Creation and validation of the cache handles of one executor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ferrum.core.errors import InvalidHandle, StaleHandle, UnknownSequence
 
 
 class Handles:
-    """Hands out snapshots of sequences, and knows its own again.
+    """A maker of handles that recognises the handles it made.
 
     Args:
-        info: the model, which says what a stored token is.
+        info: the model; it sets the shape of a stored token.
         kv_dtype: format of keys and values.
         pages: the sequences.
-        undo: tells their generations.
+        undo: their generations.
     """
 
     def __init__(self, info: ModelInfo, kv_dtype: DataType, pages: SequenceStore, undo: Undo) -> None:
@@ -27,7 +27,7 @@ class Handles:
         self._executor_id = os.urandom(16).hex()
 
     def make(self, cache_id: str, length: int) -> KvCacheHandle:
-        """A handle of the first `length` tokens, of the current generation. Raises UnknownSequence."""
+        """Return a handle of the first `length` tokens in the current generation. Raises UnknownSequence."""
         generation = self._undo.generation(cache_id)
         group = self._pages.groups[0] if self._pages.groups else None
         pages = () if group is None else self._pages.row(cache_id, group.name)[: -(-length // group.page_size)]
@@ -45,11 +45,11 @@ class Handles:
         )
 
     def check(self, handle: KvCacheHandle, *, exact: bool) -> None:
-        """Refuse a handle that is not of its sequence as it is now.
+        """Refuse a handle that does not match its sequence.
 
         Args:
-            handle: what the caller gave.
-            exact: it must also stand for all stored tokens, not only for the first ones.
+            handle: the caller's value.
+            exact: the handle must also cover all stored tokens.
 
         Raises:
             InvalidHandle: no handle, or another executor's.
@@ -57,20 +57,20 @@ class Handles:
             StaleHandle: its sequence has changed since, or is longer.
         """
         if not isinstance(handle, KvCacheHandle):
-            raise InvalidHandle(f"a {type(handle).__name__} is no handle", param="kv_cache")
+            raise InvalidHandle(f"must be a KvCacheHandle, not {type(handle).__name__}", param="kv_cache")
         if handle.executor_id != self._executor_id:
-            raise InvalidHandle(f"{handle.cache_id!r} is a handle of another executor", param="kv_cache")
+            raise InvalidHandle(f"{handle.cache_id!r} belongs to another executor", param="kv_cache")
         if handle.cache_id not in self._pages:
             raise UnknownSequence(f"{handle.cache_id!r} is released", param="kv_cache")
         if handle.generation != self._undo.generation(handle.cache_id):
-            raise StaleHandle(f"{handle.cache_id!r} has changed since this handle was made", param="kv_cache")
+            raise StaleHandle(f"{handle.cache_id!r} has changed since: use its newest handle", param="kv_cache")
         stored = self._pages.length(handle.cache_id)
         if exact and handle.sequence_length != stored:
-            reason = f"the handle ends at {handle.sequence_length} of {stored} tokens: truncate_kv to it first"
+            reason = f"the handle covers {handle.sequence_length} of {stored} tokens: call truncate_kv first"
             raise StaleHandle(reason, param="kv_cache")
 
 
 def check_name(cache_id: object) -> None:
-    """Refuse what is no name of a sequence, such as its handle. Raises InvalidHandle."""
+    """Refuse a cache id that is no string, such as a handle. Raises InvalidHandle."""
     if not isinstance(cache_id, str):
-        raise InvalidHandle(f"a {type(cache_id).__name__} is no name: give its cache_id", param="cache_id")
+        raise InvalidHandle(f"must be a string, not {type(cache_id).__name__}", param="cache_id")

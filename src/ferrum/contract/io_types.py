@@ -1,7 +1,7 @@
-"""What goes into the named verbs of an executor and what comes out of them.
+"""Inputs and outputs of an executor's named verbs, and the enums and handles in them.
 
 Letters: B sequences, S tokens, V vocabulary, L layers, H hidden size. Logits are float32 arrays of the executor's own
-kind. Inputs take token ids as nested lists or arrays and keep them as tuples: nobody can change them afterwards.
+kind. Inputs take token ids as nested lists or arrays and keep them as immutable tuples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Matrix: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class DataType(StrEnum):
-    """Formats of numbers."""
+    """Number formats."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -40,19 +40,19 @@ class DataType(StrEnum):
         return int("".join(letter for letter in self.value if letter.isdecimal()))
 
     def stored_bytes(self, dim: int) -> int:
-        """Bytes of a key or a value of `dim` elements in the KV pool: in int8 it has a scale in float32."""
+        """Return the bytes of a key or value of `dim` elements in the KV pool; int8 adds a float32 scale."""
         return dim * self.bits // 8 + (4 if self is DataType.INT8 else 0)
 
 
 class Device(StrEnum):
-    """Where tensors live."""
+    """Devices that hold tensors."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class LogitsPolicy(StrEnum):
-    """Which rows' logits an item of a unified batch wants."""
+    """The rows whose logits an item of a unified batch returns."""
 
     NONE = "none"
     LAST = "last"
@@ -61,17 +61,17 @@ class LogitsPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(JsonRecord):
-    """What a model is.
+    """The description of a model.
 
     Attributes:
-        model_id: the directory or hub id it was loaded from.
+        model_id: the directory or hub id that it was loaded from.
         family: the architecture's name in its configuration.
         num_parameters: numbers in the checkpoint; a tied head counts once.
-        vocab_size: token ids are below it.
-        max_sequence_length: the context that the checkpoint was made for, in tokens.
-        num_heads, num_kv_heads, head_dim: of the attention layers (the first one's, where they differ).
+        vocab_size: upper limit of token ids.
+        max_sequence_length: the checkpoint's context, in tokens.
+        num_heads, num_kv_heads, head_dim: of the attention layers (the first one's, if they differ).
         dtype: of the dense weights.
-        device: where the weights live.
+        device: location of the weights.
     """
 
     model_id: str
@@ -88,23 +88,23 @@ class ModelInfo(JsonRecord):
     device: Device = Device.CPU
 
     def kv_bytes_per_token_and_layer(self, kv_dtype: DataType) -> int:
-        """Bytes of one token's keys and values in one layer: 2 x KV heads x bytes of a head."""
+        """Return the bytes of one token's keys and values in one layer: 2 x KV heads x bytes of a head."""
         return 2 * self.num_kv_heads * kv_dtype.stored_bytes(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheHandle(JsonRecord):
-    """An immutable snapshot of a cached sequence. Whatever changes the sequence makes it stale and returns a new one.
+    """An immutable snapshot of a cached sequence. Any change of the sequence makes it stale and returns a new one.
 
     Attributes:
         cache_id: the sequence.
-        sequence_length: stored tokens that this handle stands for.
-        num_layers, num_kv_heads, head_dim, dtype: what a stored token is (KV heads, not query heads).
-        device: where the keys and values live.
-        block_table: numbers of the pages that hold them, in order (of the first layer group, where there are several);
-            -1 for a page that has left a sliding window.
-        generation: of the sequence, when the handle was made.
-        executor_id: the one executor that knows the sequence.
+        sequence_length: stored tokens that this handle covers.
+        num_layers, num_kv_heads, head_dim, dtype: the shape of a stored token (KV heads, not query heads).
+        device: location of the keys and values.
+        block_table: page numbers in order (of the first layer group, if there are several); -1 for a page that left a
+            sliding window.
+        generation: the sequence's generation when the handle was made.
+        executor_id: the executor that owns the sequence.
     """
 
     cache_id: str
@@ -120,7 +120,7 @@ class KvCacheHandle(JsonRecord):
 
     @property
     def request_cache_id(self) -> str:
-        """The sequence: another name for `cache_id`."""
+        """Another name of `cache_id`."""
         return self.cache_id
 
 
@@ -132,17 +132,17 @@ class PrefillInput:
     """A prompt, or the next chunk of one.
 
     Attributes:
-        input_ids: [B, S] token ids; [S] is taken as [1, S]. B must be 1: for several there is `batch_prefill`.
-        attention_mask: [B, S], or [B, stored + S] with a handle. Only ones can be honoured: others are refused.
-        position_ids: [B, S]. Only stored, stored + 1, ... can be honoured: others are refused.
+        input_ids: [B, S] token ids; [S] is taken as [1, S]. B must be 1: use `batch_prefill` for several prompts.
+        attention_mask: [B, S], or [B, stored + S] with a handle. Must be all ones.
+        position_ids: [B, S]. Must be stored, stored + 1, ...
         kv_cache: the sequence to continue, or None to begin one.
         logits: "last" or "all" positions.
         return_hidden_states: also return the final hidden states, [B, S, H].
-        return_attention_weights: also return the attention probabilities, where the backend can.
+        return_attention_weights: also return the attention probabilities, if the backend keeps them.
 
     Raises:
         InvalidToken: an id that is no integer or is negative.
-        RequestError: no token, rows of different length, or an unknown wish; `param` names the field.
+        RequestError: no token, rows of different length, or an unknown `logits`; `param` names the field.
     """
 
     input_ids: Any
@@ -172,27 +172,27 @@ class PrefillInput:
         return len(self.input_ids[0])
 
     def with_kv_cache(self, kv_cache: KvCacheHandle) -> PrefillInput:
-        """The same input as a continuation of that sequence."""
+        """Return a copy that continues this sequence."""
         return replace(self, kv_cache=kv_cache)
 
     def with_attention_mask(self, attention_mask: Any) -> PrefillInput:
-        """The same input with that mask."""
+        """Return a copy with this mask."""
         return replace(self, attention_mask=attention_mask)
 
     def with_position_ids(self, position_ids: Any) -> PrefillInput:
-        """The same input with those positions."""
+        """Return a copy with these positions."""
         return replace(self, position_ids=position_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillOutput:
-    """What a prefill returns.
+    """The result of a prefill.
 
     Attributes:
         logits: float32 [B, 1, V] for the last position, or [B, S, V].
         kv_cache: the sequence, `S` tokens longer.
-        hidden_states: float32 [B, S, H], where asked for.
-        attention_weights: per layer [heads, S, length], where asked for.
+        hidden_states: float32 [B, S, H], if asked for.
+        attention_weights: per layer [heads, S, length], if asked for.
     """
 
     logits: Array
@@ -201,7 +201,7 @@ class PrefillOutput:
     attention_weights: Array | None = None
 
     def last_token_logits(self) -> Array:
-        """Logits of the last position, [B, V].
+        """Return the logits of the last position, [B, V].
 
         Raises:
             RequestError: the logits are not of rank 3, or have no position.
@@ -218,7 +218,7 @@ class DecodeInput:
     """One more token of a cached sequence.
 
     Attributes:
-        input_ids: [1, 1]; [1] is taken as that.
+        input_ids: [1, 1]; [1] is taken as [1, 1].
         kv_cache: the sequence; its length is the token's position.
         position_ids: [1, 1]: that position, or None.
         return_hidden_states, return_attention_weights: as for `PrefillInput`.
@@ -251,13 +251,13 @@ class DecodeInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeOutput:
-    """What one more token brings.
+    """The result of one more token.
 
     Attributes:
         logits: float32 [1, V].
         kv_cache: the sequence, one token longer.
-        hidden_state: float32 [1, H], where asked for.
-        attention_weights: per layer [heads, 1, length], where asked for.
+        hidden_state: float32 [1, H], if asked for.
+        attention_weights: per layer [heads, 1, length], if asked for.
     """
 
     logits: Array
@@ -268,14 +268,14 @@ class DecodeOutput:
 
 @dataclass(frozen=True, slots=True)
 class UnifiedBatchItem:
-    """One sequence's share of a unified batch: a chunk, a decode or a verification.
+    """One sequence's part of a unified batch: a chunk, a decode or a verification.
 
     Attributes:
         seq_id: the sequence's cache id, or its handle, which is then checked. An unknown id begins a sequence.
         q_tokens: the tokens to process.
-        pos_offset: the stored length they follow.
-        is_final_chunk: False: more of the prompt follows, no logits come back.
-        logits_policy: which rows' logits to return.
+        pos_offset: stored tokens before them.
+        is_final_chunk: False for a chunk that more of the prompt follows; it returns no logits.
+        logits_policy: the rows whose logits to return.
         adapter: name of a loaded adapter, or None.
     """
 
@@ -297,7 +297,7 @@ class UnifiedBatchItem:
 
     @property
     def policy(self) -> LogitsPolicy:
-        """The logits that come back: none before the final chunk."""
+        """The logits to return: none before the final chunk."""
         return self.logits_policy if self.is_final_chunk else LogitsPolicy.NONE
 
 
@@ -317,16 +317,16 @@ class UnifiedBatch:
 
     @property
     def num_sampled_items(self) -> int:
-        """Items that get logits back."""
+        """Items that return logits."""
         return sum(item.policy is not LogitsPolicy.NONE for item in self.items)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeculativeDecodeOutput:
-    """What a verified draft came to.
+    """The result of a verified draft.
 
     Attributes:
-        accepted_tokens: the leading drafts that were right.
+        accepted_tokens: the leading drafts that were accepted.
         next_logits: float32 [1, V] after the last of them.
         kv_cache: the sequence with the input token and the accepted drafts.
     """
@@ -337,25 +337,28 @@ class SpeculativeDecodeOutput:
 
     @property
     def acceptance_count(self) -> int:
-        """How many drafts were accepted."""
+        """Number of accepted drafts."""
         return len(self.accepted_tokens)
 
 
 def token_row(name: str, value: Any) -> tuple[int, ...]:
-    """A list or array [S] of token ids, possibly empty, as a tuple. Raises as `token_matrix`."""
+    """Return a list or array [S] of token ids, possibly empty, as a tuple. Raises as `token_matrix`."""
     row = listed(value)
     return () if isinstance(row, Sequence) and not row else _only_row(name, row)
 
 
 def token_matrix(name: str, value: Any) -> Matrix:
-    """A list or array [B, S] or [S] of token ids as tuples. Raises InvalidToken or RequestError, naming `name`."""
+    """Return a list or array [B, S] or [S] of token ids as tuples.
+
+    Raises InvalidToken or RequestError, with `name` as param.
+    """
     return _matrix(name, value, _token)
 
 
 def _only_row(name: str, value: Any) -> tuple[int, ...]:
     rows = token_matrix(name, value)
     if len(rows) != 1:
-        raise RequestError("must be the tokens of one sequence", param=name)
+        raise RequestError(f"must be the tokens of one sequence, not of {len(rows)}", param=name)
     return rows[0]
 
 
@@ -391,7 +394,7 @@ def _token(name: str, position: int, item: Any) -> int:
 
 
 def _number(name: str, position: int, item: Any) -> int:
-    """Positions and mask bits: any integer."""
+    """Return a position or mask bit: any integer."""
     try:
         return index(item)
     except TypeError:

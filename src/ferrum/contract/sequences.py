@@ -1,4 +1,4 @@
-"""The sequences of an executor as the named verbs see them, and the way back after an error."""
+"""`SequenceStore`, the page table as the named verbs see it, and `Undo`, which rolls sequences back after an error."""
 
 from __future__ import annotations
 
@@ -16,118 +16,103 @@ class StoreGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique within a store."""
-        ...
+        """The name, unique within a store."""
 
     @property
     def num_pages(self) -> int:
-        """Pages of the group."""
-        ...
+        """Number of pages."""
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
-        ...
 
     @property
     def window(self) -> int | None:
-        """How many positions a query sees; None: all before it."""
-        ...
+        """Positions that a query sees; None for all before it."""
 
 
 class SequenceStore(Protocol):
-    """What the verbs need of a page table. Every verb with a cache id raises UnknownSequence where there is none."""
+    """The part of a page table that verbs need. Methods with a cache id raise UnknownSequence for an unknown one."""
 
     @property
     def groups(self) -> Sequence[StoreGroup]:
         """The layer groups; empty for a store without pages."""
-        ...
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that the whole pool holds."""
-        ...
 
     @property
     def used(self) -> int:
         """Pages in use."""
-        ...
 
     @property
     def shared(self) -> int:
         """Pages with more than one owner."""
-        ...
 
     def __contains__(self, cache_id: str) -> bool: ...
 
     def ids(self) -> tuple[str, ...]:
-        """All sequences."""
-        ...
+        """Return the ids of all sequences."""
 
     def length(self, cache_id: str) -> int:
-        """Stored tokens."""
-        ...
+        """Return the stored tokens."""
 
     def generation(self, cache_id: str) -> int:
-        """A number that every change raises, and that no other sequence of that id has had."""
-        ...
+        """Return a number that every change raises; no earlier sequence of that id had it."""
 
     def row(self, cache_id: str, group: str) -> Sequence[int]:
-        """Page numbers, in order."""
-        ...
+        """Return the page numbers, in order."""
 
     def free(self, group: str) -> int:
-        """Free pages of the group."""
-        ...
+        """Return the free pages of the group."""
 
     def truncate(self, cache_id: str, length: int) -> None:
-        """Forget the tokens from `length` on; no change at the stored length. Unsupported where keys are gone."""
-        ...
+        """Forget the tokens from `length` on; at the stored length nothing changes.
+
+        Raises Unsupported if keys are gone.
+        """
 
     def holding(self, cache_ids: Collection[str]) -> AbstractContextManager[None]:
-        """Within this context keys stay that truncation of these to their lengths of now needs. UnknownSequence."""
-        ...
+        """Keep, within this context, the keys that truncating these sequences to their present lengths needs."""
 
     def fork(self, source: str, target: str) -> None:
         """Begin `target` as an independent copy."""
-        ...
 
     def release(self, cache_id: str) -> None:
         """Forget the sequence; an unknown one is no error."""
-        ...
 
     def reset(self) -> None:
-        """Forget every sequence, and every prefix of one."""
-        ...
+        """Forget every sequence and every cached prefix."""
 
     def prefix_counts(self) -> PrefixCounts:
-        """How often prefixes were found again."""
-        ...
+        """Return the counters of the prefix cache."""
 
 
 class Undo:
-    """Takes sequences back to where they were, so that the handles of before are good again.
+    """A rollback of sequences that keeps their handles valid.
 
-    A store raises a sequence's generation on the way back, too. Generations are therefore told through this class,
-    which remembers that the new one stands for the same tokens as the old one.
+    A store raises a sequence's generation on a rollback too. So handles take generations from this class, which
+    remembers
+    that the new one stands for the same tokens as the old one.
     """
 
     def __init__(self, pages: SequenceStore) -> None:
         self._pages = pages
-        self._same: dict[str, tuple[int, int]] = {}  # id -> (the store's generation, the one that handles carry)
+        self._same: dict[str, tuple[int, int]] = {}  # id -> (the store's generation, the handles')
 
     def generation(self, cache_id: str) -> int:
-        """The sequence's generation as handles know it. Raises UnknownSequence."""
+        """Return the sequence's generation as handles have it. Raises UnknownSequence."""
         stored = self._pages.generation(cache_id)
-        undone, told = self._same.get(cache_id, (stored, stored))
-        return told if undone == stored else stored
+        undone, original = self._same.get(cache_id, (stored, stored))
+        return original if undone == stored else stored
 
     def forget(self, cache_id: str) -> None:
-        """Drop what is remembered of a released sequence."""
+        """Forget a released sequence."""
         self._same.pop(cache_id, None)
 
     def all_or_none(self, spans: Sequence[Span], run: Callable[[StepBatch], StepOutput]) -> list[SpanResult]:
-        """Run a step in which the error of one span undoes it for all of them, and is raised."""
+        """Run a step; the error of one span undoes all of them and is raised."""
         with self.guard(spans, settled=len(spans) == 1):
             results: list[SpanResult] = []
             for outcome in run(StepBatch(tuple(spans))).results:
@@ -138,18 +123,18 @@ class Undo:
 
     @contextmanager
     def guard(self, spans: Sequence[Span], *, settled: bool) -> Iterator[None]:
-        """Undo what happens to the spans' sequences in this context if it is left by an exception.
+        """Undo all changes of the spans' sequences if this context is left by an exception.
 
         Args:
             spans: at most one per sequence.
-            settled: an exception only comes where nothing has happened to the sequences; nothing needs to be held.
+            settled: an exception implies that no sequence has changed, so no keys need to be held.
         """
         before = {
             span.cache_id: (self._pages.length(span.cache_id), self.generation(span.cache_id))
             for span in spans
             if span.cache_id in self._pages
         }
-        # A single token pushes no key out of a window that is needed on the way back.
+        # A single token pushes no key out of a window that the rollback needs.
         long = () if settled else [each.cache_id for each in spans if len(each.tokens) > 1 and each.cache_id in before]
         with self._pages.holding(long):
             try:

@@ -1,4 +1,4 @@
-"""What an executor is doing: its state, and a report of it."""
+"""The state machine of an executor, its status report, and the wait for running steps at interpreter exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferrum.core.json_record import JsonRecord
 
 
 class ExecutorState(StrEnum):
-    """The life of an executor."""
+    """The states of an executor."""
 
     INITIALIZING = "Initializing"
     READY = "Ready"
@@ -31,21 +31,21 @@ LEGAL: Final = {
     ExecutorState.ERROR: {ExecutorState.READY, ExecutorState.SHUTDOWN},
     ExecutorState.SHUTDOWN: set[ExecutorState](),
 }
-"""Where each state may lead. An error is left by `reset` or by the end; the end is left by nothing."""
+"""Legal transitions. Only `reset` and `shutdown` leave the error state; nothing leaves the last state."""
 
 
 LAST_STEP: Final = 10.0
-"""Seconds that the interpreter's end waits for a step."""
+"""Seconds that interpreter exit waits for a running step."""
 
 
 _held_in_steps: Final = WeakKeyDictionary[threading.RLock, int]()
-"""Locks, and the processes whose steps they are held in."""
+"""Locks that steps hold, and the process of each."""
 
 
 def stop_at_exit(lock: threading.RLock) -> None:
-    """Let no step begin any more, of which each holds this lock, once the interpreter ends.
+    """Let no step begin after interpreter exit has started; each step holds this lock.
 
-    A daemon thread that came back from native code after that would be ended within it, which aborts the process.
+    Python ends a daemon thread that returns from native code after that, which aborts the process.
     """
     _held_in_steps[lock] = os.getpid()
 
@@ -53,7 +53,7 @@ def stop_at_exit(lock: threading.RLock) -> None:
 @atexit.register
 def _stop_steps() -> None:
     for lock, process in _held_in_steps.copy().items():
-        if process == os.getpid():  # in one that was forked from it there may be nobody to give the lock back
+        if process == os.getpid():  # in a forked process no thread may exist that could release it
             lock.acquire(timeout=LAST_STEP)
 
 
@@ -64,14 +64,14 @@ class Lifecycle:
         self.state = ExecutorState.INITIALIZING
 
     def move(self, target: ExecutorState) -> None:
-        """Go to another state.
+        """Change the state.
 
         Raises:
-            InvalidTransition: that is not where this one leads.
+            InvalidTransition: the transition is illegal.
         """
         if target not in LEGAL[self.state]:
             legal = ", ".join(sorted(LEGAL[self.state])) or "nowhere"
-            raise InvalidTransition(f"{self.state} leads to {legal}, not to {target}")
+            raise InvalidTransition(f"cannot go from {self.state} to {target}, only to {legal}")
         self.state = target
 
 
@@ -80,9 +80,9 @@ class ExecutorMemoryUsage(JsonRecord):
     """Memory of an executor, in bytes.
 
     Attributes:
-        allocated_bytes: all that is held: weights, KV pool, buffers, tables.
-        used_bytes: the same with only those pages of the pool that are in use.
-        peak_bytes: the most that has been used.
+        allocated_bytes: everything held: weights, KV pool, buffers, tables.
+        used_bytes: the same without the free pages of the pool.
+        peak_bytes: the maximum of used_bytes so far.
     """
 
     allocated_bytes: int
@@ -92,7 +92,7 @@ class ExecutorMemoryUsage(JsonRecord):
 
 
 def memory_usage(allocated: int, used: int, peak: int) -> ExecutorMemoryUsage:
-    """The usage with its percentage: 100 x used / allocated."""
+    """Return the usage with its percentage: 100 x used / allocated."""
     return ExecutorMemoryUsage(
         allocated_bytes=allocated,
         used_bytes=used,
@@ -103,17 +103,17 @@ def memory_usage(allocated: int, used: int, peak: int) -> ExecutorMemoryUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorStatus(JsonRecord):
-    """An executor at one moment.
+    """An executor's status at one moment.
 
     Attributes:
-        is_ready: it takes steps (it is ready, or busy with one).
-        current_batch_size: sequences of the step that is running, 0 between steps.
+        is_ready: whether it takes steps (Ready or Busy).
+        current_batch_size: sequences of the running step, 0 between steps.
         prefill_operations, decode_operations: spans served since the start, as `ExecutorMetrics` counts them.
         avg_prefill_time_ms, avg_decode_time_ms: as in `ExecutorMetrics`.
         last_operation: seconds since the last step ended, None before the first.
         backend: the kernels in use.
         numerics_id: equal ids give equal bits.
-        notes: what a user should know of how the executor was built.
+        notes: warnings about how the executor was built.
     """
 
     state: ExecutorState

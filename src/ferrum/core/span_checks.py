@@ -33,15 +33,15 @@ def is_one_of(value: Any, choices: Iterable[object]) -> bool:
     return isinstance(value, Hashable) and value in tuple(choices) and str(value) in map(str, choices)
 
 
-def inputs_of(kind: type[Input], given: Any, *, param: str = "given") -> list[Input]:
+def inputs_of(kind: type[Input], value: Any, *, param: str) -> list[Input]:
     """Return a verb's inputs as a list.
 
     Raises:
         RequestError: not a list of inputs of that kind; `param` names the argument.
     """
-    given = listed(given)
-    check_kind(given, Iterable, param=param)
-    inputs = list(given)
+    value = listed(value)
+    check_kind(value, Iterable, param=param)
+    inputs = list(value)
     for each in inputs:
         check_kind(each, kind, param=param)
     return inputs

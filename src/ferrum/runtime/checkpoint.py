@@ -44,15 +44,12 @@ class TensorStore(Protocol):
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor, for messages."""
-        ...
 
     def read(self, name: str) -> NDArray[Any]:
         """The tensor of that name, of a dtype in `quant.dense.FORMATS`; it may be a read-only view of a mapped file."""
-        ...
 
     def forget(self, name: str) -> None:
         """Give back what memory the tensor's pages take; it may be read again."""
-        ...
 
 
 class Checkpoint:
