@@ -1,1 +1,1 @@
-"""Weights that know their format: one file a format."""
+"""Weight formats, one file per format."""

@@ -1,15 +1,15 @@
-"""Products of quantised weights: what native kernels reproduce bit for bit.
+"""Products of quantised weights. Native kernels reproduce them bit for bit.
 
-    1. A row of activations is cut into blocks of 128; each block is rounded to int8 with a scale in float32, as
-       `round_whole` says by 127. A block that is not finite has the scale NaN: every output of the row becomes NaN.
-    2. Of each of the weight's groups, of which a block holds one, two or four, the exact integer sum of activation code
-       x weight code.
-    3. A block's part starts at 0 and takes its groups in ascending order, y starts at 0 and takes the blocks:
+    1. Cut each row of activations into blocks of 128. Round each block to int8 with one float32 scale, by `round_whole`
+       with 127 levels. A block that is not finite gets the scale NaN, which makes every output of the row NaN.
+    2. For each group of the weight (a block holds one, two or four), take the exact integer sum of activation code x
+       weight code.
+    3. A block's part starts at 0 and adds its groups in ascending order; y starts at 0 and adds the blocks:
            part = fused(float32(sum), float32(weight scale), part)
            y = fused(part, activation scale, y)
        where fused(a, b, c) is a * b + c with one rounding. The sums are below 2^24 and thus exact in float32.
 
-Nothing here depends on how many rows there are.
+No result depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ferrum.kernels.reference.reference_math import fused, round_whole
 from ferrum.quant.scale_groups import GROUPS, group_count, in_groups
 
 NUMERICS_ID: Final = "grouped-3"
-"""The version of this arithmetic: packed directories name it, and another version refuses them."""
+"""Version of this arithmetic. Packed directories record it; another version refuses to load them."""
 
 BLOCK: Final = 128
-"""Activations of a row that share a scale: whole groups of the weight, however large those are."""
+"""Activations of a row that share a scale: a multiple of every group size."""
 
 _LEVELS: Final = 127
 
-# Codes of activations go to +-127 and those of weights to +-128: any partial sum of a group is an integer below 2^24.
+# Activation codes reach +-127 and weight codes +-128, so every partial sum of a group is an integer below 2^24.
 assert max(GROUPS) * 127 * 128 < 1 << 24
 assert all(BLOCK % group == 0 for group in GROUPS)
 
@@ -42,8 +42,8 @@ class QuantizedRows:
     """Rows of activations as integers.
 
     Attributes:
-        codes: int8 [M, G, group], G groups of the weight's.
-        scales: f32 [M, B], one for each block.
+        codes: int8 [M, G, group] with the G groups of the weight.
+        scales: f32 [M, B], one per block.
     """
 
     codes: NDArray[np.int8]
@@ -51,14 +51,14 @@ class QuantizedRows:
 
 
 def quantize_rows(x: F32, group: int) -> QuantizedRows:
-    """Step 1 of the module's arithmetic: x [M, K] f32, incomplete last groups and blocks filled up with zeros."""
+    """Run step 1 on x [M, K] f32. Zeros pad incomplete groups and blocks."""
     codes, scales = round_whole(in_groups(x, BLOCK), _LEVELS)
     in_order = np.ascontiguousarray(codes, np.int8).reshape(len(x), codes.shape[1] * BLOCK // group, group)
     return QuantizedRows(in_order[:, : group_count(x.shape[1], group)], scales)
 
 
 def grouped_product(x: QuantizedRows, codes: NDArray[np.int8], scales: NDArray[np.float16]) -> F32:
-    """Steps 2 and 3 of the module's arithmetic.
+    """Run steps 2 and 3.
 
     Args:
         x: M rows.
@@ -70,7 +70,7 @@ def grouped_product(x: QuantizedRows, codes: NDArray[np.int8], scales: NDArray[n
     """
     left = np.ascontiguousarray(x.codes.transpose(1, 0, 2), np.float32)  # [G, M, group]
     right = np.ascontiguousarray(codes.transpose(1, 2, 0), np.float32)  # [G, group, n]
-    sums = left @ right  # [G, M, n]: exact in whatever order BLAS adds, since every partial sum is exact
+    sums = left @ right  # [G, M, n]: exact in any order of additions, because every partial sum is exact
     together = BLOCK // codes.shape[2]
     total = np.zeros(sums.shape[1:], np.float32)
     for block, factor in enumerate(x.scales.T):

@@ -1,4 +1,4 @@
-"""Weights of floating-point numbers as they are: float32, float16, bfloat16."""
+"""Floating-point weights: float32, float16, bfloat16."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _PIECE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeight:
-    """A `Weight` whose elements are plain floats.
+    """A `Weight` of floats.
 
-    bfloat16 rounds the inputs of a product to bfloat16, as the hardware's dot products take them. float16 leaves them
-    in f32: activations of real models pass 65504, the largest float16, while the weights themselves are exact.
+    bfloat16 rounds the inputs of a product to bfloat16, as the dot products of the hardware take them. float16 keeps
+    them in f32, because activations of real models exceed 65504, the largest float16.
 
     Attributes:
-        values: [N, K] of a dtype in `FORMATS`; may be a read-only view of a mapped file, and is never copied whole.
+        values: [N, K] of a dtype in `FORMATS`; may be a read-only view of a mapped file. Never copied as a whole.
     """
 
     values: NDArray[Any]
 
     def __post_init__(self) -> None:
         assert self.values.ndim == 2, "a weight is a matrix"
-        assert self.values.dtype in FORMATS.values(), "a dense weight is of a floating-point format"
+        assert self.values.dtype in FORMATS.values(), "a dense weight has a floating-point format"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class DenseWeight:
 
     @property
     def format(self) -> str:
-        """Its name in `FORMATS`."""
+        """Name in `FORMATS`."""
         return self.values.dtype.name
 
     @property
@@ -57,30 +57,29 @@ class DenseWeight:
         return self.values.nbytes
 
     def matmul(self, x: F32) -> F32:
-        """x [M, K] f32 -> [M, N] f32, terms added in ascending k."""
+        """Multiply x [M, K] f32 -> [M, N] f32, with terms added in ascending k."""
         return product(round_bf16(x) if self.format == "bfloat16" else x, self.values)
 
     def rows(self, ids: Int32) -> F32:
-        """The given rows, [len(ids), K] f32."""
+        """Return the given rows, [len(ids), K] f32."""
         return self.values[ids].astype(np.float32)
 
     def dequantize(self) -> F32:
-        """The matrix [N, K] as f32."""
+        """Return the matrix [N, K] as f32."""
         return self.values.astype(np.float32)
 
 
 def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
-    """The same numbers in another floating-point format, rounded to the nearest, ties to even.
+    """Convert to another floating-point format, rounded to the nearest, ties to even.
 
-    Works through pieces that fit in a core's cache, so that beside the result nothing large is held. In the format
-    already, the array is returned as it is.
+    Converts cache-sized pieces, so that no second large array is held. Returns an array of the same format unchanged.
 
     Args:
         values: [N, ...] of a dtype in `FORMATS`.
         format: a key of `FORMATS`.
 
     Raises:
-        ConfigError: a finite number is beyond the range of the format.
+        ConfigError: a finite number exceeds the range of the format.
     """
     wanted = FORMATS[format]
     if values.dtype == wanted:
@@ -93,5 +92,6 @@ def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
             out[begin : begin + rows] = piece
         lost = ~np.isfinite(out[begin : begin + rows]) & np.isfinite(piece)
         if lost.any():
-            raise ConfigError(f"{piece[lost][0]:g} is beyond the range of {format}", param="dtype")
+            limit = float(ml_dtypes.finfo(wanted).max)
+            raise ConfigError(f"weight {piece[lost][0]:g} exceeds the range of {format} ({limit:g})", param="dtype")
     return out

@@ -1,4 +1,4 @@
-"""The formats that a matrix can be quantised to, and which of them a model's matrices get."""
+"""Quantisation formats by name, and the format of each kind of matrix in a model."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from ferrum.quant.panels import PanelLayout
 from ferrum.quant.weight import GroupedWeight
 
 Quantizer = Callable[[NDArray[Any], int], GroupedWeight]
-"""Of a matrix [N, K] of any float type and the size of a group. Raises ConfigError for numbers beyond its range."""
+"""Quantises a matrix [N, K] of any float type, given the group size. Raises ConfigError for numbers out of range."""
 
 QUANTIZERS: Final[Mapping[str, Quantizer]] = {
     "int8": quantize_int8,
     "int4": quantize_int4,
     "int4-zero-points": quantize_int4_zero_points,
 }
-"""What rounds a matrix, by name. Each is tested for all that a `Weight` promises."""
+"""Quantisers by name."""
 
 
 class MatrixQuantizer(Protocol):
-    """What rounds a matrix by one of several names."""
+    """A quantiser of matrices, by name."""
 
     def __call__(self, name: str, values: NDArray[Any], group: int) -> GroupedWeight:
-        """As `QUANTIZERS[name](values, group)`: the same numbers, however they lie."""
+        """Return the numbers of `QUANTIZERS[name](values, group)`, in any memory layout."""
         ...
 
 
 def quantize(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
-    """The `MatrixQuantizer` that says what the others must give."""
+    """Quantise a matrix with numpy: the reference `MatrixQuantizer`."""
     return QUANTIZERS[name](values, group)
 
 
 def layout_of(name: str, group: int) -> PanelLayout:
-    """Panels of what the quantiser of that name makes."""
+    """Return the panel layout of a quantiser's result."""
     return PanelLayout(name.removesuffix("-zero-points"), group, zero_points=name.endswith("-zero-points"))
 
 
 INTEGERS: Final = ("int8", "int4")
-"""The formats of the integers, as weights name them."""
+"""Integer formats, as in `Weight.format`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Formats of a model's matrices: names in `QUANTIZERS`.
+    """Formats of a model's matrices, as names in `QUANTIZERS`.
 
     Attributes:
-        layers: of the products inside the layers.
-        ends: of the embedding and the head, whose errors reach every logit directly.
+        layers: matrices inside the layers.
+        ends: embedding and head; their errors reach every logit directly.
     """
 
     layers: str
@@ -64,4 +64,4 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "int4": Scheme("int4", "int8"),
     "int4-all": Scheme("int4", "int4"),
 }
-"""What the option `quantize` may ask for."""
+"""Schemes by the value of the option `quantize`."""

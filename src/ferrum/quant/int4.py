@@ -1,4 +1,4 @@
-"""4-bit integers in groups: symmetric (the numbers of GGUF's Q4_0 are among them), or with zero points."""
+"""4-bit integers in groups: symmetric (a superset of GGUF's Q4_0), or with zero points."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
 from ferrum.kernels.reference.reference_math import tree_sum
-from ferrum.quant.scale_groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
+from ferrum.quant.scale_groups import float16_scales, for_each_piece, group_count, in_groups, reciprocal
 from ferrum.quant.weight import RowMajorWeight
 
 CLIPPING: Final = (0.97, 0.94, 0.88, -1.12)
-"""Multiples of a group's plain scale that are tried as well. A negative one turns the range -8..7 around.
+"""Multiples of a group's plain scale to try. A negative multiple reverses the range -8..7.
 
-Chosen greedily among 32 for the squared error over weights of the built-in model, of a normal and of a Student's t
-distribution (4 degrees of freedom), in groups of 32 and of 128: these four take 7 to 11% of it; ten take 1% more.
+Chosen greedily from 32 candidates by the squared error, on weights of the built-in model, a normal and a Student's t
+distribution (4 degrees of freedom), in groups of 32 and 128. These four remove 7 to 11% of the error; ten remove 1%
+more.
 """
 
 _MIDDLE: Final = 8
@@ -27,12 +28,12 @@ _LEVELS: Final = 15
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Int4Weight(RowMajorWeight):
-    """A `Weight` of 4-bit codes 0..15, which stand for code - zero point.
+    """A `Weight` of 4-bit codes 0..15; the number is code - zero point.
 
     Attributes:
-        packed: uint8 [N, G x group / 2]: byte j of a row has input 2j in its low four bits and 2j + 1 in its high ones;
-            beyond the last input, codes that stand for 0.
-        zero_points: uint8 [N, G], 0..15; None: 8 everywhere (symmetric).
+        packed: uint8 [N, G x group / 2]: byte j of a row has input 2j in its low four bits and 2j + 1 in its high four
+            bits. Codes of number 0 pad the last group.
+        zero_points: uint8 [N, G], 0..15; None: always 8 (symmetric).
     """
 
     packed: NDArray[np.uint8]
@@ -40,16 +41,13 @@ class Int4Weight(RowMajorWeight):
 
     @property
     def format(self) -> str:
-        """ "int4"."""
         return "int4"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points."""
         return self.packed.nbytes + self.scales.nbytes + (0 if self.zero_points is None else self.zero_points.nbytes)
 
     def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
-        """See `GroupedWeight`."""
         packed = self.packed[rows]
         codes = np.empty((*packed.shape, 2), np.int8)
         codes[..., 0], codes[..., 1] = packed & 15, packed >> 4
@@ -59,19 +57,19 @@ class Int4Weight(RowMajorWeight):
 
 
 def quantize_int4(values: NDArray[Any], group: int = 32, clipping: Sequence[float] = CLIPPING) -> Int4Weight:
-    """Round a matrix symmetrically: first as GGUF's Q4_0 does, then by other scales where they have a smaller error.
+    """Quantise a matrix symmetrically as GGUF's Q4_0, then try other scales per group.
 
-    Q4_0: scale = w / -8 of the w of largest magnitude (the first one, of equals), code = w / scale + 8, rounded and cut
-    at 15. A multiple of that scale, itself rounded to float16 first, replaces it where the group's squared error is
-    smaller than any before. Numbers that came from Q4_0 have no error as they are, and stay.
+    Q4_0: scale = w / -8 for the w of largest magnitude (the first of equals), code = w / scale + 8, rounded and limited
+    to 15. A multiple of that scale, rounded to float16, replaces it if the group's squared error is smaller. Numbers
+    that came from Q4_0 have no error and stay.
 
     Args:
         values: [N, K] of any float type.
         group: inputs that share a scale, one of `GROUPS`.
-        clipping: the multiples to try; without any, groups of 32 carry exactly Q4_0's numbers, whatever the floats.
+        clipping: multiples to try; without any, groups of 32 have exactly the numbers of Q4_0.
 
     Raises:
-        ConfigError: weights that are not finite, or beyond 8 times the largest float16.
+        ConfigError: weights are not finite, or exceed 8 times the largest float16.
     """
     count = group_count(values.shape[1], group)
     packed = np.empty((len(values), count * group // 2), np.uint8)
@@ -83,12 +81,12 @@ def quantize_int4(values: NDArray[Any], group: int = 32, clipping: Sequence[floa
         _improve(blocks, scales[rows], codes, clipping)
         packed[rows] = pack_nibbles(codes)
 
-    over_pieces(values.shape, round_piece)
+    for_each_piece(values.shape, round_piece)
     return Int4Weight(scales=scales, inputs=values.shape[1], group=group, packed=packed)
 
 
 def _plain(blocks: F32) -> tuple[NDArray[np.float16], F32]:
-    """Q4_0's scales [n, G] and codes -8..7 [n, G, group]."""
+    """Return the scales [n, G] and codes -8..7 [n, G, group] of Q4_0."""
     exact = _largest(blocks) / np.float32(-_MIDDLE)
     scales = float16_scales(exact, "int4")
     scaled = blocks * reciprocal(np.where(scales == 0, np.float32(0), exact))[..., None]
@@ -97,7 +95,7 @@ def _plain(blocks: F32) -> tuple[NDArray[np.float16], F32]:
 
 
 def _largest(blocks: F32) -> F32:
-    """The number of largest magnitude of each group, the first one of equals."""
+    """Return the number of largest magnitude of each group, the first of equals."""
     smallest, largest = blocks.min(axis=-1), blocks.max(axis=-1)
     found: F32 = np.where(largest > -smallest, largest, smallest)
     equal = largest == -smallest
@@ -108,7 +106,7 @@ def _largest(blocks: F32) -> F32:
 
 
 def _improve(blocks: F32, scales: NDArray[np.float16], codes: F32, clipping: Sequence[float]) -> None:
-    """Put better scales and their codes in place, group by group."""
+    """Replace scales and codes of the groups where a multiple has a smaller error."""
     plain = scales.astype(np.float32)
     least = _squared_error(blocks, codes, plain)
     for multiple in clipping:
@@ -122,23 +120,23 @@ def _improve(blocks: F32, scales: NDArray[np.float16], codes: F32, clipping: Seq
 
 
 def _squared_error(blocks: F32, codes: F32, scales: F32) -> F32:
-    """Per group, added in one order, so that every machine makes the same choices."""
+    """Return the squared error per group. The order of additions is fixed, so all machines choose the same scales."""
     difference = blocks - codes * scales[..., None]
     return tree_sum(difference * difference)
 
 
 def quantize_int4_zero_points(values: NDArray[Any], group: int = 128) -> Int4Weight:
-    """Round a matrix so that its smallest and largest number (and 0) of each group are the ends of 0..15.
+    """Quantise a matrix so that the codes 0..15 span the range of each group, including 0.
 
-    scale = (largest - smallest) / 15, rounded to float16 first; zero point = -smallest / scale; both of a range that
-    includes 0. For wide groups and lopsided weights; in groups of 32 `quantize_int4` has about the same error.
+    scale = (largest - smallest) / 15, rounded to float16; zero point = -smallest / scale. Useful for wide groups and
+    asymmetric weights; in groups of 32 `quantize_int4` has about the same error.
 
     Args:
         values: [N, K] of any float type.
         group: inputs that share a scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: weights that are not finite, or a range beyond 15 times the largest float16.
+        ConfigError: weights are not finite, or the range exceeds 15 times the largest float16.
     """
     count = group_count(values.shape[1], group)
     packed = np.empty((len(values), count * group // 2), np.uint8)
@@ -155,22 +153,22 @@ def quantize_int4_zero_points(values: NDArray[Any], group: int = 128) -> Int4Wei
         codes = np.clip(np.rint(blocks * inverse[..., None]) + zero[..., None], 0, _LEVELS)
         zero_points[rows], packed[rows] = zero, pack_nibbles(codes - np.float32(_MIDDLE))
 
-    over_pieces(values.shape, round_piece)
+    for_each_piece(values.shape, round_piece)
     return Int4Weight(scales=scales, inputs=values.shape[1], group=group, packed=packed, zero_points=zero_points)
 
 
 def pack_nibbles(codes: F32 | NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Codes -8..7 [n, G, group], two to a byte -> uint8 [n, G x group / 2], as `Int4Weight.packed`."""
+    """Pack codes -8..7 [n, G, group] two per byte -> uint8 [n, G x group / 2], as `Int4Weight.packed`."""
     unsigned = (codes + codes.dtype.type(_MIDDLE)).astype(np.uint8).reshape(len(codes), -1, 2)
     return unsigned[..., 0] | unsigned[..., 1] << np.uint8(4)
 
 
 def from_q4_0(blocks: NDArray[np.uint8]) -> Int4Weight:
-    """A matrix out of a GGUF file, number for number.
+    """Read a matrix of a GGUF file without loss.
 
     Args:
-        blocks: uint8 [N, 18 G]: for each group a float16 scale and 16 bytes, of which byte j has input j in its low
-            four bits and input j + 16 in its high ones.
+        blocks: uint8 [N, 18 G]: per group a float16 scale and 16 bytes; byte j has input j in its low four bits and
+            input j + 16 in its high four bits.
     """
     parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 18)
     scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]

@@ -1,4 +1,4 @@
-"""8-bit integers in groups: the numbers of GGUF's Q8_0, which they are rounded to and which they can be read from."""
+"""8-bit integers in groups, with the numbers of GGUF's Q8_0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, Int32
-from ferrum.quant.scale_groups import float16_scales, group_count, in_groups, over_pieces, reciprocal
+from ferrum.quant.scale_groups import float16_scales, for_each_piece, group_count, in_groups, reciprocal
 from ferrum.quant.weight import RowMajorWeight
 
 
@@ -18,40 +18,36 @@ class Int8Weight(RowMajorWeight):
     """A `Weight` of int8, symmetric.
 
     Attributes:
-        codes: int8 [N, G x group], row-major, a row's inputs in their order, then zeros.
+        codes: int8 [N, G x group], row-major, each row padded with zeros.
     """
 
     codes: NDArray[np.int8]
 
     @property
     def format(self) -> str:
-        """ "int8"."""
         return "int8"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
         return self.codes.nbytes + self.scales.nbytes
 
     def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
-        """See `GroupedWeight`."""
         codes = self.codes[rows]
         return codes.reshape(len(codes), self.scales.shape[1], self.group)
 
 
 def quantize_int8(values: NDArray[Any], group: int = 32) -> Int8Weight:
-    """Round a matrix as GGUF's Q8_0 does: scale = max |w| / 127, code = w / scale, halves away from zero.
+    """Quantise a matrix as GGUF's Q8_0: scale = max |w| / 127, code = w / scale, halves away from zero.
 
-    In groups of 32 these are Q8_0's scales and integers exactly, whatever the floats. (The search that `quantize_int4`
-    makes would take a tenth of the squared error, of an error that is half a per cent of the weights: below what
-    rounding the activations costs. Equal numbers in both worlds are worth more.)
+    Groups of 32 have exactly the scales and integers of Q8_0. The search of `quantize_int4` is not used: it would
+    remove a tenth of the squared error, less than the rounding of activations adds.
 
     Args:
         values: [N, K] of any float type.
         group: inputs that share a scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: weights that are not finite, or beyond 127 times the largest float16.
+        ConfigError: weights are not finite, or exceed 127 times the largest float16.
     """
     count = group_count(values.shape[1], group)
     codes = np.empty((len(values), count * group), np.int8)
@@ -64,22 +60,22 @@ def quantize_int8(values: NDArray[Any], group: int = 32) -> Int8Weight:
         scaled = blocks * reciprocal(np.where(scales[rows] == 0, np.float32(0), exact))[..., None]
         codes[rows] = round_half_away(scaled).reshape(len(blocks), -1)
 
-    over_pieces(values.shape, round_piece)
+    for_each_piece(values.shape, round_piece)
     return Int8Weight(scales=scales, inputs=values.shape[1], group=group, codes=codes)
 
 
 def round_half_away(x: F32) -> F32:
-    """To the nearest integer, halves away from zero, as C's roundf."""
+    """Round to the nearest integer, halves away from zero, as roundf of C."""
     whole = np.trunc(x)
     rounded: F32 = whole + np.trunc(2 * (x - whole))
     return rounded
 
 
 def from_q8_0(blocks: NDArray[np.uint8]) -> Int8Weight:
-    """A matrix out of a GGUF file, number for number.
+    """Read a matrix of a GGUF file without loss.
 
     Args:
-        blocks: uint8 [N, 34 G]: a float16 scale and 32 int8 codes for each group.
+        blocks: uint8 [N, 34 G]: per group a float16 scale and 32 int8 codes.
     """
     parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 34)
     scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]

@@ -1,4 +1,4 @@
-"""Weights that lie in panels: made by the native quantiser, or mapped from a packed directory."""
+"""Weights in panels, from the native quantiser or mapped from a packed directory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ferrum.quant.weight import GroupedWeight
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PanelWeight(GroupedWeight):
-    """A `Weight` over panels, which may be a read-only view of a mapped file. Nothing is copied.
+    """A `Weight` over panels, without copies.
 
     Attributes:
-        panels: uint8 [panels, groups, bytes], as `layout` has them.
+        panels: uint8 [panels, groups, bytes] of `layout`; may be a read-only view of a mapped file.
         outputs: N.
-        layout: what they hold.
+        layout: of the panels.
     """
 
     panels: NDArray[np.uint8]
@@ -28,25 +28,20 @@ class PanelWeight(GroupedWeight):
 
     @property
     def format(self) -> str:
-        """As its layout says."""
         return self.layout.format
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K): outputs, inputs."""
         return self.outputs, self.inputs
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the panels."""
         return self.panels.nbytes
 
     def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
-        """See `GroupedWeight`."""
         return self.layout.codes(self.panels, self._ids(rows))
 
     def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
-        """See `GroupedWeight`."""
         return self.layout.scales(self.panels, self._ids(rows))
 
     def _ids(self, rows: slice | Int32) -> Int32:
@@ -54,6 +49,6 @@ class PanelWeight(GroupedWeight):
 
 
 def over_panels(panels: NDArray[np.uint8], layout: PanelLayout, shape: tuple[int, int]) -> PanelWeight:
-    """The weight [N, K] whose panels are these bytes."""
+    """Return the weight [N, K] over these panel bytes."""
     shaped = panels.reshape(layout.shape(shape))
     return PanelWeight(inputs=shape[1], group=layout.group, panels=shaped, outputs=shape[0], layout=layout)

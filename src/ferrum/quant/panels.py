@@ -1,14 +1,14 @@
-"""Panels of 32 outputs: how quantised matrices lie in packed directories, and what native kernels stream.
+"""Panels of 32 outputs: the layout of quantised matrices in packed directories and native kernels.
 
-    panel        outputs 32 p to 32 p + 31 (zeros behind the last output), its groups of inputs in order
+    panel        outputs 32 p to 32 p + 31 (padded with zeros), its groups of inputs in order
     int8         per group a row for every 4 inputs: 32 outputs of 4 bytes, each code + 128
     int4         per group a row for every 8 inputs: 32 outputs of 4 bytes; in row j, byte i has input 8 j + i in its
-                 low four bits and input 8 j + 4 + i in its high ones, each code + 8 or, with zero points, code + those
-    both         then the 32 outputs' scales in float16, little-endian
-    zero points  then the 32 outputs' zero points in 16 bits, little-endian, where the format has them
+                 low four bits and input 8 j + 4 + i in its high four bits, each code + 8 or code + zero point
+    both         then the scales of the 32 outputs in float16, little-endian
+    zero points  then the zero points of the 32 outputs in 16 bits, little-endian, if the format has them
 
-A group of a panel is thus whole cache lines (1088 and 576 bytes for groups of 32), and the bytes are the same for every
-instruction set (`native/src/grouping.hpp` states the same layout).
+A group of a panel fills whole cache lines (1088 and 576 bytes for groups of 32). All instruction sets use the same
+bytes (`native/src/grouping.hpp` states the same layout).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ferrum.quant.scale_groups import group_count
 LANES: Final = 32
 """Outputs of a panel."""
 
-_HALVES: Final = 2 * LANES  # bytes of 16-bit numbers, one an output
+_HALVES: Final = 2 * LANES  # bytes of 16-bit numbers, one per output
 
 
 @dataclass(frozen=True, slots=True)
 class PanelLayout:
-    """What panels hold.
+    """The layout of panels.
 
     Attributes:
         format: "int8" or "int4".
         group: inputs that share a scale, one of `GROUPS`.
-        zero_points: whether there are any (of int4 only).
+        zero_points: whether groups have zero points (int4 only).
     """
 
     format: str
@@ -44,7 +44,7 @@ class PanelLayout:
 
     @property
     def name(self) -> str:
-        """As the native library calls it."""
+        """Name in the native library."""
         return f"{self.format}{'_zero' if self.zero_points else ''}_{self.group}"
 
     @property
@@ -52,7 +52,7 @@ class PanelLayout:
         return LANES * self.group // (1 if self.format == "int8" else 2)
 
     def shape(self, matrix: tuple[int, int]) -> tuple[int, int, int]:
-        """[panels, groups, bytes] of a matrix [N, K]."""
+        """Return [panels, groups, bytes] of a matrix [N, K]."""
         outputs, inputs = matrix
         size = self._code_bytes + _HALVES * (2 if self.zero_points else 1)
         return -(-outputs // LANES), group_count(inputs, self.group), size
@@ -60,7 +60,7 @@ class PanelLayout:
     def lay_out(
         self, codes: NDArray[np.int8], scales: NDArray[np.float16], zero_points: NDArray[np.uint8] | None
     ) -> NDArray[np.uint8]:
-        """Panels of codes [N, G, group] (as the numbers that they stand for), scales and zero points [N, G]."""
+        """Return the panels of signed codes [N, G, group], scales and zero points [N, G]."""
         outputs, groups, _ = codes.shape
         panels, _, size = self.shape((outputs, groups * self.group))
         offset = np.uint8(128 if self.format == "int8" else 8) if zero_points is None else zero_points[..., None]
@@ -79,11 +79,11 @@ class PanelLayout:
         return out
 
     def codes(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.int8]:
-        """The numbers that the codes of some outputs stand for, int8 [n, G, group]."""
+        """Return the signed codes of some outputs, int8 [n, G, group]."""
         count, groups, _ = panels.shape
         stored = panels[..., : self._code_bytes].reshape(count, groups, -1, LANES, 4)
         words = stored[ids // LANES, :, :, ids % LANES]  # [n, G, rows, 4]
-        if self.format == "int4":  # two nibbles to a byte: [n, G, rows, 2, 4]
+        if self.format == "int4":  # two nibbles per byte: [n, G, rows, 2, 4]
             words = np.stack((words & np.uint8(15), words >> np.uint8(4)), axis=-2)
         words = words.reshape(len(ids), groups, self.group)
         if self.zero_points:
@@ -94,18 +94,18 @@ class PanelLayout:
         return codes
 
     def scales(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.float16]:
-        """The scales of some outputs, float16 [n, G]."""
+        """Return the scales of some outputs, float16 [n, G]."""
         return self._halves(panels, 0, ids).view("<f2").astype(np.float16)
 
     def _halves(self, panels: NDArray[np.uint8], index: int, ids: Int32) -> NDArray[np.uint16]:
-        """Of some outputs, the 16-bit numbers of each group that stand first or second after the codes, [n, G]."""
+        """Return the first or second 16-bit numbers after the codes of each group, for some outputs [n, G]."""
         begin = self._code_bytes + index * _HALVES
         numbers = panels[..., begin : begin + _HALVES].reshape(*panels.shape[:2], LANES, 2)
         return np.ascontiguousarray(numbers[ids // LANES, :, ids % LANES]).view(np.uint16)[..., 0]
 
 
 def _by_group(numbers: NDArray[np.float16] | NDArray[np.uint16], panels: int) -> NDArray[np.uint8]:
-    """16-bit numbers [N, G] as bytes [panels, G, 64], zeros behind the last output."""
+    """Return 16-bit numbers [N, G] as bytes [panels, G, 64], padded with zeros."""
     outputs, groups = numbers.shape
     padded = np.zeros((panels * LANES, groups), numbers.dtype)
     padded[:outputs] = numbers

@@ -1,4 +1,4 @@
-"""What all formats of quantised weights share: a matrix of small integers, one scale for each group of inputs."""
+"""Base classes of quantised weights: a matrix of small integers, one scale per group of inputs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ferrum.quant.panels import PanelLayout
 from ferrum.quant.scale_groups import group_count
 
 _TERMS: Final = 1 << 20
-"""Terms of a product that are made at a time."""
+"""Terms of a product computed at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupedWeight(ABC):
-    """A `Weight` whose element (n, k) is scale(n, k // group) * code(n, k), an integer of magnitude 128 at most.
+    """A `Weight` with elements scale(n, k // group) * code(n, k); codes are integers of magnitude 128 at most.
 
-    K need not be a multiple of the group: rows are filled up with codes that stand for 0.
+    Codes of number 0 pad rows to a multiple of the group.
 
     Attributes:
         inputs: K.
@@ -35,12 +35,12 @@ class GroupedWeight(ABC):
     @property
     @abstractmethod
     def format(self) -> str:
-        """The name of the integers' format."""
+        """Name of the integer format."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of codes, scales and whatever else is held."""
+        """Bytes of codes, scales and zero points."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class GroupedWeight(ABC):
     @property
     @abstractmethod
     def layout(self) -> PanelLayout:
-        """How its panels are laid out."""
+        """Layout of the panels."""
 
     @property
     @abstractmethod
@@ -59,14 +59,14 @@ class GroupedWeight(ABC):
 
     @abstractmethod
     def signed_codes(self, rows: slice | Int32) -> NDArray[np.int8]:
-        """The codes of some rows as the numbers that they stand for, int8 [n, G, group]."""
+        """Return the signed codes of some rows, int8 [n, G, group]."""
 
     @abstractmethod
     def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
-        """The scales of some rows, float16 [n, G]."""
+        """Return the scales of some rows, float16 [n, G]."""
 
     def matmul(self, x: F32) -> F32:
-        """x [M, K] f32 -> [M, N] f32, by the arithmetic of `activations.py`."""
+        """Multiply x [M, K] f32 -> [M, N] f32 by the arithmetic of `activations.py`."""
         rows = quantize_rows(x, self.group)
         out = np.empty((len(x), self.shape[0]), np.float32)
         groups = rows.codes.size // self.group
@@ -77,11 +77,11 @@ class GroupedWeight(ABC):
         return out
 
     def rows(self, ids: Int32) -> F32:
-        """The given rows, [len(ids), K] f32: each element is exact, the product of a code and a float16."""
+        """Return the given rows, [len(ids), K] f32. Each element is the exact product of a code and a float16."""
         return self._dequantized(ids)
 
     def dequantize(self) -> F32:
-        """The matrix [N, K] as f32."""
+        """Return the matrix [N, K] as f32."""
         return self._dequantized(slice(None))
 
     def _dequantized(self, rows: slice | Int32) -> F32:
@@ -92,7 +92,7 @@ class GroupedWeight(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowMajorWeight(GroupedWeight):
-    """A `GroupedWeight` whose codes lie row by row, as numpy rounds them and as other formats bring them.
+    """A `GroupedWeight` with row-major codes, as numpy and GGUF have them.
 
     Attributes:
         scales: float16 [N, G].
@@ -102,7 +102,7 @@ class RowMajorWeight(GroupedWeight):
 
     def __post_init__(self) -> None:
         assert self.scales.dtype == np.float16, "scales are stored in float16"
-        assert self.scales.shape[1] == group_count(self.inputs, self.group), "every group has one scale"
+        assert self.scales.shape[1] == group_count(self.inputs, self.group), "each group has one scale"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -111,19 +111,16 @@ class RowMajorWeight(GroupedWeight):
 
     @property
     def zero_points(self) -> NDArray[np.uint8] | None:
-        """uint8 [N, G], of formats that have them."""
+        """Zero points, uint8 [N, G], or None."""
         return None
 
     @property
     def layout(self) -> PanelLayout:
-        """See `GroupedWeight`."""
         return PanelLayout(self.format, self.group, self.zero_points is not None)
 
     @property
     def panels(self) -> NDArray[np.uint8]:
-        """See `GroupedWeight`; made anew."""
         return self.layout.lay_out(self.signed_codes(slice(None)), self.scales, self.zero_points)
 
     def scales_of(self, rows: slice | Int32) -> NDArray[np.float16]:
-        """See `GroupedWeight`."""
         return self.scales[rows]
