@@ -28,7 +28,7 @@ from ferrum.bench.shapes import shape_config
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
-from ferrum.text.fast_tokenizer import quick_form
+from ferrum.text.fast_tokenizer import fast_form
 
 ENTRIES: Final = 150_000
 SHAPE: Final = "qwen3-0.6b"
@@ -116,7 +116,7 @@ def make_model(directory: Path) -> None:
     """The packed model with its tokenizer, as packing writes it."""
     pack_directory(RandomCheckpoint(SHAPE, shape_config(SHAPE)), directory, "int8")
     tokenizer = json.dumps(make_tokenizer(ENTRIES), ensure_ascii=False).encode()
-    (directory / "tokenizer.json").write_bytes(quick_form(tokenizer))
+    (directory / "tokenizer.json").write_bytes(fast_form(tokenizer))
 
 
 def start(model: str, kind: str) -> dict[str, float]:

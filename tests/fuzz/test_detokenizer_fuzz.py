@@ -1,4 +1,4 @@
-"""The incremental detokenizer against the plain definition of its result, on random bytes."""
+"""The incremental detokenizer against a plain definition of its result, on random bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ some_stops = st.lists(st.text("abé世\ufffd", min_size=1, max_size=4), max_size
 def run(
     pieces: Sequence[bytes | None], groups: Sequence[int], **options: object
 ) -> tuple[list[str], int, str | None, str]:
-    """Push the pieces in groups of these sizes (the last group takes the rest): deltas, kept, stop and tail."""
+    """Push the pieces in groups of these sizes and return deltas, kept, stop and rest."""
     detokenizer = Detokenizer(PieceTokenizer(pieces), **options)  # type: ignore[arg-type]
     borders = [0, *(border for border in accumulate(groups) if border < len(pieces)), len(pieces)]
     deltas, kept, stop = [], 0, None
@@ -56,12 +56,12 @@ def test_without_stops_the_text_is_the_bytes_decoded_as_one(
 @example([b"ab\xe4", b"\xb8\x96"], [1], ["世"], False, 1)
 @example([b"aab"], [], ["ab", "aac"], False, 0)
 @example([b"a", b"a", b"a"], [], ["aa"], True, 2)
-def test_stops_cut_where_the_definition_says_at_any_grouping(
+def test_stops_cut_by_definition_at_any_grouping(
     pieces: list[bytes | None], groups: list[int], stops: list[str], include: bool, spared: int
 ) -> None:
     deltas, kept, stop, tail = run(pieces, groups, stop=stops, include_stop=include, min_tokens=spared)
     prefixes = [b"".join(piece or b"" for piece in pieces[:count]) for count in range(len(pieces) + 1)]
-    # What is certain of a prefix: U+FFFD for an incomplete character at its end is not there yet.
+    # The final text of a prefix, without U+FFFD for an incomplete character at its end.
     certain = [Detokenizer(PieceTokenizer([data])).push([0]).text for data in prefixes]
     found = first_stop(certain[-1], stops, after=len(certain[min(spared, len(pieces))]))
     if found is None:
@@ -75,7 +75,7 @@ def test_stops_cut_where_the_definition_says_at_any_grouping(
 
 
 @given(some_pieces, some_stops)
-def test_text_is_held_back_only_while_it_may_become_a_stop(pieces: list[bytes | None], stops: list[str]) -> None:
+def test_text_is_held_only_while_it_may_become_a_stop(pieces: list[bytes | None], stops: list[str]) -> None:
     detokenizer, plain = (Detokenizer(PieceTokenizer(pieces), stop=strings) for strings in (stops, ()))
     shown = text = ""
     for token in range(len(pieces)):
@@ -90,7 +90,7 @@ def test_text_is_held_back_only_while_it_may_become_a_stop(pieces: list[bytes | 
 
 
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6))
-def test_the_automaton_finds_what_endswith_finds(text: str, strings: list[str]) -> None:
+def test_automaton_agrees_with_endswith(text: str, strings: list[str]) -> None:
     automaton, state = StopStrings(strings), 0
     for end in range(1, len(text) + 1):
         state = automaton.advance(state, text[end - 1])

@@ -1,4 +1,4 @@
-"""Random tokens decode to what the library makes of them."""
+"""Encoding and decoding equal the library's on random input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_decoding_equals_the_library_on_valid_text(layout: str, data: st.DataObj
     skip = data.draw(st.booleans())
     ours = tokenizer.decode(ids, skip_special_tokens=skip)
     theirs = backend.decode(ids, skip_special_tokens=skip)
-    # Where bytes are no valid UTF-8, the library's byte fallback gives up a whole run of them; we only what is invalid.
+    # For invalid UTF-8 the library's byte fallback replaces the whole run of bytes; ours only the invalid ones.
     if layout != "byte_fallback" or "\ufffd" not in ours:
         assert ours == theirs
 
@@ -31,7 +31,7 @@ def test_decoding_equals_the_library_on_valid_text(layout: str, data: st.DataObj
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=20)
 @given(st.lists(st.text(max_size=20), min_size=1), st.integers(_SHORT // 2, 2 * _SHORT), st.booleans())
-def test_encoding_equals_the_library_whatever_the_length(
+def test_encoding_equals_the_library_at_any_length(
     layout: str, pieces: list[str], length: int, add_special_tokens: bool
 ) -> None:
     text = ("".join(pieces) * length)[:length]

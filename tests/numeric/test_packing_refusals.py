@@ -238,7 +238,7 @@ def files_under(directory: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize("where", ["checksum", "quick_form", "PackedHeader"])
+@pytest.mark.parametrize("where", ["checksum", "fast_form", "PackedHeader"])
 @pytest.mark.parametrize("made", ["", "deep", "deep/out"])
 def test_a_run_that_ends_early_leaves_the_place_as_it_was(
     made: str, where: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

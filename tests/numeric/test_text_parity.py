@@ -1,4 +1,4 @@
-"""Tokenizing, detokenizing and chat templates, against transformers on the same directory."""
+"""Tokenizers and chat templates against transformers on the same directory."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def bare(text: str, **flags: bool) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_named_tokens_are_special_and_listed_ones_stay_what_they_are(
+def test_named_tokens_are_special_and_listed_ones_keep_their_flags(
     tmp_path: Path, layout: str, config: dict[str, Any]
 ) -> None:
     ours, theirs = load(write(tmp_path, LAYOUTS[layout](), **config))
@@ -119,7 +119,7 @@ def test_named_tokens_are_special_and_listed_ones_stay_what_they_are(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}], ids=str)
-def test_a_named_token_keeps_its_flags(tmp_path: Path, layout: str, flags: dict[str, bool]) -> None:
+def test_named_token_keeps_its_flags(tmp_path: Path, layout: str, flags: dict[str, bool]) -> None:
     backend = LAYOUTS[layout]()
     backend.add_tokens([AddedToken("<X>", normalized=False, **flags)])
     ours, theirs = load(write(tmp_path, backend, pad_token="<X>"))
@@ -131,7 +131,7 @@ def test_a_named_token_keeps_its_flags(tmp_path: Path, layout: str, flags: dict[
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("config", [{}, {"pad_token": "<pad>"}, {"bos_token": None, "eos_token": "<think>"}], ids=str)
-def test_tokens_that_only_an_older_file_lists(tmp_path: Path, layout: str, config: dict[str, Any]) -> None:
+def test_tokens_of_added_tokens_json(tmp_path: Path, layout: str, config: dict[str, Any]) -> None:
     listed = {"<pad>": 401, "<X>": 400, "fox": 402, "<s>": 0, "<think>": 381}
     (write(tmp_path, LAYOUTS[layout](), **config) / "added_tokens.json").write_text(json.dumps(listed))
     ours, theirs = load(tmp_path)
@@ -143,7 +143,7 @@ def test_tokens_that_only_an_older_file_lists(tmp_path: Path, layout: str, confi
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_the_file_calls_special_stays_special(tmp_path: Path, layout: str) -> None:
+def test_special_token_of_the_tokenizer_file_stays_special(tmp_path: Path, layout: str) -> None:
     backend = LAYOUTS[layout]()
     backend.add_special_tokens([AddedToken("<X>", normalized=False)])
     place = str(backend.token_to_id("<X>"))
@@ -154,7 +154,7 @@ def test_what_the_file_calls_special_stays_special(tmp_path: Path, layout: str) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_special_tokens_that_are_split_are_text(tmp_path: Path, layout: str) -> None:
+def test_split_special_tokens_are_encoded_as_text(tmp_path: Path, layout: str) -> None:
     ours, theirs = load(write(tmp_path, LAYOUTS[layout](), split_special_tokens=True))
     for text in ("fox <s> dog</s>", "a<think>b"):
         ids = ours.encode(text)
@@ -162,7 +162,7 @@ def test_special_tokens_that_are_split_are_text(tmp_path: Path, layout: str) -> 
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_templates_know_the_tokens_that_only_this_model_names(tmp_path: Path) -> None:
+def test_templates_can_use_model_specific_tokens(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ image_token }}{{ audio_token }}{{ messages[0].content }}"
     names = {"image_token": "<X>", "extra_special_tokens": {"audio_token": "<extra>"}}
     directory = write(tmp_path, LAYOUTS["byte_level"](), chat_template=source, **names)
@@ -202,7 +202,7 @@ def test_chat_templates(chat_pairs: Any, family: str, conversation: str, options
     try:
         expected = theirs.apply_chat_template(messages, tokenize=False, **arguments)
     except (ValueError, TypeError, TemplateError):
-        # What transformers cannot render (no content to add to, a message the template drops), we refuse by name.
+        # For what transformers cannot render (no content to continue, a dropped message) we raise a named error.
         with pytest.raises(RequestError):
             ours.render(messages, template_kwargs=extra, **own)
     else:
@@ -217,7 +217,7 @@ def test_reasoning_under_any_name(tmp_path: Path, fields: dict[str, str]) -> Non
     assert ChatTemplate(source).render(messages) == theirs.apply_chat_template(messages, tokenize=False)
 
 
-def test_most_pairs_of_template_and_conversation_do_render(chat_pairs: Any) -> None:
+def test_every_template_renders_the_common_conversations(chat_pairs: Any) -> None:
     for family, name in [(family, name) for family in TEMPLATES for name in ("question", "system", "turns")]:
         assert len(chat_pairs[family][0].render(CONVERSATIONS[name])) > 20
 

@@ -1,4 +1,4 @@
-"""Messages cross to another process whole, and two deltas of a choice join to one that has lost nothing."""
+"""Messages are pickled without loss, and joined deltas keep all data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ STATS = EngineStats(1, 2, 0.5, 3, PrefixCounts(1, 2, 3, 4, 5, 6, 7, 8), Speculat
 
 
 @pytest.mark.parametrize("message", [LOGPROBS, EVENT, STATS, Events((EVENT, EVENT), STATS)])
-def test_every_field_of_a_message_crosses(message: Any) -> None:
+def test_every_field_of_a_message_is_pickled(message: Any) -> None:
     crossed = pickle.loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
     assert type(crossed) is type(message)
-    # Those of a dataclass, too, that do not count when two are compared.
+    # Includes dataclass fields that comparison ignores.
     for name in message._fields if isinstance(message, tuple) else [each.name for each in fields(message)]:
         assert getattr(crossed, name) == getattr(message, name)
         assert type(getattr(crossed, name)) is type(getattr(message, name))
 
 
-def test_an_error_crosses_with_its_event() -> None:
+def test_error_of_an_event_is_pickled() -> None:
     crossed = pickle.loads(pickle.dumps(replace(EVENT, error=NonFiniteLogits("row 3"))))
     assert isinstance(crossed.error, NonFiniteLogits) and str(crossed.error) == "row 3"
 
 
-def test_a_joined_delta_has_the_news_of_both_and_all_else_of_the_later_one() -> None:
+def test_joined_delta_concatenates_data_and_takes_the_rest_from_the_later_one() -> None:
     whole = Delta(
         "r",
         1,
@@ -54,8 +54,8 @@ def test_a_joined_delta_has_the_news_of_both_and_all_else_of_the_later_one() -> 
         (1.0,),
     )
     earlier = Delta("r", 1, (2, 3), "a", ({}, {}), (None,), seed=5, trace_id="t", scheduled=1.5)
-    news = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
-    joined, wanted = join(earlier, whole), replace(whole, **news)  # type: ignore[arg-type]
+    update = {"token_ids": (2, 3, 4), "text": "ab", "logprobs": ({}, {}, {}), "prompt_logprobs": (None,)}
+    joined, wanted = join(earlier, whole), replace(whole, **update)  # type: ignore[arg-type]
     assert all(getattr(joined, field.name) == getattr(wanted, field.name) for field in fields(Delta))
-    for field in fields(Delta):  # a field that is new one day would be forgotten here first
+    for field in fields(Delta):  # fails for a new field that `whole` does not set
         assert getattr(whole, field.name) != field.default or field.name == "prompt_logprobs"

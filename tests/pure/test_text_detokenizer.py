@@ -1,4 +1,4 @@
-"""The incremental detokenizer against the plain definition of its result."""
+"""The incremental detokenizer against a plain definition of its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrum.text.tokenizer_config import TokenizerConfig
 from text_samples import LAYOUTS, LINES, PieceTokenizer, byte_fallback, byte_level
 
 
-def test_a_stop_inside_accepted_drafts_ends_the_kept_tokens_there() -> None:
+def test_stop_inside_accepted_draft_tokens_limits_kept() -> None:
     detokenizer = Detokenizer(PieceTokenizer([b"one ", b"ST", b"OP", b" two"]), stop=["STOP"])
     delta = detokenizer.push([0, 1, 2, 3])
     assert (delta.text, delta.kept, delta.stop) == ("one ", 3, "STOP")
@@ -21,20 +21,20 @@ def test_a_stop_inside_accepted_drafts_ends_the_kept_tokens_there() -> None:
     assert detokenizer.finish() == ""
 
 
-def test_a_stop_string_spares_the_first_tokens_but_may_begin_in_them() -> None:
+def test_stop_may_begin_but_not_end_in_the_first_min_tokens() -> None:
     detokenizer = Detokenizer(PieceTokenizer([b"STOP S", b"TO", b"P!"]), stop=["STOP"], min_tokens=2)
     delta = detokenizer.push([0, 1, 2])
     assert (delta.text, delta.kept, delta.stop) == ("STOP ", 3, "STOP")
 
 
-def test_a_stop_that_does_not_come_true_is_shown_at_the_end() -> None:
+def test_finish_returns_an_incomplete_stop_string() -> None:
     detokenizer = Detokenizer(PieceTokenizer([b"a\n", b"\n", b"\xf0\x9f"]), stop=["\n\nQ:"])
     assert [detokenizer.push([token]).text for token in range(3)] == ["a", "", ""]
     assert detokenizer.finish() == "\n\n\ufffd"
 
 
 @pytest.mark.parametrize("stop", [[""], ["a", ""], "abc"])
-def test_empty_and_bare_stops_are_refused(stop: list[str] | str) -> None:
+def test_empty_and_bare_stops_are_rejected(stop: list[str] | str) -> None:
     with pytest.raises(RequestError) as caught:
         Detokenizer(PieceTokenizer([]), stop=stop)
     assert caught.value.param == "stop"
@@ -53,12 +53,12 @@ def test_generated_text_continues_the_prompt(build: object, line: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_token_that_is_no_id_is_refused(layout: str) -> None:
+def test_invalid_token_id_is_rejected(layout: str) -> None:
     detokenizer = Detokenizer(FileTokenizer(LAYOUTS[layout](), TokenizerConfig()))
     with pytest.raises(InvalidToken):
         detokenizer.push([-1])
 
 
-def test_who_has_the_same_stop_strings_has_one_automaton() -> None:
+def test_equal_stop_strings_share_one_automaton() -> None:
     first = stop_strings(["ab", "c"])
     assert stop_strings(("ab", "c")) is first and stop_strings(["ab"]) is not first

@@ -17,11 +17,11 @@ def write(directory: Path, name: str = "generation_config.json", **entries: Any)
     (directory / name).write_text(json.dumps(entries), encoding="utf-8")
 
 
-def test_nothing_is_recommended_where_there_is_no_file(tmp_path: Path) -> None:
+def test_missing_file_recommends_nothing(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path) == GenerationConfig()
 
 
-def test_recommendations_are_sampling_parameters(tmp_path: Path) -> None:
+def test_recommendations_are_fields_of_sampling_params(tmp_path: Path) -> None:
     # The entries of Qwen3's file.
     write(
         tmp_path,
@@ -41,14 +41,14 @@ def test_recommendations_are_sampling_parameters(tmp_path: Path) -> None:
     assert (params.temperature, params.top_k, params.top_p) == (0.6, 20, 0.95)
 
 
-def test_no_sampling_means_temperature_zero(tmp_path: Path) -> None:
+def test_do_sample_false_sets_temperature_zero(tmp_path: Path) -> None:
     write(tmp_path, do_sample=False, temperature=0.7, max_new_tokens=32, repetition_penalty=1.1, min_p=None)
     assert load_generation_config(tmp_path).sampling == {"temperature": 0, "max_tokens": 32, "repetition_penalty": 1.1}
 
 
 @pytest.mark.contract("5.ends come from generation_config.json")
 @pytest.mark.parametrize(("value", "ids"), [(2, (2,)), ([3, 2, 3], (3, 2)), (None, ()), (-1, ()), ([], ())])
-def test_end_tokens_are_a_number_or_a_list(tmp_path: Path, value: Any, ids: tuple[int, ...]) -> None:
+def test_eos_token_id_is_a_number_or_a_list(tmp_path: Path, value: Any, ids: tuple[int, ...]) -> None:
     write(tmp_path, eos_token_id=value)
     assert load_generation_config(tmp_path).eos_token_ids == ids
 
@@ -67,8 +67,8 @@ def test_entries_without_effect_are_named(tmp_path: Path) -> None:
     assert load_generation_config(tmp_path).ignored == ("num_beams", "no_repeat_ngram_size")
 
 
-def test_what_transformers_writes_of_itself_is_not_told(tmp_path: Path) -> None:
-    """The entries of what its release 5 saves of any model."""
+def test_entries_that_transformers_always_writes_are_not_reported(tmp_path: Path) -> None:
+    """These are the entries that release 5 saves for any model."""
     write(tmp_path, _from_model_config=True, output_attentions=False, output_hidden_states=False, use_cache=True)
     assert load_generation_config(tmp_path).ignored == ()
 
@@ -88,19 +88,19 @@ def test_what_transformers_writes_of_itself_is_not_told(tmp_path: Path) -> None:
         {"bos_token_id": 1.0},
     ],
 )
-def test_nonsense_names_the_file_and_the_entry(tmp_path: Path, entry: dict[str, Any]) -> None:
+def test_invalid_entry_is_named_with_its_file(tmp_path: Path, entry: dict[str, Any]) -> None:
     write(tmp_path, **entry)
     name = next(iter(entry)).replace("max_new_tokens", "max_tokens")
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name}"):
         load_generation_config(tmp_path)
 
 
-def test_a_least_length_alone_is_no_contradiction(tmp_path: Path) -> None:
+def test_min_new_tokens_alone_is_valid(tmp_path: Path) -> None:
     write(tmp_path, min_new_tokens=100)
     assert load_generation_config(tmp_path).sampling == {"min_tokens": 100}
 
 
-def test_a_recommended_least_length_gives_way_to_any_limit_and_a_given_one_to_none() -> None:
+def test_recommended_min_tokens_is_lowered_to_max_tokens_but_a_given_one_is_not() -> None:
     recommended = {"min_tokens": 100}
     for given in ({}, {"max_tokens": 3}, {"max_tokens": 0}, {"max_tokens": 200}, {"max_tokens": None}):
         params = over_recommended(recommended, given)

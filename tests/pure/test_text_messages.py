@@ -1,4 +1,4 @@
-"""What becomes of clients' messages before a chat template reads them."""
+"""Conversion of clients' messages to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUARD = """\
 {%- for message in messages %}{{ message['role'] }}: \
 {%- for content in message['content'] %}{% if content['type'] == 'text' %}[{{ content['text'] }}]{% endif %}{% endfor %}
 {%- endfor %}"""
-"""Reads content as that of Llama Guard 3 does: parts alone."""
+"""Reads parts only, as the template of Llama Guard 3 does."""
 
 EITHER = "{% for m in messages %}{{ m.content if m.content is string else m.content[0]['text'] }}{% endfor %}"
 
@@ -53,11 +53,11 @@ def assistant(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_messages_become_what_templates_read(given: dict[str, Any], made: dict[str, Any]) -> None:
+def test_messages_are_converted_for_templates(given: dict[str, Any], made: dict[str, Any]) -> None:
     assert for_template([USER, given]) == [USER, made]
 
 
-def test_what_was_given_stays_as_it_is() -> None:
+def test_conversion_does_not_change_its_argument() -> None:
     message = assistant(content=[dict(part) for part in PARTS], tool_calls=[CALL], function_call=None)
     for_template([message])
     assert message == assistant(content=PARTS, tool_calls=[CALL], function_call=None)
@@ -88,13 +88,13 @@ def test_what_was_given_stays_as_it_is() -> None:
         (assistant(function_call={}, tool_calls=[CALL]), "messages[1].function_call"),
     ],
 )
-def test_what_has_no_meaning_is_refused_by_its_place(message: dict[str, Any], param: str) -> None:
+def test_error_names_the_place_of_an_invalid_value(message: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         for_template([USER, message])
     assert caught.value.param == param
 
 
-def test_only_text_is_content() -> None:
+def test_content_other_than_text_is_unsupported() -> None:
     with pytest.raises(Unsupported) as caught:
         for_template([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
     assert caught.value.feature == "messages[0].content[0].type"
@@ -102,7 +102,7 @@ def test_only_text_is_content() -> None:
 
 
 @pytest.mark.parametrize("content", ["mayonnaise?", [{"type": "text", "text": "mayonnaise?"}]])
-def test_a_template_of_parts_gets_parts(content: Any) -> None:
+def test_template_that_reads_parts_gets_parts(content: Any) -> None:
     template = ChatTemplate(GUARD)
     assert template.reads_parts
     made = for_template([{"role": "user", "content": content}], as_parts=True)
@@ -112,11 +112,11 @@ def test_a_template_of_parts_gets_parts(content: Any) -> None:
 @pytest.mark.parametrize(
     "source", [*TEMPLATES.values(), EITHER, "{{ 'text' }}", "{{ raise_exception('text') }}", "{% 'text"]
 )
-def test_every_other_template_gets_text(source: str) -> None:
+def test_other_templates_get_text(source: str) -> None:
     assert not ChatTemplate(source).reads_parts
 
 
-def test_no_calls_are_no_calls_to_a_template_that_looks_for_the_field() -> None:
+def test_empty_tool_calls_are_dropped() -> None:
     template = ChatTemplate(LLAMA, {"bos_token": ""})
     said = [USER, assistant(content="SECRET"), USER]
     empty = [USER, assistant(content="SECRET", tool_calls=[]), USER]

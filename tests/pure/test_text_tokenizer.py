@@ -33,7 +33,7 @@ def load(directory: Path) -> FileTokenizer:
 
 
 def test_every_byte_has_one_letter() -> None:
-    # The examples everybody knows from byte-level vocabularies: space, newline and the first letter of the gap.
+    # Well-known letters of byte-level vocabularies: space, newline and the first letter of the gap.
     letters = byte_of_letter()
     assert sorted(letters.values()) == list(range(256))
     assert (letters["Ġ"], letters["Ċ"], letters["Ā"], letters["a"]) == (0x20, 0x0A, 0x00, 0x61)
@@ -57,7 +57,7 @@ def test_single_bytes_and_added_tokens() -> None:
     assert level.token_text(level.encode(" fox")[0]).startswith(" ")
 
 
-def test_special_tokens_are_left_out_on_request_only() -> None:
+def test_decode_skips_special_tokens_by_default() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode(f"{BOS}fox<think>{EOS}")
     assert tokenizer.decode(ids) == "fox<think>"
@@ -68,7 +68,7 @@ def test_special_tokens_are_left_out_on_request_only() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_text_in_pieces_is_the_text(layout: str) -> None:
+def test_appended_pieces_equal_the_whole_text(layout: str) -> None:
     tokenizer = TOKENIZERS[layout]
     for pieces in (("un", "der", " the", "dog"), ("a", " ", "  b"), ("quick", "\n", "é", "日本")):
         session = GrowingText(tokenizer)
@@ -78,7 +78,7 @@ def test_a_text_in_pieces_is_the_text(layout: str) -> None:
         assert session.text == whole, pieces
 
 
-def test_ids_beyond_the_vocabulary_add_nothing_and_nonsense_is_refused() -> None:
+def test_ids_beyond_the_vocabulary_add_nothing_and_invalid_ids_are_rejected() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
     assert tokenizer.decode([tokenizer.vocab_size + 5]) == ""
@@ -88,7 +88,7 @@ def test_ids_beyond_the_vocabulary_add_nothing_and_nonsense_is_refused() -> None
         assert caught.value.param == "token_ids"
 
 
-def test_text_without_utf8_form_is_refused() -> None:
+def test_text_with_a_lone_surrogate_is_rejected() -> None:
     with pytest.raises(RequestError, match="character 2") as caught:
         TOKENIZERS["byte_level"].encode("ab\udc00")
     assert caught.value.param == "prompt"
@@ -96,22 +96,22 @@ def test_text_without_utf8_form_is_refused() -> None:
         TOKENIZERS["byte_level"].encode(b"ab")  # type: ignore[arg-type]
 
 
-def test_a_directory_without_tokenizer_has_none(tmp_path: Path) -> None:
+def test_directory_without_tokenizer_returns_none(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path) is None
     assert read_tokenizer_config(tmp_path) == TokenizerConfig()
 
 
 @pytest.mark.parametrize("form", ["tokenizer.model", "tekken.json", "vocab.json"])
-def test_a_tokenizer_in_another_form_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
+def test_tokenizer_in_another_format_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
     assert load_tokenizer(tmp_path) is None and not caplog.records
     (tmp_path / form).touch()
     assert load_tokenizer(tmp_path) is None
-    assert [f"{form} is not read, only tokenizer.json" in each.message for each in caplog.records] == [True]
+    assert [form in each.message and "tokenizer.json" in each.message for each in caplog.records] == [True]
     write(tmp_path, byte_level())
     assert load_tokenizer(tmp_path) is not None and len(caplog.records) == 1
 
 
-def test_settings_of_the_directory(tmp_path: Path) -> None:
+def test_tokenizer_config_is_applied(tmp_path: Path) -> None:
     listed = {"content": "<|tool|>", "special": True, "lstrip": True, "normalized": False}
     write(
         tmp_path,
@@ -130,7 +130,7 @@ def test_settings_of_the_directory(tmp_path: Path) -> None:
     assert config.model_max_length == 4096
 
 
-def test_old_checkpoints_name_special_tokens_elsewhere(tmp_path: Path) -> None:
+def test_special_tokens_map_of_older_checkpoints_is_read(tmp_path: Path) -> None:
     write(tmp_path, byte_level(), eos_token=None, bos_token=None, model_max_length=int(1e30))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": EOS, "lstrip": False}}))
     assert load(tmp_path).eos_token_ids == (1,)
@@ -138,7 +138,7 @@ def test_old_checkpoints_name_special_tokens_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [byte_level, byte_fallback])
-def test_begin_and_end_flags_add_what_the_post_processor_leaves_out(tmp_path: Path, build: object) -> None:
+def test_bos_and_eos_flags_add_what_the_post_processor_omits(tmp_path: Path, build: object) -> None:
     assert callable(build)
     tokenizer = load(write(tmp_path, build(), add_bos_token=True, add_eos_token=True))
     ids = tokenizer.encode("fox")
@@ -150,13 +150,13 @@ def test_begin_and_end_flags_add_what_the_post_processor_leaves_out(tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "heeds"), [("LlamaTokenizerFast", True), ("PreTrainedTokenizerFast", False), ("Qwen2Tokenizer", False)]
 )
-def test_only_some_classes_heed_the_flags(tmp_path: Path, kind: str, heeds: bool) -> None:
+def test_only_some_classes_use_the_bos_and_eos_flags(tmp_path: Path, kind: str, heeds: bool) -> None:
     flags = {"add_bos_token": True, "add_eos_token": True, "tokenizer_class": kind}
     plain = load(write(tmp_path / "plain", byte_level())).encode("ab")
     assert load(write(tmp_path / "flagged", byte_level(), **flags)).encode("ab") == ([0, *plain, 1] if heeds else plain)
 
 
-def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_ignored(tmp_path: Path) -> None:
     backend = byte_level()
     backend.enable_truncation(3)
     backend.enable_padding(length=9)
@@ -196,14 +196,14 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
         load_tokenizer(tmp_path)
 
 
-def test_a_pointer_of_git_lfs_is_told_as_that(tmp_path: Path) -> None:
+def test_git_lfs_pointer_is_named_as_the_cause(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is a pointer of Git LFS.*git lfs pull"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*git lfs pull"):
         load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
-def test_what_is_no_plain_file_or_endless_is_not_read(tmp_path: Path, name: str) -> None:
+def test_pipes_and_enormous_files_are_not_read(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=name):
         read_tokenizer_config(tmp_path)
@@ -214,7 +214,7 @@ def test_what_is_no_plain_file_or_endless_is_not_read(tmp_path: Path, name: str)
         read_tokenizer_config(tmp_path)
 
 
-def test_a_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> None:
+def test_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> None:
     whole = byte_fallback().to_str().encode()
     for length in range(0, len(whole), len(whole) // 40):
         (tmp_path / "tokenizer.json").write_bytes(whole[:length])
@@ -222,7 +222,7 @@ def test_a_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) ->
             load_tokenizer(tmp_path)
 
 
-def test_a_vocabulary_with_gaps_and_no_unknown_token_is_the_files_fault() -> None:
+def test_text_without_a_token_is_blamed_on_the_file() -> None:
     tokenizer = FileTokenizer(Backend(models.Unigram([("a", -1.0)], None, False)), TokenizerConfig(), origin="here")
     assert tokenizer.encode("a") == [0]
     with pytest.raises(CheckpointError, match="here"):
@@ -239,7 +239,7 @@ def test_a_vocabulary_with_gaps_and_no_unknown_token_is_the_files_fault() -> Non
         decoders.Sequence([decoders.ByteFallback(), decoders.Replace("▁", " ")]),
     ],
 )
-def test_decoders_that_need_more_than_one_token_are_refused(tmp_path: Path, decoder: decoders.Decoder) -> None:
+def test_decoders_that_need_more_than_one_token_are_unsupported(tmp_path: Path, decoder: decoders.Decoder) -> None:
     backend = byte_level()
     backend.decoder = decoder
     with pytest.raises(Unsupported, match="decoder"):
@@ -247,16 +247,16 @@ def test_decoders_that_need_more_than_one_token_are_refused(tmp_path: Path, deco
 
 
 @pytest.mark.parametrize(
-    ("build", "forced", "told"), [(unigram, False, True), (byte_level, False, False), (byte_level, True, True)]
+    ("build", "forced", "logged"), [(unigram, False, True), (byte_level, False, False), (byte_level, True, True)]
 )
-def test_spaces_that_are_to_be_cleaned_up_stay_and_this_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[], Backend], forced: bool, told: bool
+def test_clean_up_flag_has_no_effect_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[], Backend], forced: bool, logged: bool
 ) -> None:
-    """BPE tokenizers are published with the flag, and `transformers` passes it over there unless it is forced."""
+    """`transformers` ignores the flag for BPE tokenizers unless it is forced."""
     force = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": forced}
     tokenizer = load(write(tmp_path, build(), clean_up_tokenization_spaces=True, **force))
     assert tokenizer.decode(tokenizer.encode("a , b .")) == "a , b ."
-    assert [f"{tmp_path}" in each.message for each in caplog.records] == [True] * told
+    assert [f"{tmp_path}" in each.message for each in caplog.records] == [True] * logged
 
 
 def test_without_a_decoder_tokens_are_words() -> None:
@@ -267,14 +267,14 @@ def test_without_a_decoder_tokens_are_words() -> None:
     assert tokenizer.decode(ids) == backend.decode(ids)
 
 
-def test_a_metaspace_decoder_drops_marks_at_the_start_only_where_it_put_them() -> None:
+def test_metaspace_decoder_strips_a_leading_mark_only_if_the_encoder_adds_it() -> None:
     always = decoding_rules({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"})
     never = decoding_rules({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"})
     assert (always.first("▁a"), always.middle("▁a")) == (b"a", b" a")
     assert (never.first("▁a"), never.middle("▁a")) == (b" a", b" a")
 
 
-def test_others_go_on_while_a_long_text_is_encoded() -> None:
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     turns = 0
     thread = Thread(target=TOKENIZERS["byte_level"].encode, args=("the quick fox " * 50_000,))
     thread.start()
@@ -285,7 +285,7 @@ def test_others_go_on_while_a_long_text_is_encoded() -> None:
     assert turns > 10
 
 
-def test_what_a_signals_handler_raises_is_no_fault_of_the_file() -> None:
+def test_exception_of_a_signal_handler_is_not_blamed_on_the_file() -> None:
     def out_of_time(*_: object) -> None:
         raise TimeoutError("mine")
 

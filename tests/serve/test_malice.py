@@ -22,7 +22,7 @@ from httpx import Response
 from engine_fakes import FakeRecipe, LetterTokenizer
 from ferrum.core.errors import EngineDead
 from ferrum.server import http_guard, worker_pools
-from ferrum.text.untrusted_template import ForeignTemplate
+from ferrum.text.untrusted_template import UntrustedTemplate
 from serve_kit import USER, Served, chat_parts, error_of, events, heard, serving, wait_for, wire
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -239,7 +239,7 @@ def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monk
         assert over.wait(60)
         return "slow"
 
-    monkeypatch.setattr(ForeignTemplate, "fill", fill)
+    monkeypatch.setattr(UntrustedTemplate, "fill", fill)
     hold_up(target, over, partial(target.chat, chat_template="x", max_tokens=1))
 
 

@@ -1,4 +1,4 @@
-"""Chat templates for tests, written in the manner of four families, and conversations for them."""
+"""Chat templates for tests in the style of four families, and conversations."""
 
 from __future__ import annotations
 

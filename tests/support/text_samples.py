@@ -1,4 +1,4 @@
-"""Small real tokenizers for tests: built and trained here, in the three layouts that checkpoints use."""
+"""Small tokenizers for tests, trained here, in the three layouts that checkpoints use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOS, EOS = "<s>", "</s>"
 
 
 def byte_level() -> Tokenizer:
-    """In the manner of GPT-2, Llama 3 and Qwen: bytes spelled with letters; special and plain added tokens."""
+    """Build a byte-level BPE, as GPT-2, Llama 3 and Qwen have it, with special and plain added tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +33,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """In the manner of Llama 2: SentencePiece BPE with metaspaces, single bytes as <0xAB>, begin token by template."""
+    """Build a SentencePiece BPE as Llama 2 has it: metaspaces, bytes as <0xAB>, begin token by template."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -56,7 +56,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """In the manner of T5 and early SentencePiece exports: unigram model, Metaspace decoder, no bytes."""
+    """Build a unigram model as T5 has it: Metaspace decoder, no byte tokens."""
     words = ["▁the", "▁dog", "▁quick", "▁", "é", "日本", "🦀", "▁▁"]
     letters = sorted(set("".join(LINES)) - {" "})
     vocabulary = [("<unk>", 0.0), (BOS, 0.0), (EOS, 0.0)]
@@ -72,7 +72,7 @@ LAYOUTS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "unigram": 
 
 
 def write(directory: Path, tokenizer: Tokenizer, **config: Any) -> Path:
-    """A checkpoint directory with this tokenizer and `tokenizer_config.json`."""
+    """Write a checkpoint directory with this tokenizer and `tokenizer_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     named = {"bos_token": BOS, "eos_token": EOS} | config
@@ -81,7 +81,7 @@ def write(directory: Path, tokenizer: Tokenizer, **config: Any) -> Path:
 
 
 class PieceTokenizer:
-    """Each token adds the bytes it was given; a piece of None is a control token."""
+    """A tokenizer of given byte pieces; None is a control token."""
 
     def __init__(self, pieces: Sequence[bytes | None]) -> None:
         self._pieces = pieces
@@ -111,9 +111,9 @@ class PieceTokenizer:
 
 
 def first_stop(text: str, stops: Sequence[str], after: int = 0) -> tuple[int, str] | None:
-    """The end and the string of the stop that is complete first, the longest of several: by definition, slowly.
+    """Return end and string of the first complete stop, the longest of several, by brute force.
 
-    Those that end within the first `after` characters do not count.
+    Stops that end within the first `after` characters are ignored.
     """
     for end in range(after + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]

@@ -158,6 +158,6 @@ class ModelClient:
 def _given_template(source: str, special_tokens: Mapping[str, str], *, untrusted: bool) -> ChatTemplate:
     if not untrusted:
         return ChatTemplate(source, special_tokens)
-    from ferrum.text.untrusted_template import ForeignTemplate  # slow to import: it starts processes
+    from ferrum.text.untrusted_template import UntrustedTemplate  # slow to import: it starts processes
 
-    return ForeignTemplate(source, special_tokens)
+    return UntrustedTemplate(source, special_tokens)

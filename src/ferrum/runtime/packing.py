@@ -26,7 +26,7 @@ from ferrum.runtime.kv_tiers.checksum import PageSums, checksum
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.runtime.tensor_file import file_header
-from ferrum.text.fast_tokenizer import quick_form
+from ferrum.text.fast_tokenizer import fast_form
 from ferrum.text.pooling import pooling_file
 from ferrum.text.tokenizer_config import TEMPLATES_FOLDER
 
@@ -194,7 +194,7 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
 def _copy(path: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     if path.name == "tokenizer.json":
-        target.write_bytes(quick_form(path.read_bytes()))
+        target.write_bytes(fast_form(path.read_bytes()))
     else:
         shutil.copyfile(path, target)
 

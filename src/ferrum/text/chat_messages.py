@@ -1,4 +1,7 @@
-"""Messages as clients write them, to messages as chat templates read them: the same ones for a server and a library."""
+"""Chat messages in OpenAI's form, converted to the form that chat templates read.
+
+The server and the library share this conversion. Rendering is in `chat_template`.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,26 @@ from ferrum.text.chat_template import Message, json_objects
 
 
 def for_template(messages: Sequence[Message], *, as_parts: bool = False) -> list[dict[str, Any]]:
-    """Messages for a template: one text each, arguments of tools as objects, `developer` as the system it replaces.
+    """Convert messages for a template: plain text, tool arguments as objects, `developer` as `system`.
 
     Args:
-        messages: as clients of OpenAI's API write them. What a template may read beyond that stays as it is.
-        as_parts: content becomes a list of parts instead of a text; see `ChatTemplate.reads_parts`.
+        messages: in OpenAI's form. Further fields are kept for the template.
+        as_parts: make content a list of parts instead of a text; see `ChatTemplate.reads_parts`.
 
     Raises:
-        RequestError: they are not a list of objects, or what one holds has no meaning; `param` says where.
-        Unsupported: content that is no text.
+        RequestError: the messages are not a list of objects, or one is malformed; `param` names the place.
+        Unsupported: content that is not text.
     """
     objects = json_objects(messages, "messages")
     return [_message(message, f"messages[{place}]", as_parts) for place, message in enumerate(objects)]
 
 
 def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
-    """A text, or its parts joined by line ends.
+    """Return a text, or its parts joined by line breaks.
 
     Raises:
-        RequestError, Unsupported: there is no part, or one that is no text.
+        RequestError: there are no parts.
+        Unsupported: a part is not text.
     """
     return content if isinstance(content, str) else "\n".join(_texts(content, where))
 
@@ -38,14 +42,14 @@ def _message(message: dict[str, Any], where: str, as_parts: bool) -> dict[str, A
     if message.get("role") == "developer":
         message["role"] = "system"
     if message.get("content") is None:
-        message["content"] = message.get("refusal")  # it is what the assistant said
+        message["content"] = message.get("refusal")  # a refusal is the assistant's text
     content = message["content"]
     if isinstance(content, str | list):
         texts = [content] if isinstance(content, str) else _texts(content, f"{where}.content")
         message["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
-    # Templates ask whether the field is there: with an empty list in it they would write no calls, and no text either.
+    # Templates test for the field: given an empty list, many would write neither calls nor text.
     calls, called = message.pop("tool_calls", None), message.pop("function_call", None)
-    if called is not None:  # the form before there could be several
+    if called is not None:  # OpenAI's older form of a single call
         message["tool_calls"] = [{"type": "function", "function": _function(called, f"{where}.function_call")}]
     if calls:
         message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
@@ -63,10 +67,10 @@ def _part(part: Mapping[str, Any], where: str) -> str:
         raise RequestError("must be an object", param=where)
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise Unsupported(f"{where}.type", f"{kind!r} is not served, only text")
+        raise Unsupported(f"{where}.type", f"{kind!r}; only text parts are supported")
     text = part.get(kind)
     if not isinstance(text, str):
-        raise RequestError("must be a text", param=f"{where}.{kind}")
+        raise RequestError("must be a string", param=f"{where}.{kind}")
     return text
 
 
@@ -83,15 +87,15 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _function(function: Any, where: str) -> dict[str, Any]:
-    """A called function with its arguments as an object: clients have them as JSON text."""
+    """Return a called function with its arguments parsed: clients send them as JSON text."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError("must be an object with a name", param=where)
+        raise RequestError("must be an object with a string `name`", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise RequestError("must be JSON", param=f"{where}.arguments") from None
+            raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
     if not isinstance(arguments, dict | None):
         raise RequestError("must be a JSON object", param=f"{where}.arguments")
     return {**function, "arguments": arguments or {}}

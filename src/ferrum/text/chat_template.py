@@ -1,4 +1,7 @@
-"""Chat templates: from messages to the one text that a model was trained to continue."""
+"""Chat templates: render a conversation as the text that the model continues.
+
+Loads checkpoint templates and compiles them for the sandbox. `untrusted_template` runs templates from requests.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,31 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 Message = Mapping[str, Any]
-"""A message of a conversation: `role`, `content` and whatever else the template reads; JSON values only."""
+"""A message for a template: `role`, `content` and further fields; JSON values only."""
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-"""The names that clients give a message's reasoning; templates read the first, some the second."""
+"""Clients' names for a message's reasoning. Most templates read the first, some the second."""
 
 _READS_TEXT: Final = re.compile(r"""[.'"]text\b""")
-"""What a template of parts cannot do without."""
+"""Matches the access to a part's text, which every template that reads parts contains."""
 
 _OURS: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
-# Put behind the message to be continued, to find its end in the rendered text. Its last character is a space so that a
-# template that trims messages shows itself: the space is gone then.
+# Appended to the message to continue, to find its end in the rendered text. It ends with a space: a template that trims
+# messages removes it, which is how trimming is detected.
 _END_MARK: Final = "\ue0f0end of the message to continue\ue0f0 "
 
 
 class ChatTemplate:
-    """A model's chat template, or several under names; compiled when first used.
+    """A model's chat template, or several by name; each is compiled at its first use.
 
-    The rendered text equals that of `apply_chat_template` in transformers 5. It holds its special tokens already:
+    The rendered text equals that of `apply_chat_template` in transformers 5. It already contains special tokens:
     encode it with `add_special_tokens=False`.
 
     Args:
-        source: jinja source, or sources by name, of which `default` serves, and `tool_use` where tools are given.
+        source: jinja source, or sources by name: `default`, and `tool_use` for requests with tools.
         special_tokens: variables for the template: `bos_token`, `eos_token`, ...
-        origin: the file the source is from; without one, the source is the caller's own and so are its faults.
+        origin: the file of the source, for errors. Without it, errors are attributed to the caller's `chat_template`.
     """
 
     def __init__(
@@ -64,26 +67,26 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """Return the text of a conversation.
 
         Args:
-            add_generation_prompt: end with the header of the assistant's next message; unless told otherwise, yes,
-                where the final message is not to be continued.
-            continue_final_message: leave the final message open, for the model to go on with it.
-            tools, documents: JSON objects, as the template reads them.
-            template_kwargs: further variables for the template (`enable_thinking`, ...); they override special tokens.
+            add_generation_prompt: end with the header of the next assistant message. None: yes, unless
+                `continue_final_message` is set.
+            continue_final_message: leave the final message open for the model to continue.
+            tools, documents: JSON objects for the template.
+            template_kwargs: further variables (`enable_thinking`, ...); they override special tokens.
 
         Raises:
-            RequestError: the template refuses the messages, or an argument is not of its type.
-            CheckpointError: the template of a model's files is broken or hostile.
+            RequestError: the template rejects the messages, or an argument has the wrong type.
+            CheckpointError: the checkpoint's template is broken or breaks the sandbox's rules.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         if add_generation_prompt and continue_final_message:
-            raise RequestError("contradicts add_generation_prompt", param="continue_final_message")
+            raise RequestError("must be false if add_generation_prompt is true", param="continue_final_message")
         extra = template_kwargs or {}
         if taken := sorted(_OURS & extra.keys()):
-            raise RequestError(f"may not replace {taken[0]!r}", param="chat_template_kwargs")
+            raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
         chat = _conversation(messages)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
@@ -99,7 +102,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Whether it finds a message's text only in content that is a list of parts, as the template of Llama Guard."""
+        """Whether the template reads text only from a list of parts, as Llama Guard's does."""
         if not any(map(_READS_TEXT.search, self.sources.values())):
             return False
         return self._shows([{"type": "text", "text": _END_MARK}]) and not self._shows(_END_MARK)
@@ -115,10 +118,10 @@ class ChatTemplate:
             return "tool_use"
         if "default" in self.sources:
             return "default"
-        raise self._fault(f"there is no default chat template among {sorted(self.sources)}")
+        raise self._fault(f"no chat template is called `default`: the names are {sorted(self.sources)}")
 
     def fill(self, name: str, variables: dict[str, Any]) -> str:
-        """What the source of that name makes of its variables, JSON values all. Raises as `render` does."""
+        """Render the source called `name` with JSON variables. Raises as `render` does."""
         from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
         from ferrum.text import sandbox
@@ -129,16 +132,16 @@ class ChatTemplate:
                 self._compiled[name] = environment.from_string(self.sources[name])
             except TemplateSyntaxError as error:
                 raise self._fault(f"the chat template does not parse: line {error.lineno}: {error}") from error
-            except Exception as error:  # nested more deeply than jinja, or the Python that it makes of it, can be
+            except Exception as error:  # nested too deeply for jinja or for the Python compiler
                 raise self._fault(f"the chat template does not compile: {type(error).__name__}: {error}") from error
         try:
             return environment.render(self._compiled[name], variables)
         except sandbox.RefusalError as error:
             raise RequestError(str(error), param="messages") from error
         except SecurityError as error:
-            raise self._fault(f"the chat template does what it must not: {error}") from error
+            raise self._fault(f"the chat template breaks the sandbox's rules: {error}") from error
         except MemoryError as error:
-            raise self._fault("the chat template takes too much memory") from error
+            raise self._fault("the chat template needs too much memory") from error
         except Exception as error:  # a template is a program and may fail in any way
             reason = f"the chat template cannot render the messages: {type(error).__name__}: {error}"
             raise RequestError(reason, param="chat_template" if self._origin is None else "messages") from error
@@ -150,7 +153,7 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: str | Path) -> ChatTemplate | None:
-    """The chat template of a checkpoint directory, or None where it has none.
+    """Return the chat template of a checkpoint directory, or None if it has none.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -162,10 +165,13 @@ def load_chat_template(directory: str | Path) -> ChatTemplate | None:
 
 
 def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """A plain copy of the messages, without empty fields: templates test for a field's presence, not for null."""
+    """Return a copy of the messages without null fields.
+
+    Templates test fields for presence, not for null.
+    """
     chat = json_objects(messages, "messages")
     if not chat:
-        raise RequestError("must hold at least one message", param="messages")
+        raise RequestError("must contain at least one message", param="messages")
     chat = [{name: value for name, value in message.items() if value is not None} for message in chat]
     for message in chat:
         reasoning = next((message[name] for name in _REASONING if name in message), None)
@@ -176,14 +182,16 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-    """Copies of objects in exact JSON types. Raises RequestError about `param` where they are none."""
+    """Return copies of objects in exact JSON types. Raises RequestError about `param` for anything else."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
         raise RequestError("must be a list of objects", param=param)
     return [_plain(value, param) for value in values]
 
 
 def _plain(value: Any, param: str) -> Any:
-    """A copy of a JSON value in exact JSON types: a template gets no object with methods of its own.
+    """Return a copy of a JSON value in exact JSON types.
+
+    Templates see no methods of the caller's classes.
 
     Raises:
         RequestError: the value is not JSON, or nested too deeply.
@@ -199,11 +207,11 @@ def _plain(value: Any, param: str) -> Any:
         raise RequestError("nested too deeply", param=param) from None
     if isinstance(value, str):
         return str.__str__(value)
-    raise RequestError(f"holds a {type(value).__name__}, which is not JSON", param=param)
+    raise RequestError(f"contains a {type(value).__name__}, which is not a JSON value", param=param)
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> str:
-    """Put the end mark behind the final message's text, and return that text."""
+    """Append the end mark to the final message's text and return that text."""
     content = chat[-1].get("content")
     if isinstance(content, str):
         chat[-1]["content"] = content + _END_MARK
@@ -213,13 +221,13 @@ def _mark_end(chat: list[dict[str, Any]]) -> str:
         if isinstance(block, dict) and isinstance(text := block.get("text"), str):
             block["text"] = text + _END_MARK
             return text
-    raise RequestError("the final message has no text to continue", param="continue_final_message")
+    raise RequestError("needs a final message with text", param="continue_final_message")
 
 
 def _cut_at_mark(rendered: str, final: str) -> str:
     mark = _END_MARK.rstrip()
     place = rendered.rfind(mark)
     if place < 0 or final.strip() not in rendered:
-        raise RequestError("the chat template leaves out or changes the final message", param="continue_final_message")
+        raise RequestError("the chat template omits or changes the final message", param="continue_final_message")
     trimmed = not rendered.startswith(_END_MARK, place)
     return rendered[:place].rstrip() if trimmed else rendered[:place]

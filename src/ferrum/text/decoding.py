@@ -1,7 +1,7 @@
-"""From a vocabulary entry to the bytes it adds to a text.
+"""Decoding rules: the bytes that each vocabulary entry adds to a text.
 
-A tokenizer file describes its decoder as a small pipeline over token strings. Here that pipeline is reduced to a rule
-per token, which is what incremental decoding needs: a text is the concatenation of its tokens' bytes, decoded once.
+A tokenizer file describes its decoder as a pipeline over token strings. Incremental decoding needs one rule per token,
+so the pipeline is reduced to `DecodingRules`: a text is the concatenation of its tokens' bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @cache
 def byte_of_letter() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for: 256 entries.
+    """Return the byte of each letter of a byte-level vocabulary: 256 entries.
 
-    Printable Latin-1 characters stand for themselves, the other bytes in ascending order for the characters from
-    U+0100 on: the alphabet of GPT-2's byte-level BPE (Radford et al., 2019, section 2.2, and its published encoder).
+    Printable Latin-1 characters stand for themselves. The other bytes map, in ascending order, to the characters from
+    U+0100: the alphabet of GPT-2's byte-level BPE (Radford et al., 2019, section 2.2, and its published encoder).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
@@ -35,10 +35,10 @@ class DecodingRules:
     """A decoder pipeline as a rule per token.
 
     Attributes:
-        replacements: (old, new, new in a text's first token), applied to the token string in order.
-        alphabet: what the letters then mean: themselves, themselves with `<0xAB>` for single bytes, or bytes.
-        separator: stands before every token but a text's first.
-        strip: a character that is taken off the front of a whole text, and how often at most.
+        replacements: (old, new, new in the first token of a text), applied to the token string in order.
+        alphabet: the meaning of the letters: `text`, `fallback` (text, with `<0xAB>` for a byte) or `level` (bytes).
+        separator: precedes every token except the first.
+        strip: a character removed from the start of a whole text, and how many times at most.
     """
 
     replacements: tuple[tuple[str, str, str], ...] = ()
@@ -47,19 +47,19 @@ class DecodingRules:
     strip: tuple[str, int] = ("", 0)
 
     def middle(self, token: str) -> bytes:
-        """The bytes that a token adds anywhere but at the start of a text."""
+        """Return the bytes that a token adds after the first token."""
         for old, new, _ in self.replacements:
             token = token.replace(old, new)
         return self.separator + self._spell(token)
 
     def first(self, token: str) -> bytes:
-        """The bytes of a text's first token, before `without_prefix`."""
+        """Return the bytes of the first token, before `without_prefix`."""
         for old, _, new in self.replacements:
             token = token.replace(old, new)
         return self._spell(token)
 
     def without_prefix(self, text: bytes) -> bytes:
-        """A whole text without the prefix that its encoder had put there."""
+        """Return a whole text without the prefix that its encoder added."""
         letter, count = self.strip
         prefix = letter.encode()
         while count and text.startswith(prefix):
@@ -69,7 +69,7 @@ class DecodingRules:
     def _spell(self, token: str) -> bytes:
         if self.alphabet == "level":
             letters = byte_of_letter()
-            # An added token may hold characters outside the alphabet; such a token is plain text as a whole.
+            # An added token with characters outside the alphabet is plain text.
             if all(letter in letters for letter in token):
                 return bytes(letters[letter] for letter in token)
         elif self.alphabet == "fallback" and (single := _BYTE_TOKEN.fullmatch(token)):
@@ -78,10 +78,10 @@ class DecodingRules:
 
 
 def decoding_rules(decoder: Mapping[str, Any] | None) -> DecodingRules:
-    """The rules of a tokenizer file's `decoder` entry; without one, tokens are joined by spaces.
+    """Return the rules of a tokenizer file's `decoder`; without one, tokens are joined by spaces.
 
     Raises:
-        Unsupported: the pipeline has a part whose effect depends on more than one token (WordPiece, CTC, ...).
+        Unsupported: a part of the pipeline depends on more than one token (WordPiece, CTC, ...).
     """
     if decoder is None:
         return DecodingRules(separator=b" ")
@@ -93,7 +93,7 @@ def decoding_rules(decoder: Mapping[str, Any] | None) -> DecodingRules:
             ):
                 rules = replace(rules, replacements=(*rules.replacements, (old, new, new)))
             case {"type": "Metaspace", "replacement": str(old)} if not fused and rules.alphabet == "text":
-                # Where the encoder puts a mark before the text, the decoder drops the marks of the first token.
+                # If the encoder puts a mark before the text, the decoder drops the marks of the first token.
                 first = " " if part.get("prepend_scheme") == "never" else ""
                 rules = replace(rules, replacements=(*rules.replacements, (old, " ", first)))
             case {"type": "ByteFallback"} if not fused and rules.alphabet == "text":

@@ -1,4 +1,4 @@
-"""A tokenizer file in the form that loads fastest."""
+"""Conversion of a `tokenizer.json` to the form that the `tokenizers` library loads fastest."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import json
 from typing import Any
 
 
-def quick_form(tokenizer: bytes) -> bytes:
-    """A `tokenizer.json` that says the same in the form that the `tokenizers` library reads fastest.
+def fast_form(tokenizer: bytes) -> bytes:
+    """Return an equivalent `tokenizer.json` that the `tokenizers` library loads faster.
 
-    - Each merge is "left right" instead of ["left", "right"]: half of the strings, and a quarter less time.
-    - The vocabulary is in the order of its strings: the library sorts them on its way, and from any other order it
-      searches all that it has seen. Another sixth.
+    - Each merge is "left right" instead of ["left", "right"]: half as many strings, a quarter less time.
+    - The vocabulary is sorted by string: the library sorts it anyway, and slowly in other orders. A sixth less time.
 
-    What cannot be said like this stays as it is: a model without a vocabulary or merges of this kind, merges with a
-    space in one of them, or a file that is no tokenizer at all, which is for its reader to refuse.
+    Files that cannot be written this way are returned unchanged: models without a vocabulary or such merges, merges
+    that contain a space, and invalid files, which the reader rejects.
     """
     try:
         content = json.loads(tokenizer)
-        quick = _sorted_vocabulary(content["model"]) | _joined_merges(content["model"])
-        if not quick:
+        fast = _sorted_vocabulary(content["model"]) | _joined_merges(content["model"])
+        if not fast:
             return tokenizer
-        content["model"] |= quick
+        content["model"] |= fast
         return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return tokenizer
@@ -34,7 +33,7 @@ def _sorted_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
 
 def _joined_merges(model: dict[str, Any]) -> dict[str, Any]:
     joined = [" ".join(pair) if isinstance(pair, list) else "" for pair in model.get("merges") or ()]
-    # The library takes a line that begins like this for the title of an old merges file, and leaves it out.
+    # The library skips a line with this beginning: it is the header of an old merges file.
     if any(line.count(" ") != 1 or line.startswith("#version") for line in joined):
         return {}
     return {"merges": joined} if joined else {}

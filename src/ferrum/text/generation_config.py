@@ -1,4 +1,7 @@
-"""What a checkpoint's `generation_config.json` says: its end tokens, and the sampling it recommends."""
+"""Generation defaults of a checkpoint: end tokens and recommended sampling.
+
+Read from `generation_config.json`, with token ids from `config.json` as a fallback.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ _SAMPLING: Final = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
 }
-"""Their names for what they recommend, and ours."""
+"""Names in the file, and the fields of `SamplingParams` that they set."""
 
 _TOKENS: Final = ("eos_token_id", "bos_token_id", "pad_token_id")
 _READ: Final = {*_SAMPLING, *_TOKENS, "do_sample"}
 _BOOKKEEPING: Final = {
     *("transformers_version", "_from_model_config"),
-    *("use_cache", "output_attentions", "output_hidden_states"),  # transformers 5 saves these always
+    *("use_cache", "output_attentions", "output_hidden_states"),  # transformers 5 always writes these
 }
 
 
@@ -36,11 +39,11 @@ class GenerationConfig:
     """A checkpoint's defaults for generation.
 
     Attributes:
-        eos_token_ids: the tokens that end a text, in the file's order, without repeats.
-        bos_token_id, pad_token_id: or None where the file names none (or -1, which some write instead).
-        sampling: recommended values by their name in `SamplingParams`, ready for `SamplingParams(**sampling)`. With
-            `do_sample: false` the temperature is 0; a file silent about `do_sample` recommends nothing about it.
-        ignored: names of the entries that have no effect here, for a notice; unset ones are not among them.
+        eos_token_ids: tokens that end a text, in file order, without repeats.
+        bos_token_id, pad_token_id: None if the file has none, or -1.
+        sampling: recommended fields of `SamplingParams`. `do_sample: false` sets temperature 0; without `do_sample`,
+            the file's temperature counts.
+        ignored: names of entries that have no effect here, for a log line; null entries are excluded.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -51,14 +54,14 @@ class GenerationConfig:
 
 
 def load_generation_config(directory: str | Path, *, recommended: bool = True) -> GenerationConfig:
-    """Read `generation_config.json`; token ids that it leaves out come from `config.json`.
+    """Read `generation_config.json`; token ids that it omits come from `config.json`.
 
     Args:
         directory: of the checkpoint.
-        recommended: take the sampling that it recommends; else it is not looked at.
+        recommended: read the recommended sampling; otherwise ignore it.
 
     Raises:
-        CheckpointError: a file is damaged or an entry makes no sense; the message names both.
+        CheckpointError: a file is damaged or an entry is invalid; the message names both.
     """
     path = Path(directory) / "generation_config.json"
     model_path = Path(directory) / "config.json"
@@ -80,12 +83,12 @@ def load_generation_config(directory: str | Path, *, recommended: bool = True) -
 
 
 def over_recommended(recommended: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """Parameters: those given over those recommended.
+    """Return parameters: the given values, then the recommended ones.
 
-    A `min_tokens` that was only recommended gives way to the limit, which may be given or be the default.
+    A recommended `min_tokens` is lowered to `max_tokens`, given or default.
 
     Raises:
-        RequestError: a value that makes no sense.
+        RequestError: a value is invalid.
     """
     params = SamplingParams(**{**recommended, "min_tokens": 0, **given})
     if "min_tokens" in given:

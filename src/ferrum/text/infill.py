@@ -1,7 +1,7 @@
-"""Filling in the middle: a prompt out of what comes before a gap and what comes after it.
+"""Infill prompts: combine the text before a gap and the text after it.
 
-A model trained for it has tokens that mark the parts (Bavarian et al., "Efficient Training of Language Models to Fill
-in the Middle", 2022), and generates the middle after them. Which tokens and which order is a convention of its family.
+Models trained for infill have tokens that mark the parts (Bavarian et al., "Efficient Training of Language Models to
+Fill in the Middle", 2022). The tokens and their order depend on the model family.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ferrum.text.tokenizer import Tokenizer, encode_middle
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A family's marks: those before the prefix, before the suffix and before the middle.
+    """Mark tokens of a model family: before the prefix, the suffix and the middle.
 
     Attributes:
-        middle: empty where the last part simply goes on.
-        suffix_first: the suffix stands before the prefix.
+        middle: empty if the last part has no mark.
+        suffix_first: the suffix precedes the prefix.
     """
 
     prefix: str
@@ -39,20 +39,20 @@ CONVENTIONS: Final = (
 
 
 def infill_prompt(tokenizer: Tokenizer, prefix: Sequence[int], suffix: str, *, begin: bool) -> list[int] | None:
-    """The token ids after which the model writes what belongs between prefix and suffix.
+    """Return the token ids after which the model generates the middle.
 
     Args:
-        prefix: token ids, without any around them.
+        prefix: token ids without special tokens.
         suffix: text.
-        begin: put the begin token of texts before all, where the tokenizer puts one.
+        begin: start with the tokenizer's begin token, if it adds one.
 
     Returns:
-        None where the tokenizer has the marks of no convention.
+        None if the tokenizer has the marks of no known family.
     """
     for marks in CONVENTIONS:
         names = (marks.prefix, marks.suffix, marks.middle)
         first, second, last = ([] if not name else tokenizer.encode(name, add_special_tokens=False) for name in names)
-        # What takes several tokens is no mark of this tokenizer, nor is the one for all that it does not know.
+        # Not a mark of this tokenizer: a string of several tokens, or the unknown token for every mark.
         if max(map(len, (first, second, last))) == 1 and first != second:
             parts = [first, prefix, second, encode_middle(tokenizer, suffix), last]
             if marks.suffix_first:

@@ -1,4 +1,4 @@
-"""Reading the files that lie beside a checkpoint's weights."""
+"""Readers for the text and JSON files of a checkpoint. Weights are read in `runtime`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ferrum.core.errors import CheckpointError
 
 T = TypeVar("T")
 
-MOST_BYTES: Final = 64 << 20
-"""A longer file is taken for an attack on the memory."""
+MAX_BYTES: Final = 64 << 20
+"""Largest file to read: a limit on memory for untrusted checkpoints."""
 
 _POINTER: Final = b"version https://git-lfs.github.com/"
 
 
 def read_text(path: Path) -> str | None:
-    """The UTF-8 text of a file, or None where there is no such file.
+    """Return the UTF-8 text of a file, or None if it does not exist.
 
     Raises:
-        CheckpointError: the file is there and cannot be read, is no plain file (a pipe would block), or too long.
+        CheckpointError: the file is unreadable, too large, or not a regular file (a pipe would block).
     """
     try:
         state = path.stat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:
-            raise CheckpointError(f"{path}: is not a plain file of at most {MOST_BYTES} bytes")
+        if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_BYTES:
+            raise CheckpointError(f"{path}: must be a regular file of at most {MAX_BYTES} bytes")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
@@ -35,27 +35,27 @@ def read_text(path: Path) -> str | None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError where a clone without Git LFS has a few words in place of a large file, or none to read."""
+    """Reject a Git LFS pointer in place of a file. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
             begin = file.read(len(_POINTER))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if begin == _POINTER:
-        raise CheckpointError(f"{path}: is a pointer of Git LFS and not the file, which `git lfs pull` fetches")
+        raise CheckpointError(f"{path}: is a Git LFS pointer, not the file; run `git lfs pull`")
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, or None where there is no such file.
+    """Return the JSON object in a file, or None if it does not exist.
 
     Raises:
-        CheckpointError: the file is there and is not a readable JSON object.
+        CheckpointError: the file exists and is not a readable JSON object.
     """
     return _read_json(path, dict, "object")
 
 
 def read_json_array(path: Path) -> list[Any] | None:
-    """The JSON array in a file, or None where there is no such file. Errors as `read_json_object`."""
+    """Return the JSON array in a file, or None. Errors as `read_json_object`."""
     return _read_json(path, list, "array")
 
 

@@ -1,6 +1,6 @@
-"""How a model that was published for embeddings pools its hidden states, by the files of `sentence-transformers`.
+"""Pooling of embedding models, read from the files of `sentence-transformers`.
 
-`modules.json` lists what the states go through, one folder each; the pooling's has a `config.json`.
+`modules.json` lists the modules that hidden states pass through, one folder each; pooling has a `config.json`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from ferrum.text.json_files import read_json_array, read_json_object
 
 _MODULES: Final = "modules.json"
 _COMPUTED: Final = {"Transformer", "Pooling", "Normalize"}
-"""Every vector has the length 1 here, whether the last of these is listed or not."""
+"""Modules that are computed here. Vectors always have length 1, with or without `Normalize`."""
 
 _MODES: Final = {
     "mean": Pooling.MEAN,
     "mean_tokens": Pooling.MEAN,
-    "mean_sqrt_len_tokens": Pooling.MEAN,  # another length, and lengths become 1
+    "mean_sqrt_len_tokens": Pooling.MEAN,  # differs in length only, and vectors are normalised
     "lasttoken": Pooling.LAST,
 }
 _PREFIX: Final = "pooling_mode_"
 _FOLDER: Final = re.compile(r"\w[\w.-]*", re.ASCII)
-_CHOOSE: Final = "choose `mean` or `last`"
+_CHOOSE: Final = "use --pooling mean or --pooling last"
 
 
 def pooling_file(directory: str | Path) -> str | None:
-    """The file with the model's pooling, relative to its directory, whether it is there or not; None: it has none.
+    """Return the relative path of the pooling configuration; None if none is listed.
+
+    The file itself may be missing.
 
     Raises:
         CheckpointError: `modules.json` is damaged.
@@ -42,22 +44,22 @@ def pooling_file(directory: str | Path) -> str | None:
 
 
 def load_pooling(directory: str | Path) -> Pooling:
-    """The pooling that the model was trained with; the mean where its files say nothing.
+    """Return the pooling that the model was trained with (default: mean).
 
     Raises:
         CheckpointError: a file is damaged or missing.
-        Unsupported: its vectors are made in a way that is not computed here.
+        Unsupported: the model needs another pooling or module.
     """
     for module in _modules(Path(directory) / _MODULES):
         if _kind(module) not in _COMPUTED:
-            raise Unsupported(f"{_MODULES}: {module['type']}", f"embeddings go through no such module; {_CHOOSE}")
+            raise Unsupported(f"{_MODULES}: {module['type']}", f"this module is not implemented; {_CHOOSE}")
     name = pooling_file(directory)
     if name is None:
         return Pooling.MEAN
     path = Path(directory) / name
     config = read_json_object(path)
     if config is None:
-        raise CheckpointError(f"{path}: is missing, though {_MODULES} names it; {_CHOOSE}")
+        raise CheckpointError(f"{path}: does not exist, but {_MODULES} names it; {_CHOOSE}")
     modes = _modes(config)
     if len(modes) != 1 or modes[0] not in _MODES:
         raise Unsupported(f"{name}: pooling by {' and '.join(modes) or 'nothing'}", _CHOOSE)
@@ -65,7 +67,7 @@ def load_pooling(directory: str | Path) -> Pooling:
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
-    """Those that are on: of a flag each, or by one name, as newer files have it."""
+    """Return the enabled modes: from a flag for each, or from `pooling_mode` in newer files."""
     if "pooling_mode" in config:
         named = config["pooling_mode"]
         return [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
@@ -79,10 +81,10 @@ def _modules(path: Path) -> list[dict[str, Any]]:
             raise CheckpointError(f"{path}: a module must be an object with its `type`")
         folder = module.get("path")
         if _kind(module) == "Pooling" and not (isinstance(folder, str) and _FOLDER.fullmatch(folder)):
-            raise CheckpointError(f"{path}: the path of a pooling must be the name of a folder, not {folder!r}")
+            raise CheckpointError(f"{path}: the `path` of a Pooling module must be a folder name, not {folder!r}")
     return modules
 
 
 def _kind(module: Mapping[str, Any]) -> str:
-    """The class that a module's type names, wherever the library has it."""
+    """Return the class name of a module's type, without its Python path."""
     return str(module["type"]).rpartition(".")[2]

@@ -1,6 +1,7 @@
-"""The jinja environment of chat templates: programs that come with a model, or with a request, and are not trusted.
+"""The jinja sandbox for chat templates, which are untrusted programs.
 
-Imported only where a template is rendered, for jinja takes a while to load.
+Bounds steps and products. Memory of templates from requests is bounded in `untrusted_template`.
+Imported only to render a template, because importing jinja is slow.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS: Final = 1_000_000
-"""Loop rounds and macro calls of one rendering."""
+"""Loop iterations and macro calls of one rendering."""
 
 MAX_PRODUCT: Final = 1 << 24
 """Length of a repeated sequence, or bits of a power."""
 
 _STEP: Final = "(step)"
-"""A filter's name that no template can spell."""
+"""A filter name that no template can spell."""
 
 _steps: ContextVar[count[int]] = ContextVar("steps")
 
 
 class RefusalError(TemplateError):
-    """The template called `raise_exception`: these messages are not for this model."""
+    """The error for a template that calls `raise_exception`: it rejects these messages."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` ... `{% endgeneration %}`: marks the assistant's words for training; no effect on the text."""
+    """The tag `{% generation %}`, which marks text for training; no effect on rendering."""
 
     tags = {"generation"}  # noqa: RUF012  jinja's protocol
 
@@ -47,10 +48,10 @@ class _Generation(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it, without a way out and without endless work.
+    """Jinja as chat templates expect it, sandboxed and bounded.
 
-    Beyond jinja's own sandbox (no private attributes, no mutation of what is passed in, short ranges), every loop round
-    and macro call is counted, and products that would fill the memory are refused.
+    In addition to jinja's sandbox (no private attributes, no mutation of arguments, short ranges), loop iterations and
+    macro calls are counted, and products that would fill the memory are rejected.
     """
 
     intercepted_binops = frozenset({"*", "**"})
@@ -63,7 +64,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: Template, variables: dict[str, Any]) -> str:
-        """Render a compiled template with a fresh allowance of steps."""
+        """Render a compiled template with a new count of steps."""
         token = _steps.set(count())
         try:
             return template.render(variables)
@@ -71,7 +72,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _steps.reset(token)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left * right` and `left ** right`, unless the result would be enormous."""
+        """Compute `left * right` or `left ** right`. Raises SecurityError for an enormous result."""
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             size = left.bit_length() * right
         elif operator == "*" and isinstance(right, int) and hasattr(left, "__len__"):
@@ -81,7 +82,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         else:
             size = 0
         if size > MAX_PRODUCT:
-            raise SecurityError(f"the result of {operator} would be too large")
+            raise SecurityError(f"the result of {operator} exceeds {MAX_PRODUCT}")
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -89,7 +90,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         repeated = (nodes.For, nodes.Macro, nodes.CallBlock)
         for node in tree.find_all(repeated):
             assert isinstance(node, repeated)
-            # A filter, for the sandbox checks every call of a function, at ten times the cost of the step.
+            # A filter, not a function: the sandbox checks each function call, which costs ten times the step itself.
             step = nodes.Filter(nodes.Const(None), _STEP, [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(step))
             node.body[0].set_lineno(node.lineno).set_environment(self)
@@ -98,13 +99,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 @cache
 def chat_environment() -> ChatEnvironment:
-    """The one environment; it holds no state of its own."""
+    """Return the shared environment, which has no mutable state."""
     return ChatEnvironment()
 
 
 @pass_context
 def _count_step(_context: Context, _value: None) -> None:
-    """Called by every loop round and macro call; it takes the context only to be no constant for jinja's optimizer."""
+    """Count a loop iteration or macro call. The context argument stops jinja from constant-folding it."""
     if next(_steps.get()) >= MAX_STEPS:
         raise SecurityError(f"more than {MAX_STEPS} loop rounds and macro calls")
 
@@ -116,7 +117,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja's own filter escapes for HTML, which no model was trained on."""
+    """Return plain JSON. Jinja's filter escapes for HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

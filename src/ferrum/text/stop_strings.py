@@ -1,4 +1,4 @@
-"""Finding the first of several strings in a text that arrives a character at a time."""
+"""Stop strings: find the first of several strings in incrementally arriving text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from weakref import WeakValueDictionary
 
 
 class StopStrings:
-    """An automaton over a set of strings, after Aho and Corasick (CACM 18(6), 1975).
+    """An automaton over a set of strings (Aho and Corasick, CACM 18(6), 1975).
 
-    A state is the longest end of the text so far that begins some stop string; state 0 is the empty one. One character
-    costs O(1) amortised, whatever the number of strings. The automaton is immutable: texts hold a state each.
+    A state is the longest suffix of the text that is a prefix of a stop string; state 0 is empty. A character costs
+    O(1) amortised for any number of strings. The automaton is immutable; each text stores its state.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -24,17 +24,17 @@ class StopStrings:
         self._link()
 
     def advance(self, state: int, letter: str) -> int:
-        """The state after one more character."""
+        """Return the state after one more character."""
         while state and letter not in self._next[state]:
             state = self._shorter[state]
         return self._next[state].get(letter, 0)
 
     def match(self, state: int) -> str | None:
-        """The longest stop string that the text ends with in this state, or None."""
+        """Return the longest stop string that the text ends with, or None."""
         return self._match[state]
 
     def pending(self, state: int) -> int:
-        """How many characters at the end of the text may still become a stop string."""
+        """Return how many final characters of the text may still become a stop string."""
         return self._depth[state]
 
     def _insert(self, string: str) -> None:
@@ -50,7 +50,7 @@ class StopStrings:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Point every state at the longest proper end of it that is a state, shallow states first."""
+        """Link every state to its longest proper suffix that is a state, in breadth-first order."""
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -65,7 +65,7 @@ _known: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary(
 
 
 def stop_strings(strings: Sequence[str]) -> StopStrings:
-    """The automaton over the strings. Choices are many and it is large: all who want the same one have it together."""
+    """Return the automaton over the strings, shared by all choices that use the same ones."""
     key = tuple(strings)
     found = _known.get(key)
     if found is None:

@@ -1,4 +1,7 @@
-"""Tokenizers: text to token ids and back, and the bytes of a single token."""
+"""Tokenizers: text to token ids and back, and the bytes of a single token.
+
+The protocol, and its implementation over `tokenizer.json`. Streaming is in `detokenizer`.
+"""
 
 from __future__ import annotations
 
@@ -24,56 +27,61 @@ _SHORT: Final = 1 << 10
 """Characters of a text that is encoded in a fraction of a millisecond."""
 
 _LARGE: Final = 1 << 20
-"""Characters beyond which texts are encoded one after the other: the library takes 150 bytes for each."""
+"""Texts with more characters are encoded one at a time.
+
+The library needs 150 bytes a character.
+"""
 
 _OTHER_FORMS: Final = ("tokenizer.model", "tekken.json", "vocab.json")
-"""Files that a tokenizer may have been published in, and that are not read."""
+"""Tokenizer files in formats that are not read."""
 
 _ANCHOR: Final = "\u263a"
 """A character that tokenizers merge with no other."""
 
 
 class Tokenizer(Protocol):
-    """What the engine needs of a tokenizer. Methods are safe to call from any thread."""
+    """The tokenizer interface of the engine. Methods are safe to call from any thread."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included. A model's own vocabulary may be padded beyond it."""
+        """Number of tokens, including added ones. A model's vocabulary may be padded beyond it."""
         ...
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if there is one."""
+        """The token that begins a text, or None."""
         ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end token: it ends texts beside those that the checkpoint names."""
+        """The tokenizer's end token. The checkpoint may name further ones."""
         ...
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The control tokens, which decoding leaves out unless asked not to."""
+        """The control tokens, which decoding skips by default."""
         ...
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is a control token."""
+        """Return whether a token is a control token."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; a rendered chat template already holds its special tokens, so pass False there.
+        """Return the token ids of a text.
+
+        A rendered chat template already contains special tokens: pass `add_special_tokens=False` for it.
 
         Raises:
-            RequestError: the text is not a string, or holds a lone surrogate, which no token can stand for.
-            The field is called `prompt`; what encodes another one renames it.
-        CheckpointError: the tokenizer file has no token for some of the text.
+            RequestError: the text is not a string, or contains a lone surrogate. `param` is `prompt`; callers that
+                encode another field rename it.
+            CheckpointError: the tokenizer file has no token for a part of the text.
         """
         ...
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids: their bytes, concatenated and decoded as UTF-8, U+FFFD for each invalid sequence.
+        """Return the text of token ids: their bytes decoded as UTF-8.
 
-        Ids without a token (a model's padding) add nothing.
+        Invalid sequences become U+FFFD. Ids without a token (padding of a model's vocabulary) add nothing.
 
         Raises:
             InvalidToken: an id is negative or not an integer.
@@ -81,31 +89,32 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token adds in the middle of a text; possibly a part of a character only."""
+        """Return the bytes that a token adds inside a text; possibly part of a character."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """A token on its own, for people (`decoded_token`): its bytes as text, U+FFFD for a part of a character."""
+        """Return a token's bytes as text (`decoded_token`), U+FFFD for part of a character."""
         ...
 
     def piece(self, token_id: int) -> str | None:
-        """A token as the vocabulary spells it; None for an id without one. Raises InvalidToken."""
+        """Return a token as spelled in the vocabulary, None if there is none. Raises InvalidToken."""
         ...
 
 
-class FileTokenizer:
+class FileTokenizer(Tokenizer):
     """The tokenizer of a checkpoint's `tokenizer.json`, run by the `tokenizers` library.
 
-    Encoding is the library's. Decoding is ours, token by token, so that streamed and whole texts cannot differ; it
-    equals the library's wherever the bytes are valid UTF-8.
+    The library encodes. Decoding is done here, token by token, so that streamed and whole texts are equal. It equals
+    the library's decoding if the bytes are valid UTF-8.
 
     Args:
         backend: the library's tokenizer.
-        config: the settings beside it.
-        origin: the file it is from, for errors.
+        config: settings from the other tokenizer files.
+        origin: path of the file, for errors.
+        special: control tokens beyond those that the backend still marks as special.
 
     Raises:
-        Unsupported: the tokenizer's decoder cannot work token by token.
+        Unsupported: the decoder does not work token by token.
     """
 
     def __init__(
@@ -125,8 +134,8 @@ class FileTokenizer:
         self._bos = self._named_id(config, "bos_token")
         self._eos = self._named_id(config, "eos_token")
         self._special = special | _special_ids(backend)
-        # The file's post-processor is the authority on what surrounds a text. Some files (DeepSeek's distilled Qwen)
-        # leave the begin token to the configuration's flag, so the flag adds what the post-processor left out.
+        # The file's post-processor decides which tokens surround a text. Some files (DeepSeek's distilled Qwen) leave
+        # the begin token to the configuration's flag, so the flag adds what the post-processor omits.
         with _library_faults(origin):
             around = backend.encode("", add_special_tokens=True).ids
         self._before = [self._bos] if config.add_bos_token and self._bos is not None and self._bos not in around else []
@@ -134,36 +143,30 @@ class FileTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if the configuration names one."""
         return self._bos
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The end token that the configuration names, if any."""
         return () if self._eos is None else (self._eos,)
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The control tokens."""
         return self._special
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is a control token."""
         return token_id in self._special
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`."""
         if not isinstance(text, str):
-            raise RequestError(f"must be text, not {type(text).__name__}", param="prompt")
+            raise RequestError(f"must be a string, not {type(text).__name__}", param="prompt")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"holds a lone surrogate at character {error.start}", param="prompt") from None
+            raise RequestError(f"contains a lone surrogate at character {error.start}", param="prompt") from None
         with _library_faults(self._origin):
             ids = self._ids(text, add_special_tokens)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
@@ -172,13 +175,12 @@ class FileTokenizer:
         if len(text) <= _SHORT:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
-        # Only a batch, if of one text, is encoded without the GIL, which others would want meanwhile.
+        # A batch, even of one text, is encoded without holding the GIL.
         with self._large if len(text) > _LARGE else nullcontext():
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """See `Tokenizer.decode`."""
         wanted = [i for i in ids if self.piece(i) is not None and not (skip_special_tokens and i in self._special)]
         if not wanted:
             return ""
@@ -187,7 +189,6 @@ class FileTokenizer:
         return self._rules.without_prefix(text).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         known = self._bytes.get(token_id)
         if known is None:
             piece = self.piece(token_id)
@@ -195,11 +196,9 @@ class FileTokenizer:
         return known
 
     def token_text(self, token_id: int) -> str:
-        """See `Tokenizer.token_text`."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def piece(self, token_id: int) -> str | None:
-        """See `Tokenizer.piece`."""
         try:
             return self._backend.id_to_token(token_id)
         except (OverflowError, TypeError):
@@ -211,7 +210,7 @@ class FileTokenizer:
 
 
 def encode_middle(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text that goes on from another one, without the space that some tokenizers put before a text."""
+    """Encode text that continues another text, without a tokenizer's leading space."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     spelled = _spelled(tokenizer, ids)
     if spelled == text.encode():
@@ -226,17 +225,17 @@ def _spelled(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
 
 
 def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
-    """The tokenizer of a checkpoint directory, or None where it has no `tokenizer.json`.
+    """Return the tokenizer of a checkpoint directory, or None without a `tokenizer.json`.
 
     Raises:
         CheckpointError: a tokenizer file is damaged; the message names it.
-        Unsupported: the tokenizer's decoder cannot work token by token.
+        Unsupported: the decoder does not work token by token.
     """
     path = Path(directory) / "tokenizer.json"
     if not path.is_file():
-        _tell_of_others(Path(directory))
+        _warn_about_others(Path(directory))
         return None
-    from tokenizers import Tokenizer as Backend  # 40 ms that a directory without a tokenizer need not spend
+    from tokenizers import Tokenizer as Backend  # takes 40 ms to import
 
     config = read_tokenizer_config(directory)
     refuse_pointer(path)
@@ -244,20 +243,20 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         backend = Backend.from_file(str(path))
         backend.no_truncation()
         backend.no_padding()
-        special = _special_ids(backend)  # the library goes on leaving them out, whatever is said of them later
+        special = _special_ids(backend)  # the library keeps skipping these, whatever is added later
         _add_missing(backend, config.added_tokens)
         backend.encode_special_tokens = config.split_special_tokens
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
-        warn_once(f"without effect in {Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces")
+        warn_once(f"{Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces has no effect")
     return FileTokenizer(backend, config, origin=str(path), special=special)
 
 
-def _tell_of_others(directory: Path) -> None:
-    """Say what becomes of a tokenizer that is there in another form: to its user the model has one."""
+def _warn_about_others(directory: Path) -> None:
+    """Warn about a tokenizer in a format that is not read."""
     others = [name for name in _OTHER_FORMS if (directory / name).is_file()]
     if others:
-        step = "AutoTokenizer.from_pretrained and save_pretrained of transformers make that"
-        warn_once(f"no tokenizer for {directory}: {others[0]} is not read, only tokenizer.json; {step}")
+        step = "convert it with AutoTokenizer.from_pretrained and save_pretrained of transformers"
+        warn_once(f"no tokenizer for {directory}: only tokenizer.json is read, not {others[0]}; {step}")
 
 
 def _special_ids(backend: Backend) -> frozenset[int]:
@@ -266,11 +265,10 @@ def _special_ids(backend: Backend) -> frozenset[int]:
 
 @contextmanager
 def _library_faults(origin: str) -> Iterator[None]:
-    """Whatever the library raises on well-formed input is a fault of the tokenizer file: bare Exceptions, and panics.
+    """Turn the library's errors on well-formed input into CheckpointError.
 
-    A panic is no Exception, so that nobody catches it by mistake; in the reading of a damaged file it is just that, as
-    is half a surrogate pair in a token. What else comes is not the library's: signals, and whatever their handlers
-    raise.
+    They mean a damaged tokenizer file. The library raises bare Exceptions and panics (not Exceptions), and a half
+    surrogate pair in a token is a UnicodeEncodeError. Other exceptions come from signals and their handlers.
     """
     try:
         yield
@@ -281,15 +279,23 @@ def _library_faults(origin: str) -> Iterator[None]:
 
 
 def _add_missing(backend: Backend, tokens: Iterable[AddedTokenSpec]) -> None:
-    """Give the backend the tokens that only the configuration lists, in its order: they take the next free ids."""
+    """Add the tokens that only the configuration lists.
+
+    Their order matters: they take the next free ids.
+    """
     held = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    given = [_given(token, held.get(token.content)) for token in tokens]
+    given = [_token_to_add(token, held.get(token.content)) for token in tokens]
     if missing := [token for token in given if token is not None]:
         backend.add_tokens(missing)
 
 
-def _given(token: AddedTokenSpec, held: AddedToken | None) -> AddedToken | None:
-    """What a backend is to be given of a token, where it holds this one of that text; None: nothing."""
+def _token_to_add(token: AddedTokenSpec, held: AddedToken | None) -> AddedToken | None:
+    """Return the token to add to the backend, or None.
+
+    Args:
+        token: of the configuration.
+        held: the backend's token of the same text, if any.
+    """
     from tokenizers import AddedToken
 
     if held is not None and token.replaces != "flags":

@@ -1,4 +1,7 @@
-"""What `tokenizer_config.json` and the files around it say: special tokens, added tokens and chat templates."""
+"""Tokenizer settings outside `tokenizer.json`: special tokens, added tokens and chat templates.
+
+Read from `tokenizer_config.json` and the files next to it. Nothing is encoded here.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,29 @@ from ferrum.text.json_files import read_json_object, read_text
 
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEMPLATES_FOLDER: Final = "additional_chat_templates"
-"""Where a checkpoint keeps templates beside the default one, a file each."""
+"""Folder of chat templates other than the default, one file each."""
 
 _CONFIG: Final = "tokenizer_config.json"
 _OLDER: Final = "added_tokens.json"
 _FLAGGED: Final = {"", "llamatokenizer", "codellamatokenizer", "gemmatokenizer", "coheretokenizer"}
-"""Classes of `transformers` that make the post-processor by the flags; the others go by the file's, whatever they say
-(Llama 3's and Qwen's, of which fine-tunes keep an `add_eos_token` that never had an effect)."""
+"""Classes of `transformers` that build the post-processor from the flags.
+
+Others use the one in the file: fine-tunes of Llama 3 and Qwen often keep an `add_eos_token` without effect.
+"""
 _FORCED: Final = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
 @dataclass(frozen=True, slots=True)
 class AddedTokenSpec:
-    """A token outside the learned vocabulary, matched in text before anything else is.
+    """A token outside the learned vocabulary; it is matched before the vocabulary.
 
     Attributes:
-        content: the text it stands for.
-        lstrip, rstrip: whether it swallows the white space before and after it.
-        normalized: whether it is looked for in the normalised text; None: unless it is special.
+        content: its text.
+        lstrip, rstrip: whether it absorbs white space before and after it.
+        normalized: whether it is matched in normalised text; None: unless it is special.
         single_word: whether it matches whole words only.
-        special: whether it is a control token, left out of decoded text.
-        replaces: what it changes of a token of that text that the tokenizer has already.
+        special: whether it is a control token, which decoding skips.
+        replaces: what it changes of a token with the same text in the tokenizer.
     """
 
     content: str
@@ -46,21 +51,18 @@ class AddedTokenSpec:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """The settings of a tokenizer that are not in `tokenizer.json`.
+    """Settings of a tokenizer that are not in `tokenizer.json`.
 
     Attributes:
-        special_tokens: text of the named special tokens (`bos_token`, `eos_token`, and those that only this model has:
-            `image_token`, ...), those that there are.
-        added_tokens: every added token that the configuration mentions: the listed ones by ascending id, then the named
-            and the extra ones.
-        add_bos_token, add_eos_token: whether encoding adds them; None where nothing is said, or the class
-            does not heed it.
-        split_special_tokens: whether special tokens that a text spells out are taken for plain text.
-        clean_up_spaces, clean_up_bpe: whether decoding should take out spaces before punctuation, and for BPE models,
-            too; for a notice, since nothing here does.
+        special_tokens: text by name of the special tokens (`bos_token`, ..., and model-specific ones: `image_token`).
+        added_tokens: all added tokens of the configuration: listed ones by id, then named ones, then extra ones.
+        add_bos_token, add_eos_token: whether encoding adds them; None if unset, or if the class ignores the flag.
+        split_special_tokens: whether special tokens in a text are encoded as plain text.
+        clean_up_spaces, clean_up_bpe: whether decoding should remove spaces before punctuation (for BPE models: both);
+            only logged, because decoding here never removes them.
         chat_templates: template sources by name; a single one is called `default`.
-        chat_template_origin: the file they come from.
-        model_max_length: most tokens of a sequence, or None where the file names no real limit.
+        chat_template_origin: the file that they come from.
+        model_max_length: maximum tokens of a sequence; None if the file has no real limit.
     """
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
-    """Read a checkpoint directory's tokenizer settings; a directory without any gets the empty configuration.
+    """Read a checkpoint directory's tokenizer settings; without files, return the empty configuration.
 
     Raises:
         CheckpointError: a file is unreadable or an entry has the wrong type; the message names both.
@@ -86,7 +88,7 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     raw = read_json_object(path) or {}
     older = {}
     if "added_tokens_decoder" not in raw:
-        # Older checkpoints keep the named tokens in a file of their own, and there it has the last word.
+        # Older checkpoints keep the named tokens in another file, which overrides this one.
         raw |= read_json_object(root / "special_tokens_map.json") or {}
         older = read_json_object(root / _OLDER) or {}
     templates, origin = _chat_templates(root, raw)
@@ -98,8 +100,8 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     added: dict[str, AddedTokenSpec] = {}
     for token in (*_listed_tokens(path, raw), *_older_tokens(root / _OLDER, older, special), *named.values(), *extra):
         added.setdefault(token.content, token)
-    added.pop("", None)  # the first conversions of Llama name their tokens so: no text holds it
-    for token in filter(lambda token: token.content, named.values()):  # whatever else is said of it
+    added.pop("", None)  # the first conversions of Llama have such tokens; no text contains them
+    for token in filter(lambda token: token.content, named.values()):  # always special
         listed = replace(added[token.content], special=True)
         added[token.content] = listed if listed.replaces == "flags" else replace(listed, replaces="special")
     return TokenizerConfig(
@@ -125,16 +127,16 @@ def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
 
 
 def _older_tokens(path: Path, ids: Mapping[str, Any], special: Set[str]) -> list[AddedTokenSpec]:
-    """The tokens of older checkpoints' list, which says the id of each and no more, by ascending id."""
+    """Return the tokens of older checkpoints, which list only ids, by ascending id."""
     if not all(text and type(token_id) is int for text, token_id in ids.items()):
-        raise CheckpointError(f"{path}: must map tokens to their ids")
+        raise CheckpointError(f"{path}: must map tokens to integer ids")
     return [
         AddedTokenSpec(text, special=text in special, replaces="nothing") for text in sorted(ids, key=ids.__getitem__)
     ]
 
 
 def _own_tokens(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens for which this model has names of its own; a name may be a variable of its chat template."""
+    """Return model-specific named tokens; chat templates use the names as variables."""
     own = {name: raw[name] for name in raw if name.endswith("_token") and name not in NAMED_TOKENS}
     found = {name: value for name, value in own.items() if _is_token(value)}
     extra, listed = raw.get("extra_special_tokens"), raw.get("model_specific_special_tokens") or {}
@@ -148,7 +150,7 @@ def _is_token(value: object) -> bool:
 
 
 def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
-    """Special tokens without a name, under the newer or the older name of their list."""
+    """Return special tokens without a name, from the newer or the older list."""
     extra = raw.get("extra_special_tokens") or []
     if not isinstance(extra, list | dict):
         raise CheckpointError(f"{path}: extra_special_tokens must be a list or an object")
@@ -160,11 +162,11 @@ def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
 
 
 def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
-    """A token given by its text or as an object with flags; a bare text is a special token."""
+    """Parse a token: a text, which is special, or an object with flags."""
     if isinstance(value, str):
         value = {"content": value, "special": True}
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise CheckpointError(f"{path}: {name} must be a token's text or an object with its `content`")
+        raise CheckpointError(f"{path}: {name} must be a string or an object with a string `content`")
     return AddedTokenSpec(
         content=value["content"],
         lstrip=bool(value.get("lstrip", False)),
@@ -187,12 +189,12 @@ def _max_length(path: Path, value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
         raise CheckpointError(f"{path}: model_max_length must be a positive number, not {value!r}")
-    # Files without a limit carry an astronomically large integer (1e30).
+    # Files without a limit have an enormous integer (1e30).
     return int(value) if value < 2**40 else None
 
 
 def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """Template sources by name, and where they were found; files of their own go before the configuration."""
+    """Return template sources by name, and their origin; separate files override the configuration."""
     single = root / "chat_template.jinja"
     folder = root / TEMPLATES_FOLDER
     paths = {path.stem: path for path in sorted(folder.glob("*.jinja"))} | {"default": single}
@@ -212,7 +214,7 @@ def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str],
                     case {"name": str(name), "template": str(source)}:
                         named[name] = source
                     case _:
-                        raise CheckpointError(f"{path}: an entry of chat_template lacks its name or template")
+                        raise CheckpointError(f"{path}: an entry of chat_template lacks `name` or `template`")
             return named, str(path)
         case other:
             raise CheckpointError(f"{path}: chat_template must be text or a list, not {type(other).__name__}")

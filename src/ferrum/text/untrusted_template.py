@@ -1,7 +1,7 @@
-"""Chat templates of strangers: a program that came with a request runs in a process of its own, within bounds.
+"""Untrusted chat templates: a template from a request runs in a separate process with limits.
 
-The sandbox keeps a template from the machine and ends its loops. What memory it may take, no list of operations can
-tell: a width in a format, a padded string, a text that is doubled again and again. The system's limits can.
+The sandbox protects the machine and ends loops. It cannot bound memory (field widths, padding, repeated doubling), so
+the operating system's limits do.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from ferrum.core.errors import RequestError
 from ferrum.text.chat_template import ChatTemplate
 
 MEMORY: Final = 512 << 20
-"""Bytes of address space that a rendering may take."""
+"""Maximum address space of a rendering, in bytes."""
 SECONDS: Final = 5
-"""Processor time that it may take."""
-LONGEST: Final = 1 << 22
-"""Characters of a rendered text: those of a million tokens."""
+"""Maximum processor time of a rendering."""
+MAX_CHARACTERS: Final = 1 << 22
+"""Maximum characters of a rendered text: those of a million tokens."""
 
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from ferrum.text.untrusted_template import child; child()"
 
 
-class ForeignTemplate(ChatTemplate):
-    """A chat template that came with a request. It renders as any other, but may take a tenth of a second for it."""
+class UntrustedTemplate(ChatTemplate):
+    """A chat template from a request. Rendering starts a process and takes about 0.1 s."""
 
     def fill(self, name: str, variables: dict[str, Any]) -> str:
-        """See `ChatTemplate`. Raises RequestError where it takes too much, too."""
+        """Render in a child process. Raises RequestError also if a limit is exceeded."""
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM.format(path=sys.path)],
             input=json.dumps({"source": self.sources[name], "variables": variables}).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=False,
-            start_new_session=True,  # Ctrl-C is its parent's business
+            start_new_session=True,  # the parent handles Ctrl-C
         )
         if done.returncode:
-            raise RequestError("it takes too much memory or time", param="chat_template")
+            raise RequestError(f"exceeds {MEMORY >> 20} MiB or {SECONDS} s", param="chat_template")
         answer = json.loads(done.stdout)
         if "text" not in answer:
             raise RequestError(answer["message"], param=answer["param"])
@@ -48,13 +48,13 @@ class ForeignTemplate(ChatTemplate):
 
 
 def child() -> None:
-    """Fill in the template on standard input, and write what became of it to standard output."""
+    """Render the template on standard input; write the result or error to standard output."""
     _bound()
     job = json.load(sys.stdin)
     try:
         text = ChatTemplate(job["source"]).fill("default", job["variables"])
-        if len(text) > LONGEST:
-            raise RequestError(f"it makes a text of more than {LONGEST} characters", param="chat_template")
+        if len(text) > MAX_CHARACTERS:
+            raise RequestError(f"renders more than {MAX_CHARACTERS} characters", param="chat_template")
         answer = {"text": text}
     except RequestError as error:
         answer = {"message": error.message, "param": error.param or "messages"}
@@ -62,7 +62,7 @@ def child() -> None:
 
 
 def _bound() -> None:
-    """Set the limits of this process. Not every system knows all of them."""
+    """Set the limits of this process; systems lack some of them."""
     import resource
 
     bounds = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_CPU: SECONDS, resource.RLIMIT_CORE: 0}

@@ -1,4 +1,4 @@
-"""Templates of strangers: they render as those of the model do, and cannot take the machine with them."""
+"""Untrusted templates render like the model's own and are bounded in memory and time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ferrum.core.errors import RequestError
 from ferrum.text.chat_template import ChatTemplate
-from ferrum.text.untrusted_template import ForeignTemplate
+from ferrum.text.untrusted_template import UntrustedTemplate
 
 CALL = {"function": {"name": "f", "arguments": {"x": [1, None, 2.5]}}}
 MESSAGES = [
@@ -22,17 +22,17 @@ SOURCE = (
 
 
 @pytest.mark.parametrize("options", [{}, {"add_generation_prompt": True}, {"add_generation_prompt": False}])
-def test_a_foreign_template_renders_as_any_other(options: dict[str, Any]) -> None:
-    kinds = [kind(SOURCE, {"bos_token": "<s>"}) for kind in (ChatTemplate, ForeignTemplate)]
+def test_untrusted_template_renders_like_any_other(options: dict[str, Any]) -> None:
+    kinds = [kind(SOURCE, {"bos_token": "<s>"}) for kind in (ChatTemplate, UntrustedTemplate)]
     more = {"template_kwargs": {"mood": "!"}, "tools": [{"type": "function"}], **options}
-    own, foreign = (template.render(MESSAGES, **more) for template in kinds)
-    assert foreign == own and "Café 日本語 🦀" in own
+    own, untrusted = (template.render(MESSAGES, **more) for template in kinds)
+    assert untrusted == own and "Café 日本語 🦀" in own
 
 
 @pytest.mark.parametrize("source", ["{% if", "{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ 9**99999999 }}"])
-def test_its_faults_are_told_alike(source: str) -> None:
+def test_untrusted_template_raises_the_same_errors(source: str) -> None:
     faults = []
-    for kind in (ChatTemplate, ForeignTemplate):
+    for kind in (ChatTemplate, UntrustedTemplate):
         with pytest.raises(RequestError) as caught:
             kind(source).render(MESSAGES)
         faults.append((caught.value.message, caught.value.param))
@@ -46,12 +46,12 @@ def test_its_faults_are_told_alike(source: str) -> None:
         "{% set n = namespace(x='a') %}{% for i in range(50) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     ],
 )
-def test_one_that_would_fill_the_memory_is_refused(source: str) -> None:
+def test_template_that_would_fill_the_memory_is_rejected(source: str) -> None:
     with pytest.raises(RequestError):
-        ForeignTemplate(source).render(MESSAGES)
+        UntrustedTemplate(source).render(MESSAGES)
 
 
-def test_one_that_makes_too_long_a_text_is_refused() -> None:
+def test_too_long_text_is_rejected() -> None:
     with pytest.raises(RequestError) as caught:
-        ForeignTemplate("{% set x = 'a' * 9999999 %}{{ x }}{{ x }}").render(MESSAGES)
+        UntrustedTemplate("{% set x = 'a' * 9999999 %}{{ x }}{{ x }}").render(MESSAGES)
     assert caught.value.param == "chat_template"

@@ -1,4 +1,4 @@
-"""A tokenizer file in its quick form: the library reads the same tokenizer, and nothing else is touched."""
+"""The fast form of a tokenizer file is the same tokenizer; other files are unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from ferrum.text.fast_tokenizer import quick_form
+from ferrum.text.fast_tokenizer import fast_form
 from text_samples import LAYOUTS, LINES
 
 VOCABULARY = {"b": 0, "a": 3, " ": 1, "a ": 2, "ab": 4, "#version": 5, "#versiona": 6}
@@ -19,30 +19,30 @@ def saved(*merges: tuple[str, str]) -> bytes:
     return Backend(models.BPE(vocab=VOCABULARY, merges=list(merges))).to_str().encode()
 
 
-def quick_model(tokenizer: bytes) -> dict[str, Any]:
-    return json.loads(quick_form(tokenizer))["model"]
+def fast_model(tokenizer: bytes) -> dict[str, Any]:
+    return json.loads(fast_form(tokenizer))["model"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_library_reads_the_same_tokenizer(layout: str) -> None:
+def test_fast_form_is_the_same_tokenizer(layout: str) -> None:
     backend = LAYOUTS[layout]()
-    again = Backend.from_str(quick_form(backend.to_str().encode()).decode())
+    again = Backend.from_str(fast_form(backend.to_str().encode()).decode())
     assert json.loads(again.to_str()) == json.loads(backend.to_str())
     assert [again.encode(line).ids for line in LINES] == [backend.encode(line).ids for line in LINES]
 
 
 def test_merges_become_single_strings() -> None:
-    assert quick_model(saved(("a", "b")))["merges"] == ["a b"]
+    assert fast_model(saved(("a", "b")))["merges"] == ["a b"]
 
 
 @pytest.mark.parametrize("merge", [("a", " "), ("#version", "a")])
-def test_merges_that_cannot_be_joined_stay_as_they_are(merge: tuple[str, str]) -> None:
-    assert quick_model(saved(merge))["merges"] == [list(merge)]
+def test_merges_that_cannot_be_joined_are_unchanged(merge: tuple[str, str]) -> None:
+    assert fast_model(saved(merge))["merges"] == [list(merge)]
 
 
 @pytest.mark.parametrize("model", [models.BPE(VOCABULARY, []), models.WordLevel(VOCABULARY, unk_token="a")])
-def test_a_vocabulary_is_sorted(model: models.Model) -> None:
-    vocabulary = quick_model(Backend(model).to_str().encode())["vocab"]
+def test_vocabulary_is_sorted(model: models.Model) -> None:
+    vocabulary = fast_model(Backend(model).to_str().encode())["vocab"]
     assert vocabulary == VOCABULARY
     assert list(vocabulary) == sorted(VOCABULARY)
 
@@ -66,5 +66,5 @@ def test_a_vocabulary_is_sorted(model: models.Model) -> None:
     ],
     ids=range(13),
 )
-def test_what_cannot_be_said_like_this_stays_as_it_is(tokenizer: bytes) -> None:
-    assert quick_form(tokenizer) == tokenizer
+def test_other_files_are_unchanged(tokenizer: bytes) -> None:
+    assert fast_form(tokenizer) == tokenizer
