@@ -193,7 +193,7 @@ def test_directories_without_weights_say_what_to_do(tmp_path):
 def test_a_pointer_of_git_lfs_is_told_as_that(tmp_path):
     write(tmp_path, {"w": MATRIX})
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
-    refused(tmp_path, "model.safetensors: is a pointer of Git LFS", "`git lfs pull`")
+    refused(tmp_path, "model.safetensors: is a Git LFS pointer", "`git lfs pull`")
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path):

@@ -36,7 +36,7 @@ UNSAYABLE = {
     "echo": "the last message is not the assistant's",
     "continue_final_message": "the final message has no text to continue|leaves out or changes the final",
     "chat_template": "",
-    "chat_template_kwargs": "may not replace",
+    "chat_template_kwargs": "must not set",
     "dimensions": "the model's vectors have",
     "arguments": "must be JSON|must be a JSON object",
     "request_id": "is live",  # a stream that was left may be, a moment longer
