@@ -14,9 +14,9 @@ import pytest
 from ferrum import load_executor
 from ferrum.contract.io_types import PrefillInput
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import Choice
+from ferrum.sampling.sampler import SamplerInput
 from held_arrays import owned_arrays
-from native_twin import TIERS, chooser_of, require_native
+from native_twin import TIERS, require_native, sampler_of
 from sampling_twin import best_of, request
 from tiny import Case, directory_of, find
 
@@ -126,10 +126,10 @@ def test_what_samplers_hold_is_told_before_they_have_drawn() -> None:
     """Of flat rows nearly every token is a candidate to the end."""
     require_native()
     size = 1_000_000
-    chooser = chooser_of(TIERS[0], threads=2)
+    sampler = sampler_of(TIERS[0], threads=2)
     row = np.random.default_rng(3).random(size, np.float32)
     asked = request(temperature=1.5, top_p=0.99)
     before = resident_bytes()
-    chooser.choose([Choice(row, best_of(row), Row(asked, ())) for _ in range(16)])
-    after, held = resident_bytes(), chooser.held_bytes(size)
+    sampler.choose([SamplerInput(row, best_of(row), Row(asked, ())) for _ in range(16)])
+    after, held = resident_bytes(), sampler.held_bytes(size)
     assert held / 2 - (8 << 20) <= after - before <= held + (8 << 20), "one of two may have drawn all"

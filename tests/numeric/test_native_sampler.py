@@ -1,4 +1,4 @@
-"""The native chooser gives numpy's results, whatever the logits, the rules and the tier."""
+"""The native sampler gives numpy's results, whatever the logits, the rules and the tier."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import Score
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import REFERENCE, Choice, Question, score
-from native_twin import TEAMS, TIERS, chooser_of
+from ferrum.sampling.sampler import REFERENCE, LogprobsQuery, SamplerInput, score
+from native_twin import TEAMS, TIERS, sampler_of
 from sampling_twin import best_of, request, sample
 
 SIZES = (1, 2, 5, 16, 63, 64, 65, 1000, 4099)
@@ -47,32 +47,32 @@ rules = st.fixed_dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES), params=rules, key=st.integers(-(2**63), 2**63 - 1))
 def test_draws_are_those_of_numpy(tier, seed, size, params, key):
-    chooser, logits = chooser_of(tier, 2), logits_of(seed, size)
+    sampler, logits = sampler_of(tier, 2), logits_of(seed, size)
     for position in range(1, 4):
         wish = request([0] * position, seed=key, choice=seed % 3, **params)
-        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
+        assert sample(logits, wish, (), sampler) == sample(logits, wish, (), REFERENCE)
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
-    chooser = chooser_of(tier, 2)
+    sampler = sampler_of(tier, 2)
     for seed in range(3):
         logits = (np.random.default_rng(seed).standard_normal(151_936) * 3).astype(np.float32)
         for params in ({}, {"temperature": 0.7, "top_p": 0.95}, {"top_k": 20}, {"min_p": 0.05}, {"temperature": 0.0}):
             wish = request([1, 2, 3], seed=seed, logprobs=5, **params)
-            assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
+            assert sample(logits, wish, (), sampler) == sample(logits, wish, (), REFERENCE)
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(tier):
     """At each distance of the others from the likeliest, beyond what the greatest noise could make up for, too."""
-    chooser, drawn = chooser_of(tier, 2), set()
+    sampler, drawn = sampler_of(tier, 2), set()
     for distance in range(20):
         logits = np.full(20_000, -distance, np.float32)
         logits[777] = 0.0
         for seed in range(8):
             wish = request([0] * (1 + distance), seed=seed)
-            found = sample(logits, wish, (), chooser)
+            found = sample(logits, wish, (), sampler)
             assert found == sample(logits, wish, (), REFERENCE)
             drawn.add((distance, found.token == 777))
     assert {(8, False), (19, True)} <= drawn, "both kinds were there"
@@ -81,29 +81,29 @@ def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(ti
 @pytest.mark.parametrize("tier", TIERS)
 def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
     """Logits a few units in the last place apart: the first by their values are not the first once they are divided."""
-    chooser, rng = chooser_of(tier, 2), np.random.default_rng(4)
+    sampler, rng = sampler_of(tier, 2), np.random.default_rng(4)
     for size in (50, 300, 5000):
         steps = rng.integers(0, 6, size)
         logits = np.where(steps > 4, np.float32(9), (np.float32(-3) + steps * np.float32(2**-22)).astype(np.float32))
         for temperature in (0.3, 0.9, 2.0):
             for top_k in (size // 6, size // 4, size // 2):
                 wish = request([0], seed=size + top_k, temperature=temperature, top_k=top_k, min_p=1e-9)
-                drawn = {sample(logits, replace(wish, choice=choice), (), chooser).token for choice in range(8)}
+                drawn = {sample(logits, replace(wish, choice=choice), (), sampler).token for choice in range(8)}
                 assert drawn == {sample(logits, replace(wish, choice=choice)).token for choice in range(8)}
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_of_more_tokens_than_there_are_all_are_taken(tier):
-    chooser, logits = chooser_of(tier, 2), logits_of(3, 100)
-    whole = sample(logits, request([0], seed=1, logprobs=ALL_TOKENS), (), chooser)
+    sampler, logits = sampler_of(tier, 2), logits_of(3, 100)
+    whole = sample(logits, request([0], seed=1, logprobs=ALL_TOKENS), (), sampler)
     for many in (100, 101, 2**31, 2**64, 10**21):
         wish = request([0], seed=1, top_k=many, logprobs=many)
-        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE) == whole
+        assert sample(logits, wish, (), sampler) == sample(logits, wish, (), REFERENCE) == whole
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_rules_over_the_vocabulary_come_first(tier):
-    chooser, logits = chooser_of(tier, 2), logits_of(3, 100)
+    sampler, logits = sampler_of(tier, 2), logits_of(3, 100)
     for params in (
         {"allowed_token_ids": [4, 77]},
         {"logit_bias": {5: 3.5}, "temperature": 0.0},
@@ -111,51 +111,51 @@ def test_rules_over_the_vocabulary_come_first(tier):
     ):
         wish = request([0, 5, 6, 6, 7], **params)
         kept = logits.copy()
-        assert sample(logits, wish, (), chooser) == sample(logits, wish, (), REFERENCE)
+        assert sample(logits, wish, (), sampler) == sample(logits, wish, (), REFERENCE)
         np.testing.assert_array_equal(logits, kept)
 
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("count", [0, 1, 5, ALL_TOKENS])
 def test_log_probabilities_are_those_of_numpy(tier, count):
-    chooser = chooser_of(tier, 2)
+    sampler = sampler_of(tier, 2)
     for size in SIZES:
         logits = np.stack([logits_of(seed, size) for seed in range(12)])
         places = (np.argmax, np.argmin, lambda row: row.size // 2)
         wish = Score(tuple(int(places[seed % 3](row)) for seed, row in enumerate(logits)), count)
-        assert score(logits, wish, chooser) == score(logits, wish, REFERENCE)
+        assert score(logits, wish, sampler) == score(logits, wish, REFERENCE)
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_rows_that_cannot_be_sampled_say_what_numpy_says(tier):
-    chooser = chooser_of(tier, 2)
+    sampler = sampler_of(tier, 2)
     for bad in (np.nan, np.inf):
         logits = logits_of(1, 70)
         logits[69] = bad
         with pytest.raises(NonFiniteLogits):
-            chooser.logprobs([Question(logits, 3, 1)])
+            sampler.logprobs([LogprobsQuery(logits, 3, 1)])
     for temperature in (0.0, 1.0):
         nothing = request(allowed_token_ids=[3], bad_words=[(3,)], temperature=temperature)
         with pytest.raises(StepError, match="no token is allowed"):
-            sample(np.zeros(8, np.float32), nothing, (), chooser)
+            sample(np.zeros(8, np.float32), nothing, (), sampler)
 
 
 @pytest.mark.parametrize("team", TEAMS)
 def test_rows_side_by_side_are_what_each_is_alone(team):
     """Of many sizes, rules and requests, with one in the middle for which nothing is allowed."""
-    chooser, choices, questions = chooser_of(*team), [], []
+    sampler, choices, questions = sampler_of(*team), [], []
     for seed in range(40):
         logits = logits_of(seed, SIZES[seed % len(SIZES)])
         rules = [{"temperature": 0.0}, {"temperature": 0.0, "logit_bias": {0: 4.5}}, {}, {"top_k": 3}, {"top_p": 0.8}][
             seed % 5
         ]
         wish = request([0] * (1 + seed), seed=seed, **({"masks": (bytes(600),)} if seed == 17 else rules))
-        choices.append(Choice(logits, best_of(logits), Row(wish)))
-        questions.append(Question(logits, seed % logits.size, seed % 7))
-    together, expected = chooser.choose(choices), REFERENCE.choose(choices)
+        choices.append(SamplerInput(logits, best_of(logits), Row(wish)))
+        questions.append(LogprobsQuery(logits, seed % logits.size, seed % 7))
+    together, expected = sampler.choose(choices), REFERENCE.choose(choices)
     assert [str(each) for each in together] == [str(each) for each in expected]
     assert isinstance(together[17], StepError)
-    assert chooser.logprobs(questions) == REFERENCE.logprobs(questions)
+    assert sampler.logprobs(questions) == REFERENCE.logprobs(questions)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -164,7 +164,7 @@ def test_a_penalty_that_would_make_logits_infinite_leaves_them_comparable(tier, 
     logits = np.full(200, 1e37, np.float32)
     logits[70:] = -1e37
     wish = request(list(range(100)), prompt=1, seed=5, repetition_penalty=0.01, **params)
-    token = sample(logits, wish, (), chooser_of(tier, 2)).token
+    token = sample(logits, wish, (), sampler_of(tier, 2)).token
     assert token == sample(logits, wish, (), REFERENCE).token and token < 70
 
 
@@ -173,4 +173,4 @@ def test_a_temperature_that_counts_as_none_draws_nothing(tier):
     for seed in range(20):
         logits = np.round(np.random.default_rng(seed).standard_normal(200) * 2).astype(np.float32) / 2
         wish = request([1, 3], prompt=1, seed=seed, temperature=9e-6, logit_bias={5: -1.0})
-        assert sample(logits, wish, (), chooser_of(tier, 2)) == sample(logits, wish, (), REFERENCE)
+        assert sample(logits, wish, (), sampler_of(tier, 2)) == sample(logits, wish, (), REFERENCE)

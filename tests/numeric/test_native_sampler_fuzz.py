@@ -16,9 +16,9 @@ from ferrum.core.step import Score
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import REFERENCE, Choice, Sampled, sample, score
+from ferrum.sampling.sampler import REFERENCE, Sampled, SamplerInput, sample, score
 from native_search import TIMES, examples, seeds
-from native_twin import TEAMS, TIERS, chooser_of
+from native_twin import TEAMS, TIERS, sampler_of
 from sampling_twin import F32, best_of, request
 
 MOST_ROWS = 64
@@ -96,14 +96,14 @@ def test_rows_under_any_rules_come_to_what_numpy_makes_of_them(tier, threads, se
     history = data.draw(tokens(vocabulary, least=1))
     wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
     logits = logits_of(rng, *shape)
-    choices: list[Choice] = []
+    choices: list[SamplerInput] = []
     expected: list[Sampled | StepError] = []
     for row in logits[np.isfinite(logits.max(axis=1))]:  # a step refuses the others
         drafts = [each.token if isinstance(each, Sampled) else 0 for each in expected]
-        choices.append(Choice(row, best_of(row), Row(wish, drafts)))
+        choices.append(SamplerInput(row, best_of(row), Row(wish, drafts)))
         expected += sample(choices[-1:], REFERENCE)
     kept = [each.logits.copy() for each in choices]
-    assert list(map(told, sample(choices, chooser_of(tier, threads)))) == list(map(told, expected))
+    assert list(map(told, sample(choices, sampler_of(tier, threads)))) == list(map(told, expected))
     for choice, before in zip(choices, kept, strict=True):
         np.testing.assert_array_equal(choice.logits, before)
 
@@ -112,9 +112,9 @@ def test_rows_under_any_rules_come_to_what_numpy_makes_of_them(tier, threads, se
 @examples(10)
 @given(seed=seeds, shape=shapes(), top=st.integers(0, 20))
 def test_scores_and_the_best_tokens_are_those_of_numpy(tier, seed, shape, top):
-    rng, chooser, (rows, vocabulary) = np.random.default_rng(seed), chooser_of(tier, 2), shape
+    rng, sampler, (rows, vocabulary) = np.random.default_rng(seed), sampler_of(tier, 2), shape
     logits = logits_of(rng, rows, vocabulary)
     np.testing.assert_array_equal(NativeKernels(tier, 2).best(logits)[:, 0], best_tokens(logits))
     wish = Score(tuple(rng.integers(vocabulary, size=rows).tolist()), min(top, vocabulary))
-    ours, theirs = (outcome(partial(score, logits, wish, each)) for each in (chooser, REFERENCE))
+    ours, theirs = (outcome(partial(score, logits, wish, each)) for each in (sampler, REFERENCE))
     assert ours == theirs

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.core.params import SamplingParams
-from ferrum.sampling.rules import Row, edited, take_back
-from ferrum.sampling.token_counts import Keeper
+from ferrum.sampling.rules import Row, edited, truncate_counts
+from ferrum.sampling.token_counts import OwnerCache
 from sampling_twin import request
 
 V = 12
@@ -55,7 +55,7 @@ def test_a_sequence_of_which_guesses_are_taken_back_is_edited_as_one_without_the
     assert isinstance(history, list)
     for new, gone in turns:
         length = max(len(prompt), len(history) - gone)
-        take_back(cut, length)
+        truncate_counts(cut, length)
         del history[length:]
         history += new
         fresh = request(list(history), prompt=len(prompt), **params)
@@ -86,7 +86,7 @@ def test_equal_owners_are_two_and_what_is_kept_goes_with_its_owner() -> None:
     class Thing:
         pass
 
-    keep = Keeper[Thing]()
+    keep = OwnerCache[Thing]()
     one, other = SamplingParams(), SamplingParams()
     first = ref(keep(one, Thing))
     assert keep(one, Thing) is first() and keep(other, Thing) is not first()

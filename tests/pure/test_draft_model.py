@@ -15,7 +15,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import StepBatch
 from ferrum.core.types import Request, Sequence
 from ferrum.sampling import rules
-from ferrum.sampling.token_counts import Counts
+from ferrum.sampling.token_counts import TokenCounts
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.draft_model import DraftModel, _Cached
@@ -68,7 +68,7 @@ def test_a_sequence_that_fails_alone_leaves_the_others_their_guesses(executor: F
 
 def test_a_broken_model_is_asked_no_more(executor: FakeContractExecutor, caplog: pytest.LogCaptureFixture) -> None:
     model = DraftModel(executor, SetCosts(0.0), SetCosts(0.0))
-    drafter = Speculator(SetCosts(), most=3, proposers=[], model=model)
+    drafter = Speculator(SetCosts(), max_draft=3, proposers=[], model=model)
     sequence = sequence_of("a")
     executor.lm.explode = RuntimeError("out of order")
     passes = []
@@ -88,7 +88,7 @@ def test_guesses_are_sampled_after_the_sequence_and_the_guesses_before_them_and_
     model, sequence = DraftModel(executor, SetCosts(), SetCosts()), sequence_of("a", *[1, 2, 3] * 6)
     submit, seen, counted = executor.submit, [], []
 
-    class Watched(Counts):
+    class Watched(TokenCounts):
         def __call__(self, drafts: Series[int] = ()) -> Any:
             counted.append(len(self._history) - self._end)
             return super().__call__(drafts)
@@ -137,7 +137,7 @@ def test_what_a_guess_takes_is_told_without_a_look_at_every_sequence(
     """A step asks for every guess of every sequence: 256 of them took 14 ms."""
     model, sequences = DraftModel(executor, Stored(), SetCosts()), [sequence_of(name) for name in "abcd"]
     looks: list[_Cached] = []
-    monkeypatch.setattr(_Cached, "length", property(lambda each: looks.append(each) or each.known + len(each.guesses)))
+    monkeypatch.setattr(_Cached, "length", property(lambda each: looks.append(each) or each.known + len(each.draft_tokens)))
     guessed(model, *sequences)
     looks.clear()
     assert [model.seconds(count) for count in (1, 2, 4)] == [5.0, 10.0, 20.0], "three tokens and two guesses each"

@@ -16,7 +16,7 @@ from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.sampling.native_sampler import NativeChooser
+from ferrum.sampling.native_sampler import NativeSampler
 
 
 def machine_tiers() -> tuple[str, ...]:
@@ -72,9 +72,9 @@ def tables_of(
 
 
 @cache
-def chooser_of(tier: str, threads: int) -> NativeChooser:
-    """A native chooser with a team of its own."""
-    return NativeChooser(load().Runtime(tier, threads))
+def sampler_of(tier: str, threads: int) -> NativeSampler:
+    """A native sampler with a team of its own."""
+    return NativeSampler(load().Runtime(tier, threads))
 
 
 class Twin:

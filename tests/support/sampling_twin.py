@@ -16,7 +16,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.sampling.probability_mass import greatest
 from ferrum.sampling.rules import Row, distribution
-from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled
+from ferrum.sampling.sampler import REFERENCE, Sampled, Sampler, SamplerInput
 from ferrum.sampling.sampler import sample as sample_all
 from ferrum.sampling.verify import Accepted, Verification
 from ferrum.sampling.verify import accept as accept_all
@@ -52,10 +52,10 @@ def best_of(logits: F32) -> int:
     return int(logits.argmax())
 
 
-def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), chooser: Chooser = REFERENCE) -> Sampled:
+def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), sampler: Sampler = REFERENCE) -> Sampled:
     """One token of one row; what is wrong with it is raised, and first of all what a step refuses."""
     greatest(logits)
-    (outcome,) = sample_all([Choice(logits, best_of(logits), Row(sampling, drafts))], chooser)
+    (outcome,) = sample_all([SamplerInput(logits, best_of(logits), Row(sampling, drafts))], sampler)
     if isinstance(outcome, StepError):
         raise outcome
     return outcome

@@ -92,6 +92,6 @@ def cast(values: NDArray[Any], format: str) -> NDArray[Any]:
             out[begin : begin + rows] = piece
         lost = ~np.isfinite(out[begin : begin + rows]) & np.isfinite(piece)
         if lost.any():
-            limit = float(ml_dtypes.finfo(wanted).max)
+            limit = float(ml_dtypes.finfo(wanted).max)  # type: ignore[no-untyped-call]
             raise ConfigError(f"weight {piece[lost][0]:g} exceeds the range of {format} ({limit:g})", param="dtype")
     return out

@@ -1,4 +1,7 @@
-"""Which kernels serve: the native library where it was built, else the reference, and then it is said once why."""
+"""Choice of the kernels and of what goes with them: sampler, quantiser, checksums.
+
+The native library is used if it was built, else the reference kernels, with one warning of the reason.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.formats import MatrixQuantizer, quantize
 from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.runtime.kv_tiers.checksum import PageSums, native_page_sums, page_sums
-from ferrum.sampling.native_sampler import NativeChooser
-from ferrum.sampling.sampler import REFERENCE, Chooser
+from ferrum.sampling.native_sampler import NativeSampler
+from ferrum.sampling.sampler import REFERENCE, Sampler
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenKernels:
-    """Kernels, and what a user should know of the choice."""
+    """Kernels, and warnings about the choice."""
 
     kernels: Kernels
     notes: tuple[str, ...] = ()
@@ -28,21 +31,21 @@ class ChosenKernels:
 def choose_kernels(
     kernels: str, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1, planning: bool = False
 ) -> ChosenKernels:
-    """The kernels of that name.
+    """Return the kernels of that name.
 
     Args:
-        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, once a process,
-            unless an instruction tier was asked for.
+        kernels: "auto", "native" or "reference"; "auto" falls back to the reference with a warning, unless an
+            instruction tier is given.
         isa, threads, head_dim, planning: see `NativeKernels`.
 
     Raises:
-        Unsupported: kernels that this installation does not have, or that cannot compute with such heads.
-        ConfigError: an instruction tier that this machine does not have, or an option that the reference does not.
+        Unsupported: kernels that this installation lacks, or that do not support this head size.
+        ConfigError: an instruction tier that this machine lacks, or an option that the reference lacks.
     """
     if kernels == "reference":
         for name, given in (("isa", isa != "auto"), ("threads", threads is not None)):
             if given:
-                raise ConfigError("is an option of the native kernels, which the reference does not have", param=name)
+                raise ConfigError("needs the native kernels", param=name)
         return ChosenKernels(ReferenceKernels())
     if kernels not in ("auto", "native"):
         raise Unsupported(f"kernels={kernels}", "this release computes on the CPU")
@@ -51,21 +54,21 @@ def choose_kernels(
     except Unsupported as error:
         if kernels == "native" or isa != "auto":
             raise
-        note = f"the slow reference kernels serve: {error.reason}"
+        note = f"using the slow reference kernels: {error.reason}"
         warn_once(note)
         return ChosenKernels(ReferenceKernels(), (note,))
 
 
-def chooser_for(kernels: Kernels) -> Chooser:
-    """Who samples beside these kernels: both give the same tokens, in different times."""
-    return NativeChooser(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else REFERENCE
+def sampler_for(kernels: Kernels) -> Sampler:
+    """Return the sampler for these kernels (identical results; the native one is faster)."""
+    return NativeSampler(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else REFERENCE
 
 
 def quantizer_for(kernels: Kernels) -> MatrixQuantizer:
-    """Who rounds matrices for these kernels: both give the same numbers, laid out as the kernels take them."""
+    """Return the matrix quantiser for these kernels (identical numbers, in the layout of the kernels)."""
     return NativeQuantizer(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else quantize
 
 
 def page_sums_for(kernels: Kernels) -> PageSums:
-    """Who sums a file's pages beside these kernels: both find the same damage, in different times."""
+    """Return the page checksums for these kernels (identical results; the native one is faster)."""
     return partial(native_page_sums, kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else page_sums

@@ -1,4 +1,4 @@
-"""DecoderLM: a network, its page table and its pool, keyed by cache id. One door: `run`."""
+"""`DecoderLM`: a network, its page table and its pool, keyed by cache id. Its one method for steps is `run`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.program_recorder import Extent, record
-from ferrum.runtime.backend import chooser_for
-from ferrum.runtime.fault_isolation import run_apart
+from ferrum.runtime.backend import sampler_for
+from ferrum.runtime.fault_isolation import run_isolated
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sampling.verify import accept
 
 
 class DecoderLM(StepwiseLLM):
-    """Runs steps as transactions: lengths advance and tokens are told at the end, or for a failed span not at all.
+    """A language model that runs steps as transactions: a failed span commits nothing and returns no tokens.
 
     Args:
         network: the decoder.
-        kernels: with their pool allocated for `pages`.
+        kernels: with a pool allocated for `pages`.
         pages: the page table.
-        config: sizes of the model, and the most tokens of a sequence.
-        max_rows: most tokens of one forward pass; a larger step takes several, with the same bits.
-        max_logit_rows: most rows of logits of one pass.
+        config: sizes of the model, and the maximum tokens of a sequence.
+        max_rows: maximum tokens of one forward pass; a larger step takes several, with the same bits.
+        max_logit_rows: maximum rows of logits of one pass.
         replay: run the recorded program; False walks the network each time.
 
     Attributes:
-        watch: where set, shown the last row of logits, f32 [V], of every span that has one.
+        watch: if set, called with the last row of logits, f32 [V], of every span that has one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DecoderLM(StepwiseLLM):
     ) -> None:
         self.network = network
         self.kernels = kernels
-        self.chooser = chooser_for(kernels)
+        self.sampler = sampler_for(kernels)
         self.pages: PageTable = pages
         self._config = config
         self.max_rows = max_rows
@@ -66,23 +66,22 @@ class DecoderLM(StepwiseLLM):
 
     @property
     def config(self) -> LlmRuntimeConfig:
-        """See `DecoderOnlyLLM`."""
         return self._config
 
     def buffer_bytes(self, extent: Extent) -> int:
-        """Bytes of the planned buffers of that extent; an eager network plans none."""
+        """Return the bytes of the planned buffers of that extent; without a recorded program there are none."""
         return self.replay.nbytes(extent) if self.replay is not None else 0
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Process every span: one result or error each."""
         begun = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
-        outcomes = run_apart(batch.spans, self._admit, self._attempt)
+        outcomes = run_isolated(batch.spans, self._admit, self._attempt)
         for span, outcome in zip(batch.spans, outcomes, strict=True):
             self._settle(span, outcome, begun=span.cache_id in begun)
         return StepOutput(outcomes)
 
     def _settle(self, span: Span, outcome: Outcome, *, begun: bool) -> None:
-        """Commit a result; take back what a failed span reserved."""
+        """Commit a result, or free what a failed span reserved."""
         if isinstance(outcome, SpanResult):
             self.pages.commit(span.cache_id, outcome.length)
         elif begun:
@@ -91,7 +90,7 @@ class DecoderLM(StepwiseLLM):
             self.pages.trim(span.cache_id)
 
     def _admit(self, span: Span) -> FerrumError | None:
-        """Check a span and reserve its pages; None where it can run."""
+        """Check a span and reserve its pages; return an error, or None if it can run."""
         error = self._refusal(span)
         if error is None and not self.pages.reserve(span.cache_id, span.end):
             return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
@@ -105,8 +104,8 @@ class DecoderLM(StepwiseLLM):
         return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
     def _attempt(self, spans: Sequence[Span]) -> dict[str, Outcome]:
-        """Results of admitted spans, told but not committed."""
-        rows = {span.cache_id: SpanRows(span, self.chooser) for span in spans}
+        """Return the uncommitted results of admitted spans."""
+        rows = {span.cache_id: SpanRows(span, self.sampler) for span in spans}
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}
         capture = any(span.attention_weights for span in spans)
@@ -125,9 +124,9 @@ class DecoderLM(StepwiseLLM):
         return results | failed
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
-        """Results of the spans whose last rows are there; tokens are chosen for all of them at once."""
+        """Return the results of spans whose last rows are there; tokens are sampled for all of them at once."""
         wishes = [each.verification() for each in complete]
-        chosen = iter(accept([wish for wish in wishes if wish is not None], self.chooser))
+        chosen = iter(accept([wish for wish in wishes if wish is not None], self.sampler))
         results: dict[str, Outcome] = {}
         for each, wish in zip(complete, wishes, strict=True):
             tokens = None if wish is None else next(chosen)
@@ -144,7 +143,7 @@ class DecoderLM(StepwiseLLM):
         return run_eager(self.network, self.kernels, tables)
 
     def _passes(self, rows: Sequence[SpanRows]) -> Iterator[list[Piece]]:
-        """Cut spans into forward passes that fit the planned buffers; nearly always there is one."""
+        """Cut spans into forward passes that fit the planned buffers; usually one."""
         pieces: list[Piece] = []
         used = logits = 0
         for collected in rows:
@@ -163,9 +162,9 @@ class DecoderLM(StepwiseLLM):
 
 
 def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
-    """The next piece of a span that fits, or None where not even one row does."""
+    """Return the next piece of a span that fits, or None if not even one row does."""
     span, wanted = collected.span, collected.logit_rows()
-    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # nearly always
+    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
         return Piece(span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows())
     end = min(len(span.tokens), done + room)
     if _between(wanted, done, end) > logit_room:
@@ -186,12 +185,12 @@ def _between(rows: range, begin: int, end: int) -> int:
 
 
 def _shift(rows: range, begin: int, end: int) -> range:
-    """The part of `rows` in [begin, end), counted from `begin`."""
+    """Return the part of `rows` in [begin, end), counted from `begin`."""
     return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
 
 
 def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
-    """Give each piece's rows to its span; returns the spans that are not finite."""
+    """Give each piece's rows to its span, and return the spans that are not finite."""
     failed: dict[str, Outcome] = {}
     best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()
     logit = hidden = 0

@@ -1,4 +1,7 @@
-"""From a model's name to a ready executor, in one call."""
+"""From a model's name to a ready executor, or to a plan of one.
+
+Files are read in `checkpoint.py`, weights made in `parameters.py`, the pool sized in `memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +48,19 @@ from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, m
 from ferrum.runtime.remote_headers import listed_model
 
 MAX_ROWS: Final = 512
-"""Most tokens of one forward pass."""
+"""Default limit of tokens in one forward pass."""
 
 _LOGIT_BYTES: Final = 64 << 20
-"""What the buffer of a pass's logits may take."""
+"""Size limit of the buffer of a pass's logits."""
 
 _MOST_PAGE: Final = 1 << 16
-"""Tokens of a page, of which a sequence leaves one half empty."""
+"""Limit of tokens per page; a sequence leaves half a page empty on average."""
 
 _ADDRESSES: Final = 1 << 47
-"""Bytes that a process can address (x86-64): kernels need not count more of them, nor could they in 64 bits."""
+"""Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
 
 _MOST_ROWS: Final = 1 << 32
-"""Tokens of a step whose buffers' bytes still count in 64 bits, whatever the model."""
+"""Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
 
 
 def load_executor(
@@ -85,18 +88,18 @@ def load_executor(
     Args:
         model: directory or hub id.
         device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
-            kv_capacity: see `ModelConfig`.
-        memory_pool_size: most bytes of the KV pool; None: as `kv_capacity` says.
+        kv_capacity: see `ModelConfig`.
+        memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
-        max_rows: most tokens of one forward pass; a larger step takes several.
-        replay: run the recorded program; None asks the environment (FERRUM_DISABLE_GRAPHS).
-        progress: told of bytes loaded and bytes in all.
+        max_rows: maximum tokens of one forward pass; a larger step takes several.
+        replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
+        progress: called with the bytes loaded and the bytes in total.
 
     Raises:
-        ConfigError: an option that cannot be, by its name.
+        ConfigError: an invalid option; `param` names it.
         Unsupported: a feature or architecture that is not implemented.
-        ModelNotFound, CheckpointError: no such model, or its files are damaged.
-        CapacityError: there is no memory for the weights, the KV pool or the buffers of a step.
+        ModelNotFound, CheckpointError: the model does not exist, or its files are damaged.
+        CapacityError: not enough memory for the weights, the KV pool or the buffers of a step.
     """
     switches = Switches.from_environment()
     if replay is not None:
@@ -130,9 +133,9 @@ def build_executor(
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
-    """The executor that a configuration describes. Arguments and errors as `load_executor`.
+    """Return the executor of a configuration. Arguments and errors as `load_executor`.
 
-    With a `checkpoint` given, its tensors are loaded, and the configuration's model is only a name.
+    With a `checkpoint`, its tensors are loaded, and the configuration's model is only a name.
     """
     if memory_pool_size is not None:
         check_number("memory_pool_size", memory_pool_size, 1)
@@ -145,9 +148,10 @@ def build_executor(
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What loading a model would make.
+    """The properties of an executor that loading a model would give.
 
     Attributes:
+        info, traits: the executor's.
         kv_capacity: tokens that fit in the KV pool.
     """
 
@@ -157,17 +161,17 @@ class ModelPlan:
 
 
 def plan_model(config: ModelConfig) -> ModelPlan:
-    """What `build_executor` would make of a configuration. Errors as there, but that nothing is too large.
+    """Return the plan of `build_executor` for a configuration. Errors as there, except that nothing is too large.
 
-    No tensor is read or fetched, and no memory taken for matrices and pages. A pool without a named capacity is sized
-    as if the weights were loaded, and has one page at least.
+    No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
+    sized as if the weights were loaded, and has at least one page.
     """
     return _assemble(config, _Bounds(), listed_model(config.model), planning=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Arguments of `load_executor` that no `ModelConfig` has."""
+    """Arguments of `load_executor` that `ModelConfig` lacks."""
 
     memory_pool_size: int | None = None
     page_size: int = PAGE_SIZE
@@ -182,8 +186,9 @@ def _assemble(
     *,
     planning: bool = False,
 ) -> tuple[DecoderLM, ModelPlan]:
-    """A model with its kernels and its pool, and what is to be said of them. Of one that is planned no step can run."""
-    _refuse(config)
+    """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps."""
+    if config.device != "cpu":
+        raise Unsupported(f"device={config.device}", "this release computes on the CPU")
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     widest = max(layer.attention.head_dim for layer in spec.layers)
@@ -193,7 +198,7 @@ def _assemble(
     if not planning and native:
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
-    if not is_packed(checkpoint):  # whose tensors have other shapes, and take no time
+    if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(parameter_shapes(spec), spec.ignored_names)
     with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
@@ -227,7 +232,7 @@ def _assemble(
 
 
 def _rope_bytes(spec: DecoderSpec, positions: int) -> int:
-    """Bytes of so many rows of the rope tables."""
+    """Return the bytes of that many rows of the rope tables."""
     ropes = {layer.attention.rope for layer in spec.layers}
     return sum(2 * 4 * len(rope.frequencies) * positions for rope in ropes if rope is not None)
 
@@ -244,16 +249,10 @@ def _parameters(
     return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_for(kernels))
 
 
-def _refuse(config: ModelConfig) -> None:
-    """Options whose features later releases bring."""
-    if config.device != "cpu":
-        raise Unsupported(f"device={config.device}", "this release computes on the CPU")
-
-
 def _context(spec: DecoderSpec, asked: int | None) -> int:
     if asked is not None and asked > spec.max_sequence_length:
         raise ConfigError(
-            f"{asked} tokens, the model's context is {spec.max_sequence_length}", param="max_sequence_length"
+            f"{asked} exceeds the model's context of {spec.max_sequence_length}", param="max_sequence_length"
         )
     return asked or spec.max_sequence_length
 
@@ -284,7 +283,7 @@ def _language_model(
 
 
 def _page_groups(groups: Sequence[PoolGroup], spec: DecoderSpec) -> list[PageGroup]:
-    """The groups as the page table knows them."""
+    """Return the groups as the page table knows them."""
     pairs = zip(groups, group_windows(spec), strict=True)
     return [PageGroup(group.name, group.num_pages, group.page_size, window) for group, window in pairs]
 
@@ -310,13 +309,13 @@ def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
 
 
 def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str:
-    """What was made of the checkpoint, by name: for a context of the user's, dynamic rope makes `own` another model."""
+    """Return the name of the weights' format; a context that changes dynamic rope is part of it."""
     return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
 
 
 def _headless_note(config: ModelConfig) -> str:
-    """What is said of a model that has the embedding for a head though its configuration does not tie them."""
-    note = f"{config.model} was saved without a head: its embeddings are sound, text that it generates means nothing"
+    """Warn that a model has the embedding as its head although its configuration does not tie them."""
+    note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
     warn_once(note)
     return note
 
@@ -347,7 +346,7 @@ def _traits(
         weights=sum(weight.nbytes for weight in decoder.weights()),
         activations=sum(map(lm.buffer_bytes, Extent))
         + lm.kernels.scratch_bytes
-        + lm.chooser.held_bytes(decoder.spec.vocab_size),
+        + lm.sampler.held_bytes(decoder.spec.vocab_size),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(

@@ -1,1 +1,1 @@
-"""From logits to tokens: `sampler.sample`, `accept.accept`, `logprobs.score`; `rules` says what happens in between."""
+"""Sampling: rules over logits, draws, log-probabilities and verification of draft tokens."""

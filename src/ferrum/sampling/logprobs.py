@@ -1,6 +1,6 @@
-"""Log-probabilities: the log-softmax of the raw logits, before any rule, for a few tokens of each row.
+"""Log-probabilities of a few tokens per row: the log-softmax of the raw logits, before any rule.
 
-Nothing of the size of a row is kept, so a prompt's log-probabilities take memory in proportion to the tokens reported.
+Results keep no array of the size of a row, so memory is proportional to the reported tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ferrum.sampling.top_k import rank, top
 
 @np.errstate(over="ignore")
 def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
-    """Log-probability and rank of `token`, and the `count` most likely (ALL_TOKENS: every one), of one row f32 [V].
+    """Return the log-probabilities of `token` and of the `count` most likely tokens (or ALL_TOKENS) of a row f32 [V].
 
     Raises:
-        NonFiniteLogits: as `math.greatest`.
+        NonFiniteLogits: as `probability_mass.greatest`.
     """
     peak = greatest(logits)
     best = top(logits, logits.size if count == ALL_TOKENS else count)
@@ -26,21 +26,23 @@ def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
 
 
 @np.errstate(over="ignore")
-def report(logits: F32, token: int, best: Int64, peak: np.float32, normaliser: np.float32, place: int) -> TokenLogprobs:
-    """The result for `token`.
+def report(
+    logits: F32, token: int, best: Int64, peak: np.float32, normaliser: np.float32, token_rank: int
+) -> TokenLogprobs:
+    """Return the log-probabilities of `token` and of the best tokens.
 
     Args:
         logits: f32 [V].
-        token: asked about.
+        token: the requested token.
         best: the most likely tokens, best first.
         peak: the greatest logit.
         normaliser: log(sum(exp(logits - peak))).
-        place: of `token` in the order, 1 for the first.
+        token_rank: rank of `token`, 1 for the most likely.
     """
     values = (logits[best] - peak) - normaliser
     return TokenLogprobs(
         token=token,
         logprob=float((logits[token] - peak) - normaliser),
-        rank=place,
+        rank=token_rank,
         top=tuple(zip(best.tolist(), values.tolist(), strict=True)),
     )

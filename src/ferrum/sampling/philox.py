@@ -1,7 +1,7 @@
-"""Philox4x32-10, a counter-based random generator, and the uniform variates that tokens are drawn with.
+"""Philox4x32-10, a counter-based random generator, and uniform variates for token draws.
 
-A variate is a function of (seed, token id, absolute position, choice, stream) and of nothing else, so no draw depends
-on which were made before it: batches, chunks, preemption and drafts cannot shift them.
+A variate depends only on (seed, token id, absolute position, choice, stream). So batching, chunked prefill, preemption
+and draft tokens do not change draws.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3 and table 2.
 """
@@ -17,7 +17,7 @@ UInt32 = NDArray[np.uint32]
 F32 = NDArray[np.float32]
 
 SAMPLE_STREAM: Final = 0
-"""The stream of token draws; any other use of a request's seed takes another number."""
+"""Stream of token draws. Any other use of a request's seed takes a different number."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -26,13 +26,13 @@ _WORD = 0xFFFFFFFF
 
 
 def _multiply(word: UInt32, multiplier: np.uint64) -> tuple[UInt32, UInt32]:
-    """High and low words of a 32 x 32 bit product."""
+    """Return the high and low words of a 32 x 32 bit product."""
     product = word.astype(np.uint64) * multiplier
     return (product >> np.uint64(32)).astype(np.uint32), product.astype(np.uint32)
 
 
 def philox4x32(counter: UInt32, key: tuple[int, int]) -> UInt32:
-    """Ten rounds over counters [4, n] with one key of two 32-bit words -> random words [4, n]."""
+    """Run ten rounds over counters [4, n] with a key of two 32-bit words -> random words [4, n]."""
     c0, c1, c2, c3 = counter
     for turn in range(_ROUNDS):
         k0, k1 = (np.uint32((word + turn * step) & _WORD) for word, step in zip(key, _KEY_STEPS, strict=True))
@@ -43,17 +43,17 @@ def philox4x32(counter: UInt32, key: tuple[int, int]) -> UInt32:
 
 
 def uniform(tokens: NDArray[np.int64], *, seed: int, position: int, choice: int, stream: int = SAMPLE_STREAM) -> F32:
-    """One variate in (0, 1) per token id.
+    """Return one variate in (0, 1) per token id.
 
     Args:
-        tokens: ids [n], ascending: a block of the generator serves four neighbours.
-        seed: 64 bits, signed or not; the key is its low and its high word.
+        tokens: ids [n], ascending. One block of the generator serves four consecutive ids.
+        seed: 64 bits, signed or unsigned; the key is its low and its high word.
         position: absolute position of the token to draw (0 is the first prompt token).
-        choice: which of a request's choices.
-        stream: what the variate is for.
+        choice: index of the request's choice.
+        stream: purpose of the variate.
 
     Returns:
-        f32 [n]: odd multiples of 2^-24, exact, and never 0 or 1.
+        f32 [n]: exact odd multiples of 2^-24, never 0 or 1.
     """
     blocks = tokens >> 2
     first = np.diff(blocks, prepend=-1) != 0

@@ -1,12 +1,11 @@
-"""The rules that turn logits into the distribution a token is drawn from, in the order in which they apply.
+"""Rules that turn logits into the distribution of the next token, in their order of application.
 
     masks (grammar, allowed tokens, bad words, min_tokens), logit bias, repetition penalty, presence penalty,
     frequency penalty | temperature, top-k, top-p, min-p
 
-Left of the bar are rules over the whole vocabulary: each edits f32 logits [V], which are copied when the first of them
-has something to do. Right of it are rules over the candidates, the tokens still possible: each returns fewer or changed
-ones. Wherever two tokens tie, the lower id counts as the more likely. A rule whose parameter is neutral does nothing;
-every parameter is read by the one rule of its name.
+Rules left of the bar edit the logits [V] of the whole vocabulary, copied before the first change. Rules right of the
+bar filter or scale the candidate tokens. Of two equal tokens the lower id is the more likely. A rule with a neutral
+parameter does nothing; each rule reads only the parameter of its name.
 """
 
 from __future__ import annotations
@@ -25,45 +24,45 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.sampling.probability_mass import F32, Int64, mass
-from ferrum.sampling.token_counts import Counts, Keeper
+from ferrum.sampling.token_counts import OwnerCache, TokenCounts
 from ferrum.sampling.top_k import top
 
 _NEVER = np.float32(-np.inf)
-_MOST = np.finfo(np.float32).max
-_LARGEST: Final = int(np.iinfo(np.int64).max)
+_MAX_FLOAT = np.finfo(np.float32).max
+_MAX_INT64: Final = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What rules may know of the row they work on: the sequence's history and the drafts verified before it."""
+    """The inputs of the rules for a row: the sequence's history and the draft tokens before the row."""
 
     sampling: Sampling
     drafts: Sequence[int] = ()
 
     @property
     def params(self) -> SamplingParams:
-        """The request's parameters."""
+        """Parameters of the request."""
         return self.sampling.params
 
     @property
     def position(self) -> int:
-        """Absolute position of the token to choose."""
+        """Absolute position of the token to sample."""
         return len(self.sampling.history) + len(self.drafts)
 
     @property
     def generated(self) -> int:
-        """How many tokens were generated before it."""
+        """Number of tokens generated before the row."""
         return self.position - self.sampling.prompt_length
 
     def tokens(self, start: int = 0) -> list[int]:
-        """The tokens before it, from position `start` on."""
+        """Return the tokens before the row, from position `start` on."""
         history = self.sampling.history
         return [*history[start:], *self.drafts[max(0, start - len(history)) :]]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that can still be chosen.
+    """The tokens that can be sampled.
 
     Attributes:
         tokens: ids [n], ascending, n >= 1.
@@ -74,34 +73,34 @@ class Candidates:
     logits: F32
 
     def keep(self, which: NDArray[np.bool_] | Int64) -> Candidates:
-        """Those at the given places (ascending) or where the mask is set."""
+        """Return the candidates at the given indices (ascending) or with a set mask."""
         return Candidates(self.tokens[which], self.logits[which])
 
 
-class Editable:
-    """A row of logits f32 [V], copied before its first change: most requests change nothing."""
+class EditableLogits:
+    """A row of logits f32 [V], copied before the first change, because most requests change nothing."""
 
     def __init__(self, logits: F32) -> None:
         self.logits = logits
         self.size = logits.size
-        self._own = False
+        self._copied = False
 
     def __call__(self) -> F32:
-        """The row, to be changed in place."""
-        if not self._own:
-            self.logits, self._own = self.logits.copy(), True
+        """Return the row for changes in place."""
+        if not self._copied:
+            self.logits, self._copied = self.logits.copy(), True
         return self.logits
 
 
-_allowed: Final = Keeper[Int64]()
-_stops: Final = Keeper[Int64]()
-_biases: Final = Keeper[tuple[Int64, F32]]()
-_seen: Final = Keeper[Counts]()
-_generated: Final = Keeper[Counts]()
+_allowed: Final = OwnerCache[Int64]()
+_stops: Final = OwnerCache[Int64]()
+_biases: Final = OwnerCache[tuple[Int64, F32]]()
+_seen: Final = OwnerCache[TokenCounts]()
+_generated: Final = OwnerCache[TokenCounts]()
 
 
-def grammar(logits: Editable, row: Row) -> None:
-    """Forbid what the row's mask does not set; ids past the mask's end are forbidden."""
+def grammar(logits: EditableLogits, row: Row) -> None:
+    """Forbid the tokens without a bit in the row's mask. Ids after the end of the mask are forbidden."""
     masks = row.sampling.masks
     bits = masks[len(row.drafts)] if masks else None
     if bits is not None:
@@ -109,8 +108,8 @@ def grammar(logits: Editable, row: Row) -> None:
         logits()[allowed == 0] = _NEVER
 
 
-def allowed_tokens(logits: Editable, row: Row) -> None:
-    """Forbid every token that `allowed_token_ids` does not name."""
+def allowed_tokens(logits: EditableLogits, row: Row) -> None:
+    """Forbid every token that is not in `allowed_token_ids`."""
     if row.params.allowed_token_ids is not None:
         tokens = _allowed(row.params, _ids, row.params.allowed_token_ids)
         kept = logits()[tokens]
@@ -122,36 +121,36 @@ def _ids(tokens: Iterable[int]) -> Int64:
     return np.array(list(tokens), np.int64)
 
 
-def _known(size: int, tokens: Iterable[int]) -> Int64:
-    """The ids that there are logits for: a tokenizer may have more ids than the model, which can never come."""
+def _ids_below(size: int, tokens: Iterable[int]) -> Int64:
+    """Return the ids with logits. A tokenizer may have more ids than the model."""
     return _ids(token for token in tokens if token < size)
 
 
-def bad_words(logits: Editable, row: Row) -> None:
-    """Forbid the last token of every bad word whose other tokens have just been seen."""
+def bad_words(logits: EditableLogits, row: Row) -> None:
+    """Forbid the last token of every bad word whose other tokens directly precede the row."""
     words, before = row.sampling.bad_words, tuple(row.tokens(row.position - 1))
 
     def is_begun(word: tuple[int, ...]) -> bool:
         start = row.position - len(word) + 1
         return start >= 0 and row.tokens(start) == list(word[:-1])
 
-    # There may be thousands, of which hardly any has the token just before.
+    # There may be thousands of words, but few contain the previous token.
     likely = [word for word in words if len(word) == 1 or word[-2:-1] == before]
     forbidden = [word[-1] for word in likely if len(word) == 1 or is_begun(word)]
     if forbidden:
-        logits()[_known(logits.size, forbidden)] = _NEVER
+        logits()[_ids_below(logits.size, forbidden)] = _NEVER
 
 
-def min_tokens(logits: Editable, row: Row) -> None:
+def min_tokens(logits: EditableLogits, row: Row) -> None:
     """Forbid end and stop tokens until `min_tokens` have been generated."""
     if row.generated < row.params.min_tokens:
-        # A request may name all tokens there are: its choices have one array together, whatever the vocabulary.
-        stops = _stops(row.params, _known, _LARGEST, row.params.stop_token_ids)
+        # A request may list the whole vocabulary, so all its choices share one array.
+        stops = _stops(row.params, _ids_below, _MAX_INT64, row.params.stop_token_ids)
         logits()[stops[stops < logits.size]] = _NEVER
-        logits()[_known(logits.size, row.sampling.eos_token_ids)] = _NEVER
+        logits()[_ids_below(logits.size, row.sampling.eos_token_ids)] = _NEVER
 
 
-def logit_bias(logits: Editable, row: Row) -> None:
+def logit_bias(logits: EditableLogits, row: Row) -> None:
     """Add each token's bias."""
     if row.params.logit_bias:
         tokens, biases = _biases(row.params, _bias_of_each, row.params.logit_bias)
@@ -162,64 +161,64 @@ def _bias_of_each(biases: Mapping[int, float]) -> tuple[Int64, F32]:
     return _ids(biases), np.array(list(biases.values()), np.float32)
 
 
-def repetition_penalty(logits: Editable, row: Row) -> None:
-    """Divide the positive logits of all tokens seen, prompt included, and multiply the others.
+def repetition_penalty(logits: EditableLogits, row: Row) -> None:
+    """Divide positive logits of all tokens in prompt and output by the penalty, multiply negative ones by it.
 
-    Source: Keskar et al., "CTRL", 2019, section 4.1, with the sign rule that transformers and vLLM give it.
+    Source: Keskar et al., "CTRL", 2019, section 4.1, with the sign rule of transformers and vLLM.
     """
     if row.params.repetition_penalty != 1.0:
         penalty = np.float32(row.params.repetition_penalty)
-        seen, _ = _seen(row.sampling, Counts, row.sampling.history, 0)(row.drafts)
+        seen, _ = _seen(row.sampling, TokenCounts, row.sampling.history, 0)(row.drafts)
         values = logits()[seen]
         changed = np.where(values > 0, values / penalty, values * penalty)
-        logits()[seen] = np.minimum(changed, _MOST)  # an infinity has no distance to the others
+        logits()[seen] = np.minimum(changed, _MAX_FLOAT)  # temperature needs finite differences
 
 
 def _counts(row: Row) -> tuple[Int64, F32]:
-    """How often each token was generated."""
-    return _generated(row.sampling, Counts, row.sampling.history, row.sampling.prompt_length)(row.drafts)
+    """Return the generated tokens and how often each was generated."""
+    return _generated(row.sampling, TokenCounts, row.sampling.history, row.sampling.prompt_length)(row.drafts)
 
 
-def take_back(sampling: Sampling, length: int) -> None:
-    """Forget what stands in a history from `length` on, where its owner is about to cut it: guesses that were wrong."""
-    for counts in (_seen.kept(sampling), _generated.kept(sampling)):
+def truncate_counts(sampling: Sampling, length: int) -> None:
+    """Remove tokens from position `length` on from the counts. Call before removing rejected drafts from a history."""
+    for counts in (_seen.get(sampling), _generated.get(sampling)):
         if counts is not None:
-            counts.take_back(length)
+            counts.truncate(length)
 
 
-def presence_penalty(logits: Editable, row: Row) -> None:
-    """Subtract the penalty from every token generated so far (OpenAI's definition: the prompt does not count)."""
+def presence_penalty(logits: EditableLogits, row: Row) -> None:
+    """Subtract the penalty from every token generated so far, without the prompt (OpenAI's definition)."""
     if row.params.presence_penalty:
         tokens, _ = _counts(row)
         logits()[tokens] -= np.float32(row.params.presence_penalty)
 
 
-def frequency_penalty(logits: Editable, row: Row) -> None:
-    """Subtract the penalty from every token as often as it was generated (OpenAI's definition)."""
+def frequency_penalty(logits: EditableLogits, row: Row) -> None:
+    """Subtract the penalty from each token once per time it was generated (OpenAI's definition)."""
     if row.params.frequency_penalty:
         tokens, counts = _counts(row)
         logits()[tokens] -= np.float32(row.params.frequency_penalty) * counts
 
 
 def temperature(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Divide the logits, taken as distances below the greatest, so that it becomes 0 whatever the divisor."""
+    """Divide the logits, as distances from the greatest, so that the greatest is 0 at any temperature."""
     below = candidates.logits - candidates.logits.max()
     return Candidates(candidates.tokens, below / np.float32(params.temperature))
 
 
 def top_k(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Keep exactly the k most likely."""
+    """Keep exactly the k most likely tokens."""
     if 0 < params.top_k < candidates.tokens.size:
         return candidates.keep(np.sort(top(candidates.logits, params.top_k)))
     return candidates
 
 
 def top_p(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Keep the fewest most likely whose share of the candidates' mass reaches p: the one that crosses it stays.
+    """Keep the smallest set of most likely tokens whose share of the candidates' mass reaches p.
 
-    Source: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020, section 3.1. Most nuclei are
-    small, so the order is found piece by piece instead of by sorting everything. The mass to reach is p times the
-    total, multiplied in f64 and rounded up to an integer.
+    Source: Holtzman et al., "The curious case of neural text degeneration", ICLR 2020, section 3.1. Most sets are
+    small, so the candidates are ordered in growing pieces. The mass to reach is p times the total, multiplied in f64
+    and rounded up to an integer.
     """
     if params.top_p >= 1.0:
         return candidates
@@ -236,7 +235,7 @@ def top_p(candidates: Candidates, params: SamplingParams) -> Candidates:
 
 
 def min_p(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Drop those less likely than `min_p` times the likeliest.
+    """Drop tokens less likely than `min_p` times the most likely one.
 
     Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024, section 3.
     """
@@ -245,7 +244,7 @@ def min_p(candidates: Candidates, params: SamplingParams) -> Candidates:
     return candidates
 
 
-LOGIT_RULES: Final[tuple[Callable[[Editable, Row], None], ...]] = (
+LOGIT_RULES: Final[tuple[Callable[[EditableLogits, Row], None], ...]] = (
     grammar,
     allowed_tokens,
     bad_words,
@@ -264,10 +263,10 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 
 def edited(logits: F32, row: Row) -> F32:
-    """f32 [V] after the rules over the vocabulary, a copy where they changed it; forbidden is minus infinity."""
+    """Apply the rules over the vocabulary: f32 [V] -> f32 [V], copied if they change it. Minus infinity forbids."""
     if leaves_logits(row.sampling):
         return logits
-    editable = Editable(logits)
+    editable = EditableLogits(logits)
     with np.errstate(over="ignore"):
         for rule in LOGIT_RULES:
             rule(editable, row)
@@ -275,10 +274,10 @@ def edited(logits: F32, row: Row) -> F32:
 
 
 class Neutral:
-    """Whether all parameters that some rules have claimed (see `SamplingParams`) have the values that do nothing.
+    """A test whether all parameters of some rules (see `SamplingParams`) are neutral.
 
     Args:
-        rules: their names.
+        rules: names of the rules.
     """
 
     def __init__(self, *rules: str) -> None:
@@ -288,8 +287,8 @@ class Neutral:
         self._last: tuple[SamplingParams | None, bool] = (None, False)
 
     def __call__(self, params: SamplingParams) -> bool:
-        """Whether they are, in this request. Who decodes alone asks for the same one at every step."""
-        last, answer = self._last
+        """Return whether they are neutral in this request."""
+        last, answer = self._last  # a single sequence asks with the same object at every step
         if params is not last:
             answer = bool(self._values(params) == self._neutral)
             self._last = params, answer
@@ -298,27 +297,27 @@ class Neutral:
 
 _edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
 _not_of_params: Final = attrgetter("masks", "bad_words")
-"""What `LOGIT_RULES` go by besides."""
+"""Inputs of `LOGIT_RULES` that are not in `SamplingParams`."""
 
 
 def leaves_logits(sampling: Sampling) -> bool:
-    """Whether none of `LOGIT_RULES` ever does anything for the request, as for most."""
+    """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request."""
     return _edits_nothing(sampling.params) and not any(_not_of_params(sampling))
 
 
 def takes_best(sampling: Sampling) -> bool:
-    """Whether every token of the request is the most likely one by the raw logits."""
+    """Return whether the request always takes the most likely token of the raw logits."""
     return sampling.params.greedy and leaves_logits(sampling)
 
 
 def nothing_allowed(row: Row) -> NothingAllowed:
-    """What is raised where the masks leave no token."""
-    return NothingAllowed(f"no token is allowed at position {row.position}: masks and parameters forbid all of them")
+    """Return the error for a row whose masks leave no token."""
+    return NothingAllowed(f"no token is allowed at position {row.position}: masks and parameters forbid all tokens")
 
 
 @np.errstate(over="ignore")
 def permitted(logits: F32, row: Row) -> Candidates:
-    """Every token that may follow, with its logit after the rules over the vocabulary: f32 [V] -> candidates.
+    """Return the permitted tokens with their logits after the rules over the vocabulary.
 
     Raises:
         NothingAllowed: the masks leave no token.
@@ -332,7 +331,7 @@ def permitted(logits: F32, row: Row) -> Candidates:
 
 @np.errstate(over="ignore")
 def distribution(logits: F32, row: Row) -> Candidates:
-    """What is drawn from: the permitted tokens after temperature, top-k, top-p and min-p; their logits are final."""
+    """Return the candidates to draw from: permitted tokens after temperature, top-k, top-p and min-p."""
     candidates = permitted(logits, row)
     for rule in CANDIDATE_RULES:
         candidates = rule(candidates, row.params)

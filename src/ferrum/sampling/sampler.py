@@ -1,8 +1,8 @@
-"""Rows of logits become tokens.
+"""Sampling of tokens from rows of logits.
 
-The choice is by the Gumbel-max trick: with independent Gumbel noise added to final logits, the greatest is a draw from
-their softmax (Yellott 1977; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014, section 2). The noise of a token
-is a function of the request and the token alone, and a token that is no candidate cannot win.
+Draws use the Gumbel-max trick: the maximum of final logits plus independent Gumbel noise is a draw from their softmax
+(Yellott 1977; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014, section 2). The noise depends only on the
+request, the position and the token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ferrum.sampling.rules import Candidates, Neutral, Row, distribution, permit
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A token that is to be chosen.
+class SamplerInput:
+    """A row to sample from.
 
     Attributes:
-        logits: raw logits f32 [V]; not changed. A logit of minus infinity is a token that never comes.
-        best: the most likely token by them, the lowest id among equals.
-        row: what the rules go by.
+        logits: raw logits f32 [V]; not changed. Minus infinity forbids a token.
+        best: the most likely token, the lowest id among equals.
+        row: inputs of the rules.
     """
 
     logits: F32
@@ -37,8 +37,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The log-probability of `token` by raw logits f32 [V], and the `count` most likely; see `token_logprobs`."""
+class LogprobsQuery:
+    """A query for the log-probabilities of `token` and of the `count` most likely tokens, from raw logits f32 [V]."""
 
     logits: F32
     token: int
@@ -47,50 +47,47 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A chosen token, with its log-probabilities where the request wants them."""
+    """A sampled token, with log-probabilities if requested."""
 
     token: int
     logprobs: TokenLogprobs | None
 
 
-class Chooser(Protocol):
-    """Work over many rows of logits at once. Every chooser gives the same results, and no row's depends on another."""
+class Sampler(Protocol):
+    """A sampler of many rows of logits. All samplers give the same results; rows are independent."""
 
     def held_bytes(self, vocab_size: int) -> int:
-        """Bytes that it holds at most, once it has chosen from rows of so many logits."""
+        """Return the maximum scratch memory in bytes."""
         ...
 
-    def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
-        """For each the token, or why there is none.
+    def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
+        """Return the token of each row, or its error.
 
-        A greedy request gets the most likely permitted token, the lowest id among equals; another one a draw from its
+        A greedy request gets the most likely permitted token, the lowest id among equals. Others get a draw from their
         final distribution.
         """
         ...
 
-    def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
-        """The answers. Raises as `logprobs.token_logprobs`."""
+    def logprobs(self, queries: Sequence[LogprobsQuery]) -> list[TokenLogprobs]:
+        """Return the log-probabilities of each query. Raises as `logprobs.token_logprobs`."""
         ...
 
 
-class ReferenceChooser:
-    """`Chooser` in numpy: the specification."""
+class ReferenceSampler(Sampler):
+    """`Sampler` in numpy: the specification."""
 
-    def held_bytes(self, vocab_size: int) -> int:  # noqa: ARG002 - a chooser's signature
-        """See `Chooser.held_bytes`: what it makes is gone when it has chosen."""
+    def held_bytes(self, vocab_size: int) -> int:  # noqa: ARG002 - signature of a sampler
         return 0
 
-    def choose(self, choices: Sequence[Choice]) -> list[int | StepError]:
-        """See `Chooser.choose`."""
-        return [_chosen(each.logits, each.row) for each in choices]
+    def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
+        return [_chosen(each.logits, each.row) for each in inputs]
 
-    def logprobs(self, questions: Sequence[Question]) -> list[TokenLogprobs]:
-        """See `Chooser.logprobs`."""
-        return [token_logprobs(each.logits, each.token, each.count) for each in questions]
+    def logprobs(self, queries: Sequence[LogprobsQuery]) -> list[TokenLogprobs]:
+        return [token_logprobs(each.logits, each.token, each.count) for each in queries]
 
 
-REFERENCE: Final = ReferenceChooser()
-"""Has no state: one serves all."""
+REFERENCE: Final = ReferenceSampler()
+"""The reference sampler, which has no state."""
 
 
 def _chosen(logits: F32, row: Row) -> int | StepError:
@@ -101,48 +98,48 @@ def _chosen(logits: F32, row: Row) -> int | StepError:
 
 
 def greedy(logits: F32, row: Row) -> int:
-    """The most likely permitted token, the lowest id among equals. Raises StepError: there is none."""
+    """Return the most likely permitted token, the lowest id among equals. Raises StepError if there is none."""
     candidates = permitted(logits, row)
     return int(candidates.tokens[np.argmax(candidates.logits)])
 
 
 def draw(candidates: Candidates, row: Row) -> int:
-    """Draw from the softmax of the candidates' logits."""
+    """Draw a token from the softmax of the candidates' logits."""
     u = uniform(candidates.tokens, seed=row.sampling.seed, position=row.position, choice=row.sampling.choice)
     noise = -log(-log(u))
     return int(candidates.tokens[np.argmax(candidates.logits + noise)])
 
 
-def sample(choices: Sequence[Choice], chooser: Chooser = REFERENCE) -> list[Sampled | StepError]:
-    """Choose tokens, for each its own; an error where no token is allowed."""
-    tokens = chooser.choose(choices)
-    questions: dict[int, Question] = {}
-    for i, (choice, token) in enumerate(zip(choices, tokens, strict=True)):
-        count = choice.row.params.logprobs
+def sample(inputs: Sequence[SamplerInput], sampler: Sampler = REFERENCE) -> list[Sampled | StepError]:
+    """Sample a token per row, with requested log-probabilities; an error if no token is allowed."""
+    tokens = sampler.choose(inputs)
+    queries: dict[int, LogprobsQuery] = {}
+    for i, (each, token) in enumerate(zip(inputs, tokens, strict=True)):
+        count = each.row.params.logprobs
         if count is not None and not isinstance(token, StepError):
-            questions[i] = Question(choice.logits, token, count)
-    answers = dict(zip(questions, chooser.logprobs(tuple(questions.values())), strict=True)) if questions else {}
+            queries[i] = LogprobsQuery(each.logits, token, count)
+    answers = dict(zip(queries, sampler.logprobs(tuple(queries.values())), strict=True)) if queries else {}
     return [token if isinstance(token, StepError) else Sampled(token, answers.get(i)) for i, token in enumerate(tokens)]
 
 
 _reports_nothing: Final = Neutral(sample.__name__)
 
 
-def plain(sampling: Sampling) -> bool:
-    """Whether `sample` comes to the most likely tokens by the raw logits, and to nothing else."""
+def is_plain_greedy(sampling: Sampling) -> bool:
+    """Return whether `sample` always returns the most likely raw token without log-probabilities."""
     return takes_best(sampling) and _reports_nothing(sampling.params)
 
 
-def score(logits: F32, wish: Score, chooser: Chooser = REFERENCE) -> tuple[TokenLogprobs, ...]:
-    """The log-probabilities of given next tokens, one result per target.
+def score(logits: F32, request: Score, sampler: Sampler = REFERENCE) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of given next tokens, one result per target.
 
     Args:
-        logits: raw logits f32 [R, V]; rows after the last target are not looked at.
-        wish: at most R targets.
-        chooser: does the work.
+        logits: raw logits f32 [R, V]; rows after the last target are ignored.
+        request: at most R targets.
+        sampler: computes them.
 
     Raises:
-        NonFiniteLogits: as `math.greatest`.
+        NonFiniteLogits: as `probability_mass.greatest`.
     """
-    pairs = zip(logits, wish.targets, strict=False)
-    return tuple(chooser.logprobs([Question(row, target, wish.top) for row, target in pairs]))
+    pairs = zip(logits, request.targets, strict=False)
+    return tuple(sampler.logprobs([LogprobsQuery(row, target, request.top) for row, target in pairs]))

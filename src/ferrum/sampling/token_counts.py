@@ -1,4 +1,4 @@
-"""What rules make of a request or of a sequence once, and not anew at every token: kept for as long as that lives."""
+"""Token counts of growing sequences, and a cache of values per owner."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ import numpy as np
 
 from ferrum.sampling.probability_mass import F32, Int64
 
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 Given = ParamSpec("Given")
 
 
-class Keeper(Generic[Thing]):
-    """Makes a thing for every owner when first asked, and gives the same one from then on. Equal owners are not one."""
+class OwnerCache(Generic[Value]):
+    """A cache of one value per owner, freed with the owner. Owners are compared by identity."""
 
     def __init__(self) -> None:
-        self._things: dict[int, Thing] = {}
+        self._values: dict[int, Value] = {}
 
-    def __call__(self, owner: object, make: Callable[Given, Thing], *args: Given.args, **kwargs: Given.kwargs) -> Thing:
-        """The owner's thing, else what `make` makes of the arguments, which do not hold the owner."""
+    def __call__(self, owner: object, make: Callable[Given, Value], *args: Given.args, **kwargs: Given.kwargs) -> Value:
+        """Return the owner's value. Make it on the first call, from arguments that must not refer to the owner."""
         key = id(owner)
-        if key not in self._things:
-            self._things[key] = make(*args, **kwargs)
-            finalize(owner, self._things.pop, key, None).atexit = False
-        return self._things[key]
+        if key not in self._values:
+            self._values[key] = make(*args, **kwargs)
+            finalize(owner, self._values.pop, key, None).atexit = False
+        return self._values[key]
 
-    def kept(self, owner: object) -> Thing | None:
-        """The owner's thing, where there is one."""
-        return self._things.get(id(owner))
+    def get(self, owner: object) -> Value | None:
+        """Return the owner's value, or None."""
+        return self._values.get(id(owner))
 
 
-class Counts:
-    """How often each token stands in a sequence from `start` on. As it grows, only what is new is counted.
+class TokenCounts:
+    """Count of each token in a sequence from `start` on. A call counts only the tokens added since the last call.
 
     Args:
-        history: the sequence, which is appended to, and cut where `take_back` has been told so.
+        history: the sequence. It may grow; call `truncate` before cutting it.
+        start: first position that counts.
     """
 
     def __init__(self, history: Sequence[int], start: int) -> None:
@@ -46,7 +47,7 @@ class Counts:
         self._counts: Counter[int] = Counter()
 
     def __call__(self, drafts: Sequence[int] = ()) -> tuple[Int64, F32]:
-        """Each token once, in any order, and how often it stands there or among the drafts that follow."""
+        """Return the distinct tokens of the sequence and its draft tokens, and how often each occurs."""
         self._counts.update(self._history[self._end :])
         self._end = max(self._end, len(self._history))
         counts = self._counts
@@ -55,8 +56,8 @@ class Counts:
             counts.update(drafts)
         return np.fromiter(counts, np.int64, len(counts)), np.fromiter(counts.values(), np.float32, len(counts))
 
-    def take_back(self, length: int) -> None:
-        """Count no more what stands from `length` on, where the sequence is about to be cut."""
+    def truncate(self, length: int) -> None:
+        """Remove the tokens from position `length` on from the counts. Call before cutting the sequence."""
         length = max(length, self._start)
         for token in self._history[length : self._end]:
             self._counts[token] -= 1

@@ -1,4 +1,4 @@
-"""The one order of tokens: greater logits first, among equals the lower id first. Nothing here sorts a vocabulary."""
+"""The order of tokens: greater logits first, then lower ids. These functions do not sort the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ferrum.sampling.probability_mass import F32, Int64
 
 
 def top(logits: F32, count: int) -> Int64:
-    """Places of the first `count` of f32 [V] (all of them where there are fewer), best first."""
+    """Return the indices of the first `count` of f32 [V] (at most V), best first."""
     size = logits.size
     if count >= size:
         return np.argsort(-logits, kind="stable")
@@ -21,6 +21,6 @@ def top(logits: F32, count: int) -> Int64:
 
 
 def rank(logits: F32, token: int) -> int:
-    """The token's place in the order, 1 for the first."""
+    """Return the rank of the token, 1 for the most likely."""
     greater = np.count_nonzero(logits > logits[token])
     return 1 + int(greater) + int(np.count_nonzero(logits[:token] == logits[token]))

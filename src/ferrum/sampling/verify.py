@@ -1,7 +1,7 @@
-"""Verification of drafts.
+"""Verification of draft tokens.
 
-Exact verification is sampling: each row's token is chosen as if the drafts had never been guessed, and a draft is right
-when it is that token. It holds at any temperature, with any proposer, because a draw depends on the request alone.
+Exact verification is sampling: each row's token is sampled as without drafts, and a draft is accepted if it equals that
+token. This works at any temperature with any proposer, because a draw depends only on the request.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ferrum.core.values import shown
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.sampling.probability_mass import F32
 from ferrum.sampling.rules import Row
-from ferrum.sampling.sampler import REFERENCE, Choice, Chooser, Sampled, plain, sample
+from ferrum.sampling.sampler import REFERENCE, Sampled, Sampler, SamplerInput, is_plain_greedy, sample
 
 
 class Accepted(NamedTuple):
-    """What a verified span came to.
+    """The result of a verified span.
 
     Attributes:
-        tokens: the accepted drafts and the token after them: `accepted + 1` tokens.
-        logprobs: one per token, where the request wants them.
-        accepted: how many drafts were right.
+        tokens: the accepted draft tokens and the next token: `accepted + 1` tokens.
+        logprobs: one per token, if requested.
+        accepted: number of accepted draft tokens.
     """
 
     tokens: tuple[int, ...]
@@ -36,13 +36,13 @@ class Accepted(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """Rows of one sequence that tokens are chosen from.
+    """The rows of one sequence to sample from.
 
     Attributes:
-        logits: raw logits f32 [k + 1, V]: row i follows the history and the first i drafts.
+        logits: raw logits f32 [k + 1, V]: row i follows the history and the first i draft tokens.
         best: the most likely token of each row.
-        drafts: k guessed tokens; without any this is sampling.
-        sampling: the request's parameters, seed and history (without the drafts).
+        drafts: k draft tokens; with k = 0 this is plain sampling.
+        sampling: parameters, seed and history of the request, without the drafts.
     """
 
     logits: F32
@@ -51,44 +51,43 @@ class Verification(NamedTuple):
     sampling: Sampling
 
     @property
-    def foregone(self) -> Accepted | None:
-        """What it comes to where nothing is left to choose or to verify."""
-        return None if self.drafts or not plain(self.sampling) else Accepted((self.best[-1],), None, 0)
+    def greedy_result(self) -> Accepted | None:
+        """The result of a plain greedy request without drafts, or None."""
+        return None if self.drafts or not is_plain_greedy(self.sampling) else Accepted((self.best[-1],), None, 0)
 
-    def choice(self, row: int) -> Choice:
-        """The token of a row, all drafts before it being right."""
-        return Choice(self.logits[row], self.best[row], Row(self.sampling, self.drafts[:row]))
+    def input(self, row: int) -> SamplerInput:
+        """Return the input of a row, given that all drafts before it are accepted."""
+        return SamplerInput(self.logits[row], self.best[row], Row(self.sampling, self.drafts[:row]))
 
 
-def accept(verifications: Sequence[Verification], chooser: Chooser = REFERENCE) -> list[Accepted | StepError]:
-    """Choose tokens row by row, of all sequences side by side, each for as long as its drafts agree.
+def accept(verifications: Sequence[Verification], sampler: Sampler = REFERENCE) -> list[Accepted | StepError]:
+    """Sample row by row, all sequences in parallel, each until a draft token differs.
 
-    A row that cannot be sampled after others could hands back the last right draft as unverified, so that the error
-    comes where it would have come without drafts: from the first row of the next step. From the first row it is the
-    sequence's outcome.
+    An error in the first row is the result of the sequence. An error in a later row ends the accepted drafts before it,
+    so that the next step reports it from its first row, as without drafts.
     """
-    foregone = [each.foregone for each in verifications]
-    others = [each for each, known in zip(verifications, foregone, strict=True) if known is None]
-    chosen = iter(_choose(others, chooser) if others else ())
-    return [next(chosen) if known is None else known for known in foregone]
+    greedy = [each.greedy_result for each in verifications]
+    others = [each for each, known in zip(verifications, greedy, strict=True) if known is None]
+    chosen = iter(_choose(others, sampler) if others else ())
+    return [next(chosen) if known is None else known for known in greedy]
 
 
-def _choose(verifications: Sequence[Verification], chooser: Chooser) -> list[Accepted | StepError]:
+def _choose(verifications: Sequence[Verification], sampler: Sampler) -> list[Accepted | StepError]:
     chosen: list[list[Sampled]] = [[] for _ in verifications]
     outcomes: dict[int, StepError] = {}
     agreeing: Sequence[int] = range(len(verifications))
     while agreeing:
-        sampled = sample([verifications[i].choice(len(chosen[i])) for i in agreeing], chooser)
-        right = []
+        sampled = sample([verifications[i].input(len(chosen[i])) for i in agreeing], sampler)
+        accepted = []
         for i, outcome in zip(agreeing, sampled, strict=True):
-            place, drafts = len(chosen[i]), verifications[i].drafts
+            row, drafts = len(chosen[i]), verifications[i].drafts
             if isinstance(outcome, Sampled):
                 chosen[i].append(outcome)
-                if place < len(drafts) and outcome.token == drafts[place]:
-                    right.append(i)
-            elif not place:
+                if row < len(drafts) and outcome.token == drafts[row]:
+                    accepted.append(i)
+            elif not row:
                 outcomes[i] = outcome
-        agreeing = right
+        agreeing = accepted
     return [outcomes[i] if i in outcomes else _accepted(each) for i, each in enumerate(chosen)]
 
 
@@ -98,18 +97,18 @@ def _accepted(chosen: Sequence[Sampled]) -> Accepted:
 
 
 def check_threshold(threshold: object) -> None:
-    """Refuse what is no threshold of a lossy verification. Raises RequestError."""
+    """Raise RequestError for an invalid threshold of lossy verification."""
     if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= cast(float, threshold) <= 1:
-        raise RequestError(f"must be a number between 0 and 1, not {shown(threshold)}", param="acceptance_threshold")
+        raise RequestError(f"must be a number between 0 and 1, got {shown(threshold)}", param="acceptance_threshold")
 
 
 def count_likely(logits: F32, drafts: Sequence[int], threshold: float) -> int:
-    """How many leading drafts a lossy verification takes: those with p(draft) >= threshold x max p, from raw logits.
+    """Return how many leading drafts lossy verification accepts: p(draft) >= threshold x max p, from raw logits.
 
     Args:
         logits: f32 [k + 1, V] or [k, V].
-        drafts: k guessed tokens.
-        threshold: 0 takes every draft, 1 only a most likely one; see `check_threshold`.
+        drafts: k draft tokens.
+        threshold: 0 accepts every draft, 1 only a most likely one; see `check_threshold`.
     """
     rows = logits[: len(drafts)]
     below = rows[np.arange(len(drafts)), np.array(drafts, np.int64)] - rows.max(axis=1)
