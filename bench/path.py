@@ -36,6 +36,7 @@ SOURCE: Final = str(Path(ferrum.__file__).parent) + "/"
 MODEL: Final = "ferrum-tiny"
 TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 TOKENS: Final = 4
+NOT_FUNCTIONS: Final = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>"}
 SETTLE_SECONDS: Final = 0.5
 """The engine's thread comes to rest in this time after a reply."""
 
@@ -52,7 +53,7 @@ class Profile:
         """Record a call; the signature is that of `sys.setprofile` hooks."""
         if self.active and event == "call":
             code = frame.f_code
-            if code.co_filename.startswith(SOURCE) and not code.co_name.startswith("<"):
+            if code.co_filename.startswith(SOURCE) and code.co_name not in NOT_FUNCTIONS:
                 self.functions.add((code.co_filename.removeprefix(SOURCE), code.co_qualname))
                 self.calls += 1
 

@@ -19,7 +19,7 @@ def test_a_stop_string_ends_the_choice_while_the_engine_still_runs_it() -> None:
     stream = open_stream(request_for(stop=["b"]))
     assert not stream.push(event(A))
     assert stream.push(event(A, B, A))
-    assert stream.over and not stream.settled
+    assert stream.finished and not stream.settled
     assert not stream.push(event(B))
     assert not stream.push(event(finish=FinishReason.ABORT))
     assert stream.settled
@@ -152,4 +152,4 @@ def test_a_last_event_that_cannot_be_folded_is_followed_by_an_end() -> None:
         stream.push(event(A, finish=FinishReason.LENGTH))
     stream.fail(StepError("folded"))
     (delta,) = deltas_of(stream)
-    assert delta.finish_reason is FinishReason.ERROR and isinstance(delta.error, StepError) and stream.over
+    assert delta.finish_reason is FinishReason.ERROR and isinstance(delta.error, StepError) and stream.finished

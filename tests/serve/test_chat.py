@@ -8,11 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from engine_fakes import POISON, LetterTokenizer, expected, greedy, input_processor
-from ferrum.engine.request_output import Delta, Logprob
-from ferrum.server.chat_completions import ChatReplyBuilder, _Whole
-from ferrum.server.reply_builder import ReplyHeader, TokenNamer
-from ferrum.server.request_bodies import ChatRequest
+from engine_fakes import POISON, LetterTokenizer, expected
+from ferrum.engine import request_output
+from ferrum.engine.request_output import Delta, join, join_all
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 
@@ -106,20 +104,21 @@ def test_log_probabilities_that_might_fill_the_memory_are_refused_before_the_sta
         assert server.chat(**{**every, "max_tokens": None, **body}).status_code == 200
 
 
-def test_chunks_are_folded_into_one_list() -> None:
-    """A copy of it for each of many chunks would take longer and longer."""
-    request = input_processor().process([1], greedy(), request_id="r")
-    body = ChatRequest(model="model", messages=[{"role": "user", "content": "p"}])
-    job = ChatReplyBuilder(
-        ReplyHeader("r", 1, "model", "n"), body, request, TokenNamer(LetterTokenizer(), by_id=False), ""
-    )
-    whole, news = _Whole(), Delta("r", 0, (5,), "a", logprobs=({5: Logprob(-1.0, 1, "a")},))
-    for chunk in job.push(0, news):
-        whole.push(chunk)
-    first = whole.choices[0].logprobs
-    for chunk in job.push(0, news):
-        whole.push(chunk)
-    assert first is not None and whole.choices[0].logprobs is first and len(first) == 2
+def test_joining_many_deltas_copies_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining each to all before it would take quadratic time."""
+    copied = 0
+
+    def counted(first: Delta, second: Delta) -> Delta:
+        nonlocal copied
+        joined = join(first, second)
+        copied += len(joined.token_ids)
+        return joined
+
+    monkeypatch.setattr(request_output, "join", counted)
+    deltas = [Delta("r", 0, (number,), str(number % 10)) for number in range(1000)]
+    whole = join_all(deltas)
+    assert whole.token_ids == tuple(range(1000)) and whole.text == "".join(str(n % 10) for n in range(1000))
+    assert copied < 1000 * 11
 
 
 def test_prompt_log_probabilities_are_the_prompts(server: Served) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,12 @@ from ferrum.server.reply_builder import ReplyHeader
 from ferrum.server.request_bodies import CompletionRequest
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
+from ferrum.server.validation import CheckedRequest
 from serve_kit import Served, chat_parts, error_of, events, serving
 from text_samples import BOS, PieceTokenizer, byte_fallback
+
+
+HEADER = ReplyHeader("r", 1, "model", "n")
 
 
 def test_the_choices_of_several_prompts_stand_in_order(server: Served) -> None:
@@ -88,10 +91,9 @@ def test_what_follows_an_incomplete_character_is_behind_it() -> None:
     assert text_offsets(tokenizer, text, range(6)) == offsets
     body = CompletionRequest(model="model", prompt="p", logprobs=0)
     request = input_processor().process([1], greedy(), request_id="r")
-    front: Any = SimpleNamespace(tokenizer=tokenizer)
-    job = CompletionReplyBuilder(ReplyHeader("r", 1, "model", "n"), body, [request], 1, front, [""])
+    builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), tokenizer)
     scored = tuple({each: Logprob(-1.0, 1, "")} for each in range(6))
-    (chunk,) = job.push(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
+    (chunk,) = builder.chunks(0, Delta("r", 0, tuple(range(6)), text, logprobs=scored))
     logprobs = chunk.choices[0].logprobs
     assert logprobs is not None and logprobs.text_offset == offsets
 
@@ -99,10 +101,9 @@ def test_what_follows_an_incomplete_character_is_behind_it() -> None:
 def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:
     body = CompletionRequest(model="model", prompt="p", logprobs=3)
     request = input_processor().process([1], greedy(), request_id="r")
-    front: Any = SimpleNamespace(tokenizer=CoarseTokenizer())
-    job = CompletionReplyBuilder(ReplyHeader("r", 1, "model", "n"), body, [request], 1, front, [""])
+    builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), CoarseTokenizer())
     position = {6: Logprob(-4.0, 9, "a"), 3: Logprob(-0.5, 1, "a"), 4: Logprob(-1.0, 2, "b"), 7: Logprob(-2.0, 3, "b")}
-    (chunk,) = job.push(0, Delta("r", 0, (6,), "a", logprobs=(position,)))
+    (chunk,) = builder.chunks(0, Delta("r", 0, (6,), "a", logprobs=(position,)))
     logprobs = chunk.choices[0].logprobs
     assert logprobs is not None and logprobs.token_logprobs == [-4.0]
     assert logprobs.tokens == ["a"] and logprobs.top_logprobs == [{"a": -0.5, "b": -1.0}]
@@ -153,15 +154,14 @@ def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatc
 
         return run
 
-    for name in ("fold", "push"):
+    for name in ("reply", "chunks"):
         monkeypatch.setattr(CompletionReplyBuilder, name, noted(name, getattr(CompletionReplyBuilder, name)))
     large = {"prompt": [1] * 600, "max_tokens": 0, "echo": True, "logprobs": 5}
     assert server.complete().status_code == 200
-    [loop] = set(where.values())
-    assert server.complete(**large).status_code == 200
-    assert where.keys() == {"fold", "push"} and loop not in where.values()
-    assert events(server.complete(stream=True))[-1] is None and where.pop("push") == loop
-    assert events(server.complete(**large, stream=True))[-1] is None and where.pop("push") != loop
+    loop = where.pop("reply")
+    assert server.complete(**large).status_code == 200 and where.pop("reply") != loop
+    assert events(server.complete(stream=True))[-1] is None and where.pop("chunks") == loop
+    assert events(server.complete(**large, stream=True))[-1] is None and where.pop("chunks") != loop
 
 
 def test_truncation_keeps_the_end(server: Served) -> None:
@@ -184,10 +184,9 @@ def test_a_recommended_limit_takes_no_more_than_half_of_the_context_from_a_promp
 def test_a_request_over_the_context_is_refused_before_it_runs(server: Served) -> None:
     context = server.service.context
     error = error_of(server.complete(prompt=[1] * (context - 9), max_tokens=10, stream=True), 400)
-    assert error["code"] == "context_length_exceeded" and error["param"] == "prompt" and not server.requests
+    assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens" and not server.requests
     exact = server.complete(prompt=[1] * (context - 2), max_tokens=2, ignore_eos=True).json()
     assert exact["usage"]["total_tokens"] == context
-    assert error_of(server.chat(max_tokens=context), 400)["param"] == "messages"
 
 
 def test_the_sdk_completes_ids_and_batches(server: Served) -> None:

@@ -21,7 +21,7 @@ from ferrum import PrefillInput, load_executor
 from ferrum.core.errors import Unsupported
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.runtime.hub import BUILT_IN, resolve_model
-from ferrum.server.embeddings import TOGETHER
+from ferrum.server.embeddings import MAX_QUEUED
 from serve_kit import Served, chat_parts, error_of, serving, wait_for
 
 IDS = [int(i) for i in np.random.default_rng(0).integers(1, 4000, 150)]
@@ -129,10 +129,10 @@ def test_a_body_keeps_its_places_from_its_first_turn_to_its_last() -> None:
 
 def test_inputs_that_wait_for_their_turn_are_served_though_the_server_drains() -> None:
     with serving(chat_parts(FakeRecipe(seconds_per_step=0.05))) as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(vectors, server, input=["ab"] * (2 * TOGETHER + 1))
+        asked = pool.submit(vectors, server, input=["ab"] * (2 * MAX_QUEUED + 1))
         wait_for(lambda: server.service.num_live == 1)
         server.service.drain()
-        assert len(asked.result()) == 2 * TOGETHER + 1
+        assert len(asked.result()) == 2 * MAX_QUEUED + 1
 
 
 @pytest.mark.parametrize(

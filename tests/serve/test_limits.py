@@ -126,7 +126,6 @@ def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
     limits.begin("a")
     limits.queue("a", [request])
     limits.delta(request, Delta("r", token_ids=(1,) * 50))
-    limits.leave("a", 1)
     assert refused(limits) == 91
     limits.begin("b")
     clock.now += 90.5

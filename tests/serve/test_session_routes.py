@@ -86,7 +86,7 @@ def test_what_a_session_cannot_do_is_refused_by_name_and_leaves_it_as_it_was(ser
         ("generate", {**LOUD, "best_of": 2}, "best_of"),
         ("generate", {**LOUD, "suffix": "x"}, "suffix"),
         ("generate", {**LOUD, "temperature": 3}, "temperature"),
-        ("generate", {**LOUD, "max_tokens": context}, "prompt"),
+        ("generate", {**LOUD, "max_tokens": context}, "max_tokens"),
     ):
         assert error_of(server.post(f"/v1/sessions/{id}/{verb}", **body), 400)["param"] == param
     assert error_of(server.post(f"/v1/sessions/{begin(server, '')}/generate", **LOUD), 400)["param"] == "prompt"
@@ -132,7 +132,7 @@ def test_a_session_that_generates_is_not_changed_by_others(slow: Served) -> None
 def test_long_sessions_are_told_and_gone_on_with_beside_the_streams_of_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    id, tell, make = begin(server, "hello" * 100), GrowingText.text, session_routes.completion_job
+    id, tell, make = begin(server, "hello" * 100), GrowingText.text, session_routes.check_completion
     on_loop: list[bool] = []
 
     def watched(text: GrowingText) -> str:
@@ -144,8 +144,8 @@ def test_long_sessions_are_told_and_gone_on_with_beside_the_streams_of_others(
         return make(*arguments)
 
     monkeypatch.setattr(GrowingText, "text", property(watched))
-    monkeypatch.setattr(session_routes, "completion_job", made)
-    monkeypatch.setattr(routes, "QUICK_BYTES", 400)
+    monkeypatch.setattr(session_routes, "check_completion", made)
+    monkeypatch.setattr(routes, "MAX_LOOP_BYTES", 400)
     assert state(server, id)["text"] == "hello" * 100
     do(server, id, "generate", **LOUD)
     do(server, begin(server), "generate", **LOUD)

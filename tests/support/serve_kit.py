@@ -17,7 +17,7 @@ from openai import OpenAI
 from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.core.types import Request
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.async_stream import AsyncStream
+from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.model_client import Parts
 from ferrum.engine.router import QueueSlots
 from ferrum.server.app import create_app

@@ -1,25 +1,28 @@
-"""The asynchronous client: `AsyncEngine`. With the server the only place that knows asyncio.
+"""`AsyncEngine`: the asynchronous client, and `AsyncStream`, the deltas of its requests on an event loop.
 
-Nothing is computed on the event loop but admission: a request's work happens in the engine and on the host's thread,
-and the loop is woken once per step. A server's loop takes the thread's part, too (`deliver_here`).
+Besides the server, only this module uses asyncio. The event loop only checks requests and reads deltas: steps run in the
+engine, events are folded where the host delivers them, and the loop wakes once per step.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.engine.async_stream import AsyncStream
 from ferrum.engine.client_base import EngineClient
 from ferrum.engine.input_processor import Prompt
 from ferrum.engine.model_client import ModelClient, Parts
+from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
-from ferrum.engine.router import QueueSlots
+from ferrum.engine.router import QueueSlots, Router
 from ferrum.engine.stream_fairness import ReadingLoop
+from ferrum.text.tokenizer import Tokenizer
 
 
 class AsyncEngine(EngineClient):
@@ -34,7 +37,7 @@ class AsyncEngine(EngineClient):
 
     @property
     def num_live(self) -> int:
-        """Requests that the engine still knows."""
+        """Requests that the engine has not finished."""
         return len(self.client.router)
 
     def generate(
@@ -51,19 +54,19 @@ class AsyncEngine(EngineClient):
         adapter: str | None = None,
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[Delta, None]:
-        """Generate: an async iterator of deltas, `n` choices interleaved, exactly one of each with a finish reason.
+        """Return an async iterator of deltas: `n` choices interleaved, one delta of each with a finish reason.
 
         The request is checked here and queued when iteration begins. Cancelling the iterating task or closing the
         iterator ends the request and frees its pages within a step. A failure after the start is a delta with
         `FinishReason.ERROR` and the typed error in `error`.
 
         Args:
-            prompt, request_id, priority, deadline, ...: see `InputProcessor.admit`; `deadline` is in seconds from now.
-            sampling_params: None: `default_sampling_params`.
+            prompt, request_id, priority, deadline, ...: see `InputProcessor.process`.
+            sampling_params: default: `default_sampling_params`.
 
         Raises:
-            RequestError, Unsupported: what cannot be served; `param` names the field.
-            EngineDead, QueueFull: the engine takes nothing (more) now.
+            RequestError, Unsupported: the request cannot be served; `param` names the field.
+            EngineDead, QueueFull: the engine accepts no request now.
         """
         self.client.router.check_open()
         request = self.client.input_processor.process(
@@ -78,38 +81,38 @@ class AsyncEngine(EngineClient):
             adapter=adapter,
             add_special_tokens=add_special_tokens,
         )
-        return self._stream(request)
+        return self._deltas(request)
 
-    async def _stream(self, request: Request) -> AsyncGenerator[Delta, None]:
-        running = self.open([request])
+    async def _deltas(self, request: Request) -> AsyncGenerator[Delta, None]:
+        stream = self.open([request])
         try:
-            async for _, delta in running:
+            async for _, delta in stream:
                 yield delta
         finally:
-            running.abort()
+            stream.abort()
 
     def deliver_here(self) -> None:
-        """Serve the running event loop, and none after it: it reads and folds the engine's reports itself.
+        """Let the running event loop read and fold the engine's reports, instead of the host's thread.
 
-        No thread of the host's has to be woken for them, nor to get hold of the interpreter beside the loop. Called at
-        most once; the loop must run until `close` has returned.
+        This saves waking that thread, which competes with the loop for the interpreter. Call it at most once; the loop
+        must run until `close` has returned.
         """
         self.client.router.deliver_on(asyncio.get_running_loop())
 
-    def open(self, requests: Sequence[Request], places: QueueSlots | None = None) -> AsyncStream:
-        """Queue admitted requests (`front.admission`) now, all of them or none, on the running event loop.
+    def open(self, requests: Sequence[Request], slots: QueueSlots | None = None) -> AsyncStream:
+        """Queue processed requests on the running event loop, all of them or none.
 
-        Whoever opens must read to the end or `abort`.
+        The caller must read the stream to its end or `abort` it.
 
         Args:
-            places: those that are kept for them, see `Router.keep`; None: there have to be others.
+            slots: reserved for them, see `Router.reserve`; None: takes free ones.
 
         Raises:
             EngineDead, QueueFull: nothing was queued.
-            RequestError: one of their ids is live, or requests of another event loop are, which still runs.
+            RequestError: one of the ids is in use, or requests of another running event loop are live.
         """
-        self._loop.turn_to(asyncio.get_running_loop(), self.num_live)
-        return AsyncStream(self.client.router, self.client.tokenizer, requests, places)
+        self._loop.turn_to(asyncio.get_running_loop(), len(self.client.router))
+        return AsyncStream(self.client.router, self.client.tokenizer, requests, slots)
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,5 +120,105 @@ class AsyncEngine(EngineClient):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Joining the engine may take a step's time; the loop goes on meanwhile.
-        await asyncio.to_thread(self.close)
+        await asyncio.to_thread(self.close)  # joining the engine may take the time of a step
+
+
+class AsyncStream:
+    """An asynchronous iterator over (place of the request, its delta) until every request has finished.
+
+    Requests with new deltas take turns. Cancelling a waiting reader loses nothing; the next one continues. Read it to
+    the end or abort it.
+
+    Raises:
+        EngineDead, QueueFull: nothing was queued.
+        RequestError: one of the ids is in use.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        tokenizer: Tokenizer | None,
+        requests: Sequence[Request],
+        slots: QueueSlots | None = None,
+    ) -> None:
+        self.requests = tuple(requests)
+        self._router = router
+        self._waiting: asyncio.Future[None] | None = None
+        self._ready: deque[int] = deque()
+        self._unfinished = len(self.requests)
+        self._streams: list[RequestStream] = []
+        router.check_open(0 if slots is not None else len(self.requests))
+        try:
+            for place, request in enumerate(self.requests):
+                self._streams.append(router.open(request, tokenizer, partial(self._wake, place), slots))
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """End unfinished requests and free their pages within a step. Idempotent."""
+        for stream in self._streams:
+            self._router.abort(stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while self._unfinished:
+            update = self._take()
+            if update is not None:
+                return update
+            await self._wait(asyncio.get_running_loop())
+        raise StopAsyncIteration
+
+    async def with_keep_alives(self, seconds: float) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+        """Iterate as the stream itself, and yield None after every `seconds` without a delta."""
+        loop = asyncio.get_running_loop()
+        last, silent = loop.time(), False
+        timer = loop.call_later(seconds, lambda: check_silence())
+
+        def check_silence() -> None:  # one timer for all waits is cheaper than one for each
+            nonlocal silent, timer
+            left = last + seconds - loop.time()
+            if left <= 0:
+                silent, left = True, seconds
+                self._wake()
+            timer = loop.call_later(left, check_silence)
+
+        try:
+            while self._unfinished:
+                update = self._take()
+                if update is not None or silent:
+                    yield update
+                    last, silent = loop.time(), False
+                else:
+                    await self._wait(loop)
+        finally:
+            timer.cancel()
+
+    def _take(self) -> tuple[int, Delta] | None:
+        """Return the next delta, or None."""
+        while self._ready:
+            place = self._ready.popleft()
+            delta = self._streams[place].take()
+            if delta is not None:
+                self._ready.append(place)  # another choice of it may have a delta too
+                if delta.usage is not None:
+                    self._unfinished -= 1
+                    if not self._unfinished:
+                        self._streams.clear()  # they refer back to this reader
+                return place, delta
+        return None
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until a request has a delta or the keep-alive is due."""
+        self._waiting = loop.create_future()
+        await self._waiting
+
+    def _wake(self, place: int | None = None) -> None:
+        """Wake the reader, because the request at `place` has a delta or the keep-alive is due."""
+        if place is not None:
+            self._ready.append(place)
+        waiting = self._waiting
+        if waiting is not None and not (waiting.done() or waiting.get_loop().is_closed()):
+            waiting.set_result(None)

@@ -1,6 +1,7 @@
-"""Admission: from a prompt and its parameters to a `Request`, or a typed error that names the field.
+"""`InputProcessor`: turns a prompt and its parameters into a `Request`, or raises an error that names the field.
 
-All that can be checked without the engine is checked here, before anything is queued.
+Everything that can be checked without the engine is checked here, before anything is queued. Values of single sampling
+parameters are checked by `SamplingParams`, bodies of HTTP requests by `server.validation`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
@@ -24,19 +26,27 @@ Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """The names under which a caller knows the fields that an error can name."""
+
+    prompt: str = "prompt"
+    max_tokens: str = "max_tokens"
+
+
+API_NAMES: Final = FieldNames()
+
+
 class InputProcessor:
     """Makes requests for one model.
 
     Args:
-        vocab_size: the model's; token ids are below it.
-        max_sequence_length: most tokens of prompt and output together.
-        tokenizer: None serves token ids alone.
+        vocab_size: of the model; token ids are below it.
+        max_sequence_length: limit of prompt and output tokens together.
+        tokenizer: None serves token ids only.
         eos_token_ids: the model's end tokens.
         clock: monotonic seconds.
-        prioritised: the engine serves by priority.
-
-    Attributes:
-        eos_token_ids: as given.
+        prioritised: the engine's scheduling policy is `priority`.
     """
 
     def __init__(
@@ -49,10 +59,10 @@ class InputProcessor:
         clock: Callable[[], float] = time.monotonic,
         prioritised: bool = False,
     ) -> None:
+        self.eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
         self._max_sequence_length = max_sequence_length
         self._tokenizer = tokenizer
-        self.eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
         self._prioritised = prioritised
 
@@ -70,38 +80,51 @@ class InputProcessor:
         adapter: str | None = None,
         add_special_tokens: bool = True,
         pooling: Pooling | None = None,
-        prediction: Prompt = (),
+        prediction: Prompt | None = None,
+        context: int | None = None,
+        required_output: int | None = None,
+        names: FieldNames = API_NAMES,
     ) -> Request:
-        """A request that the engine can take as it is.
+        """Return a request that the engine accepts.
 
         Args:
-            prompt: text, or token ids that are taken as they are.
-            request_id: None: a new one.
-            priority: smaller is served first; other than 0 only where the engine serves by it.
+            prompt: text, or token ids that are used as given.
+            request_id: default: a new one.
+            priority: smaller runs first; only 0 unless the scheduling policy is `priority`.
             deadline: seconds from now after which the request is ended; None: never.
-            tenant: whose request it is; carried along.
-            salt: keeps its cached prefixes apart from those of other salts.
-            trace_id: None: the request id.
-            adapter: refused, for there are none yet.
-            add_special_tokens: False for a text that holds its special tokens already, as chat templates do.
-            pooling: how to make the prompt a vector; nothing is generated then (`params.max_tokens` must be 0, `n` 1).
-            prediction: what the output may be like, within the context; it changes nothing but how soon it is there.
+            tenant: the owner, for fair scheduling and per-key limits.
+            salt: requests share cached prefixes only with requests of the same salt.
+            trace_id: default: the request id.
+            adapter: must be None; adapters are not supported.
+            add_special_tokens: False for text that contains its special tokens, as rendered chats do.
+            pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
+            prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
+            context: limit of prompt and output tokens together; default: the model's.
+            required_output: output tokens that must fit after the prompt; default: 1, or 0 if `max_tokens` is 0.
+            names: of the fields in errors.
 
         Raises:
-            RequestError: an empty prompt, a prompt that leaves no room in the context, an id that the model does not
-                have, text without a tokenizer, or an option that cannot be honoured; `param` names it.
-            Unsupported: an adapter, or a priority without the policy that knows it.
+            RequestError: a field has a value that cannot be served; `param` names it.
+            ContextOverflow: the prompt is too long, or `required_output` does not fit after it.
+            InvalidToken: the model does not have a token id.
+            Unsupported: an adapter is named, or a priority without the policy `priority`.
         """
         check_params(params)
         _check_features(params, adapter, pooling)
         self._check_text_options(params)
         params.check_vocabulary(self._vocab_size)
-        name = f"request-{secrets.token_hex(8)}" if request_id is None else _named("request_id", request_id)
+        name = f"request-{secrets.token_hex(8)}" if request_id is None else _string("request_id", request_id)
+        if not name:
+            raise RequestError("must not be empty", param="request_id")
+        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param=names.prompt)
+        if required_output is None:
+            required_output = 0 if params.max_tokens == 0 else 1
+        check_room(len(tokens), required_output, context or self._max_sequence_length, names)
         now = self._clock()
         eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
             request_id=name,
-            prompt=self._tokens(prompt, params, add_special_tokens),
+            prompt=tokens,
             params=params,
             seed=secrets.randbits(64) - 2**63 if params.seed is None else params.seed,
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
@@ -114,67 +137,53 @@ class InputProcessor:
             salt=_string("salt", salt),
             trace_id=name if trace_id is None else _string("trace_id", trace_id),
             pooling=pooling,
-            prediction=self._predicted(prediction),
+            prediction=() if prediction is None else self._predicted(prediction),
         )
 
     def _check_text_options(self, params: SamplingParams) -> None:
-        """Without a tokenizer there is no text, and nothing that is about text can be honoured."""
+        """Refuse parameters about text if there is no tokenizer."""
         if self._tokenizer is not None:
             return
-        asked = {
+        given = {
             "stop": bool(params.stop),
             "bad_words": bool(params.bad_words),
             "include_stop_str_in_output": params.include_stop_str_in_output,
             "skip_special_tokens": not params.skip_special_tokens,
         }
-        for name, is_asked in asked.items():
-            if is_asked:
-                raise RequestError("the model has no tokenizer; token ids only", param=name)
-
-    def _tokens(self, prompt: Prompt, params: SamplingParams, add_special_tokens: bool) -> tuple[int, ...]:
-        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param="prompt")
-        if not tokens:
-            raise RequestError("must not be empty", param="prompt")
-        scored = params.max_tokens == 0
-        if len(tokens) + (not scored) > self._max_sequence_length:
-            wrong = "are more than there are" if scored else "leave no room for output"
-            raise ContextOverflow(
-                f"{len(tokens)} tokens {wrong} in a context of {self._max_sequence_length}", param="prompt"
-            )
-        return tokens
+        for name, is_given in given.items():
+            if is_given:
+                raise RequestError("the model has no tokenizer and serves token ids only", param=name)
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
         tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")
         if len(tokens) > self._max_sequence_length:
-            raise ContextOverflow(
-                f"{len(tokens)} tokens are more than any output in a context of {self._max_sequence_length}",
-                param="prediction",
-            )
+            reason = f"{len(tokens)} tokens are more than the context of {self._max_sequence_length}; shorten it"
+            raise ContextOverflow(reason, param="prediction")
         return tokens
 
     def _encoded(self, text: Prompt, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-        """Ids that the model has, of a text or as given. Errors are about the field `param`."""
-        if isinstance(text, str) and self._tokenizer is None:
-            raise RequestError("the model has no tokenizer; give token ids", param=param)
+        """Return token ids of the model's vocabulary. Errors name the field `param`."""
         try:
-            if isinstance(text, str) and self._tokenizer is not None:
-                tokens = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-            else:
+            if not isinstance(text, str):
                 tokens = token_ids(text)
+            elif self._tokenizer is None:
+                raise RequestError("the model has no tokenizer; send token ids")
+            else:
+                tokens = tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except RequestError as error:
-            raise error.about(param) from None  # both name the prompt
+            raise error.about(param) from None
         self.check_tokens(tokens, param=param)
         return tokens
 
     def check_tokens(self, tokens: Sequence[int], *, param: str) -> None:
-        """Refuse ids that the model does not have. Raises InvalidToken, with the position."""
+        """Refuse ids outside the vocabulary. Raises InvalidToken with the position."""
         check_ids(tokens, self._vocab_size, param=param)
 
     def check_priority(self, priority: int) -> int:
-        """The priority, as a plain int. Raises RequestError for what is none, Unsupported where it changes nothing."""
+        """Return the priority as a plain int. Raises RequestError, or Unsupported without the policy `priority`."""
         number = whole("priority", priority)
         if number and not self._prioritised:
-            raise Unsupported("priority", "the engine does not run with the policy priority")
+            raise Unsupported("priority", "the scheduling policy is not `priority` (--policy priority)")
         return number
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -184,18 +193,35 @@ class InputProcessor:
         try:
             return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
         except RequestError as error:
-            raise error.about("bad_words") from None  # the tokenizer names the prompt
+            raise error.about("bad_words") from None  # the tokenizer's error names the prompt
+
+
+def check_room(length: int, required_output: int, context: int, names: FieldNames) -> None:
+    """Refuse a prompt of `length` tokens if it, or the output after it, exceeds the context.
+
+    Raises:
+        RequestError: the prompt is empty.
+        ContextOverflow: `param` is the prompt if there is no room for any output, else the output's limit.
+    """
+    if not length:
+        raise RequestError("must not be empty", param=names.prompt)
+    if length + min(required_output, 1) > context:
+        room = " and leave no room for output" if required_output else ""
+        raise ContextOverflow(f"{length} tokens fill the context of {context}{room}; shorten it", param=names.prompt)
+    if length + required_output > context:
+        reason = f"{required_output} tokens after a prompt of {length} exceed the context of {context}"
+        raise ContextOverflow(f"{reason}; ask for at most {context - length}", param=names.max_tokens)
 
 
 def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that `bad_words` forbids: each word as it begins a text and as it follows a space.
+    """Return the token sequences of `bad_words`: each word at the start of a text and after a space.
 
     Args:
-        words: the words; leading white space is not part of them.
+        words: the words; leading white space is ignored.
         encode: text to token ids, without special tokens.
 
     Raises:
-        RequestError: a word that comes to no token at all.
+        RequestError: a word has no tokens.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -208,27 +234,27 @@ def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]
 
 
 def check_params(params: object) -> None:
-    """Refuse what only stands where parameters belong. Raises RequestError."""
+    """Refuse anything but `SamplingParams`. Raises RequestError."""
     if not isinstance(params, SamplingParams):
         raise RequestError(f"must be SamplingParams, not {type(params).__name__}", param="sampling_params")
 
 
 def _check_features(params: SamplingParams, adapter: str | None, pooling: Pooling | None) -> None:
     if adapter is not None:
-        raise Unsupported("adapter", "this engine has no adapters")
+        raise Unsupported("adapter", "adapters are not supported")
     if pooling is not None and (params.max_tokens != 0 or params.n != 1):
-        raise RequestError("demands max_tokens = 0 and n = 1", param="pooling")
+        raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:
-    """A prompt of token ids as plain ints, from any sequence of any integer type.
+    """Return a prompt of token ids as plain ints, from any sequence of any integer type.
 
     Raises:
         RequestError: as `entries_of`.
-        InvalidToken: something in it is no integer; the message has its position.
+        InvalidToken: an entry is not an integer; the message has its position.
     """
     entries, tokens = entries_of("prompt", prompt), []
-    if set(map(type, entries)) == {int}:  # as nearly always, and in a fraction of the time
+    if set(map(type, entries)) == {int}:  # the usual case, in a fraction of the time
         return tuple(entries)
     for position, entry in enumerate(entries):
         try:
@@ -239,39 +265,30 @@ def token_ids(prompt: Any) -> tuple[int, ...]:
 
 
 def entries_of(param: str, prompts: Any, *, wanted: str = "text or a list") -> list[Any]:
-    """The entries of a list or array of token ids, or of several prompts.
+    """Return the entries of a list or array: token ids, or several prompts.
 
     Raises:
-        RequestError: it is no such list. What can be iterated over may yet be none: bytes are not ids, the keys of a
-            mapping are not prompts, and a set has no order.
+        RequestError: not a list. Bytes, mappings and sets can be iterated over, but are not lists.
     """
     if not isinstance(prompts, bytes | bytearray | memoryview | Mapping | Set):
-        entries = listed(prompts)  # an array of no dimension is a number
+        entries = listed(prompts)  # a zero-dimensional array becomes a number
         if hasattr(entries, "__iter__"):
             return list(entries)
     raise RequestError(f"must be {wanted}, not {type(prompts).__name__}", param=param)
 
 
 def _string(param: str, value: object) -> str:
-    """Text that can be sent, hashed and written: half a surrogate pair cannot."""
-    try:
+    """Return text that UTF-8 can encode: half of a surrogate pair cannot be sent, hashed or written."""
+    with suppress(UnicodeEncodeError):
         if isinstance(value, str):
             value.encode()
             return value
-    except UnicodeEncodeError:
-        pass
-    raise RequestError(f"must be a string that UTF-8 can hold, not {shown(value)}", param=param)
-
-
-def _named(param: str, value: object) -> str:
-    if name := _string(param, value):
-        return name
-    raise RequestError("must not be empty", param=param)
+    raise RequestError(f"must be a string that UTF-8 can encode, not {shown(value)}", param=param)
 
 
 def _seconds(param: str, value: object) -> float:
     if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an int may be larger than all floats
+        with suppress(OverflowError):  # an int may exceed all floats
             seconds = float(value)
             if 0 < seconds < math.inf:
                 return seconds

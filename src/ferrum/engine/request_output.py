@@ -6,7 +6,7 @@ and `Logprob` carry the names that vLLM's users know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -113,6 +113,14 @@ def join(first: Delta, second: Delta) -> Delta:
         preemptions=second.preemptions,
         embedding=second.embedding,
     )
+
+
+def join_all(deltas: Sequence[Delta]) -> Delta:
+    """Return consecutive deltas of one choice as one, in O(n log n) of their tokens."""
+    while len(deltas) > 1:
+        last = deltas[-1:] if len(deltas) % 2 else []
+        deltas = [*map(join, deltas[::2], deltas[1::2]), *last]
+    return deltas[0]
 
 
 @dataclass(frozen=True, slots=True)

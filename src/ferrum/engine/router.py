@@ -1,7 +1,7 @@
-"""Between clients and one engine: opens requests, routes the engine's reports to their streams, bounds their number.
+"""`Router`: the queue between clients and one engine; it opens requests and routes events to their streams.
 
-Events are folded here, where the host delivers them, so that a stop string ends its choice in the engine as soon as it
-can, however slowly its consumer reads.
+Events are folded where the host delivers them, so that a stop string ends its choice in the engine at once, however
+slowly its client reads. The fold is in `output_stream`.
 """
 
 from __future__ import annotations
@@ -31,37 +31,40 @@ DEFAULT_MAX_REQUESTS: Final = 1024
 
 Wake: TypeAlias = Callable[[], None]
 
-News = ParamSpec("News")
+Arguments = ParamSpec("Arguments")
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Looks on where the host delivers: what it does delays the clients, and an engine in a thread."""
+    """Watches an engine where the host delivers its reports; slow observers delay the clients."""
 
     def step(self, stats: EngineStats) -> None:
-        """The engine has reported how it stands: when it comes to rest, and while it works a few times a second."""
+        """Take a report of the engine's state, sent when it becomes idle and a few times a second while it works."""
         ...
 
     def delta(self, request: Request, delta: Delta) -> None:
-        """A choice has news."""
+        """Take a new delta of a choice."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class QueueSlots:
-    """Places in the queue that are kept for requests which come in turns.
+    """Slots of the queue that are reserved for requests which run one after the other.
 
     Attributes:
-        free: how many no request has now. Below 0 a request that has ended by its text is yet to leave the engine.
+        tenant: whose requests they are for.
+        count: how many are reserved.
+        free: how many no request uses. Below 0 while a request that ended by its text has not left the engine.
     """
 
+    tenant: str
+    count: int
     free: int
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-
 def wake_here(streams: Sequence[RequestStream]) -> None:
-    """Wake them all in this thread."""
+    """Wake all streams in this thread."""
     for stream in streams:
         stream.wake()
 
@@ -70,16 +73,17 @@ class Router:
     """The client's side of an engine; safe to use from any thread.
 
     Args:
-        host: where the engine lives; it is started here.
-        max_requests: how many requests may be in the engine, waiting and running.
-        wake_all: given the streams that have news, once per step, where the host delivers; wakes them.
+        host: runs the engine; it is started here.
+        max_requests: limit of requests in the engine, waiting and running.
+        wake_all: called where the host delivers, once per step, with the streams that have new deltas; wakes them.
 
     Attributes:
-        observers: look on, from the next request.
-        recorder: keeps the requests, from the next one.
+        observers: see the deltas of requests opened from now on.
+        recorder: records requests opened from now on; None: they are not recorded.
+        info: what the engine serves, and how.
 
     Raises:
-        FerrumError: what the engine's recipe raised.
+        FerrumError: the engine could not be built.
     """
 
     def __init__(
@@ -94,115 +98,115 @@ class Router:
         self.recorder: Recorder | None = None
         self._host = host
         self._wake_all = wake_all
-        self._streams: dict[str, RequestStream] = {}
-        self._kept: list[QueueSlots] = []
-        self._lent: dict[str, QueueSlots] = {}  # by the requests that have one of them
-        self._asked: dict[tuple[str, str], RequestStream] = {}  # the last of each tenant's id, as clients know it
+        self._streams: dict[str, RequestStream] = {}  # by the engine's id
+        self._named: dict[tuple[str, str], RequestStream] = {}  # the latest by tenant and public id
+        self._reserved: list[QueueSlots] = []
+        self._slots: dict[str, QueueSlots] = {}  # those that requests use, by the engine's id
         self._ended: FerrumError | None = None
-        self._told = False
+        self._observer_failed = False
         self._lock = Lock()
         self._process = os.getpid()
         self.info: EngineInfo = host.start(self._deliver)
 
     def __len__(self) -> int:
-        """How many requests the engine still knows."""
+        """Requests that the engine has not finished."""
         return len(self._streams)
 
-    @property
-    def _forked(self) -> bool:
-        """Whether this is a copy in another process, which has no thread of the engine's."""
-        return os.getpid() != self._process
-
     def check_process(self) -> None:
-        """Refuse to wait for an engine that will never answer here. Raises EngineDead."""
-        if self._forked:
-            raise EngineDead("this process was forked from the engine's, and needs an engine of its own")
+        """Refuse to wait in a forked process, which has no thread of the engine. Raises EngineDead."""
+        if os.getpid() != self._process:
+            raise EngineDead("this process was forked from the engine's; open the model again")
 
     def check_open(self, count: int = 1) -> None:
-        """Refuse so many requests, if they could not be opened now.
+        """Refuse `count` requests if they could not be opened now.
 
         Raises:
-            EngineDead: the engine has ended, or is that of the process which this one was forked from.
-            QueueFull: as many requests are live as may be.
+            EngineDead: the engine has ended, or belongs to the process that this one was forked from.
+            QueueFull: there are not enough free slots.
         """
         self.check_process()
         if self._ended is not None:
             raise EngineDead(str(self._ended))
-        taken = len(self._streams) + sum(each.free for each in self._kept)
+        taken = len(self._streams) + sum(slots.free for slots in self._reserved)
         if taken + count > self.max_requests:
-            raise QueueFull(f"{taken} requests are waiting or running, as many as may be")
+            raise QueueFull(f"queue full: {taken} requests in progress, limit {self.max_requests} (raise --max-queue)")
+
+    def num_reserved(self, tenant: str) -> int:
+        """Slots that are reserved for a tenant."""
+        return sum(slots.count for slots in self._reserved if slots.tenant == tenant)
 
     @contextmanager
-    def keep(self, count: int) -> Iterator[QueueSlots]:
-        """Keep so many places until the end of the block. Raises as `check_open`."""
+    def reserve(self, count: int, tenant: str = "") -> Iterator[QueueSlots]:
+        """Reserve slots until the end of the block. Raises as `check_open`."""
         self.check_process()
         with self._lock:
             self.check_open(count)
-            places = QueueSlots(count)
-            self._kept.append(places)
+            slots = QueueSlots(tenant, count, count)
+            self._reserved.append(slots)
         try:
-            yield places
+            yield slots
         finally:
             with self._lock:
-                self._kept.remove(places)
+                self._reserved.remove(slots)
 
     def open(
-        self, request: Request, tokenizer: Tokenizer | None, wake: Wake, places: QueueSlots | None = None
+        self, request: Request, tokenizer: Tokenizer | None, wake: Wake, slots: QueueSlots | None = None
     ) -> RequestStream:
-        """Send a request to the engine; `wake` is called whenever its stream has news.
+        """Send a request to the engine and return its stream; `wake` is called when there are new deltas.
 
         Args:
-            places: one of them is for it; None: there has to be another.
+            slots: the request uses one of them; None: a slot must be free.
 
         Raises:
             EngineDead, QueueFull: as `check_open`.
             RequestError: a request of that id and tenant is live.
         """
-        self.check_process()  # the lock may have been held for ever when a fork copied it
+        self.check_process()  # a fork may have copied the lock while it was held
         with self._lock:
-            self.check_open(0 if places is not None else 1)
+            self.check_open(0 if slots is not None else 1)
             observe = self._observe if self.observers or self.recorder is not None else None
             stream = RequestStream(self._unique(request), request.request_id, tokenizer, wake, observe)
             recorder = self.recorder
             sent = stream.request if recorder is None else recorder.begin(stream.request, stream.request_id)
-            self._streams[sent.request_id] = self._asked[request.tenant, request.request_id] = stream
-            if places is not None:
-                self._lent[sent.request_id] = places
-                places.free -= 1
+            self._streams[sent.request_id] = self._named[request.tenant, request.request_id] = stream
+            if slots is not None:
+                self._slots[sent.request_id] = slots
+                slots.free -= 1
             try:
                 self._host.send(sent)
-            except BaseException:  # an interrupt: nobody will read it, and the engine may not even have heard of it
+            except BaseException:  # an interrupt: the stream has no reader, and the engine may or may not have it
                 self._forget(stream)
                 self._host.send(Abort(sent.request_id))
                 raise
         return stream
 
     def _unique(self, request: Request) -> Request:
-        """The request under an id that the engine does not know: an ended namesake may still be on its way out, and
-        tenants know nothing of each other's, nor anybody of the names that are made here.
+        """Return the request under an id that is new to the engine.
+
+        A finished request of the same id may not have left the engine, and tenants do not know each other's ids.
         """
-        namesake = self._asked.get((request.tenant, request.request_id))
-        if namesake is not None and not namesake.over:
+        namesake = self._named.get((request.tenant, request.request_id))
+        if namesake is not None and not namesake.finished:
             raise RequestError(f"a request {request.request_id!r} is live", param="request_id")
         name, count = request.request_id, 1
         while name in self._streams:
             count += 1
             name = f"{request.request_id}~{count}"
-        return replace(request, request_id=name)
+        return request if count == 1 else replace(request, request_id=name)
 
     def abort(self, stream: RequestStream) -> None:
-        """End a request and free what it holds, within a step; harmless when it is over."""
-        if not (stream.over or self._forked):
+        """End a request and free its pages within a step; no effect if it has finished."""
+        if not (stream.finished or os.getpid() != self._process):
             self._host.send(Abort(stream.request.request_id))
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        """See `Host`. In a process that was forked from the engine's there is nothing to deliver."""
-        if not self._forked:
+        """Let an event loop take the host's reports, see `Host`. No effect in a forked process."""
+        if os.getpid() == self._process:
             self._host.deliver_on(loop)
 
     def close(self) -> None:
-        """End all requests and the engine, if it is this process's. Idempotent."""
-        if self._forked:
+        """End all requests and the engine. Idempotent; no effect in a forked process."""
+        if os.getpid() != self._process:
             return
         self._host.close()
         if self.recorder is not None:
@@ -213,10 +217,10 @@ class Router:
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
             if self.recorder is not None:
-                self._show(self.recorder.steps, report.steps)
+                self._call(self.recorder.steps, report.steps)
             if report.stats is not None:
                 for each in self.observers:
-                    self._show(each.step, report.stats)
+                    self._call(each.step, report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:
@@ -229,25 +233,25 @@ class Router:
 
     def _observe(self, request: Request, delta: Delta) -> None:
         if self.recorder is not None:
-            self._show(self.recorder.delta, request, delta)
+            self._call(self.recorder.delta, request, delta)
         for each in self.observers:
-            self._show(each.delta, request, delta)
+            self._call(each.delta, request, delta)
 
-    def _show(self, look: Callable[News, None], *news: News.args, **more: News.kwargs) -> None:
-        """Let somebody look on. Who fails at it, which is told once, takes neither the engine nor any client along."""
+    def _call(self, observe: Callable[Arguments, None], *given: Arguments.args, **named: Arguments.kwargs) -> None:
+        """Call an observer. Log the first exception, then ignore failures."""
         try:
-            look(*news, **more)
-        except Exception:  # noqa: BLE001 - as above
-            if not self._told:
-                _LOG.exception("what looks on at the engine has failed, and may fail again")
-            self._told = True
+            observe(*given, **named)
+        except Exception:  # noqa: BLE001 - an observer must not end the engine or a client's request
+            if not self._observer_failed:
+                _LOG.exception("an observer of the engine failed; further failures are not logged")
+            self._observer_failed = True
 
     def _route(self, stream: RequestStream, event: TokenEvent) -> None:
         try:
             if stream.push(event):
                 self._host.send(Abort(event.request_id, event.choice))
-        except Exception as error:  # noqa: BLE001 - one request's text may not end the engine
-            _LOG.exception("request %s could not be folded", stream.request_id)
+        except Exception as error:  # noqa: BLE001 - the text of one request must not end the engine
+            _LOG.exception("the output of request %s could not be processed", stream.request_id)
             self.abort(stream)
             stream.fail(as_step_error(error))
         if stream.settled:
@@ -255,24 +259,24 @@ class Router:
                 self._forget(stream)
 
     def _forget(self, stream: RequestStream) -> None:
-        """Give back the place of a stream, and its id. The lock is held."""
+        """Free the id and the slot of a stream. The lock is held."""
         name = stream.request.request_id
         self._streams.pop(name, None)
-        if (places := self._lent.pop(name, None)) is not None:
-            places.free += 1
-        asked = (stream.request.tenant, stream.request_id)
-        if self._asked.get(asked) is stream:
-            del self._asked[asked]
+        if (slots := self._slots.pop(name, None)) is not None:
+            slots.free += 1
+        public = (stream.request.tenant, stream.request_id)
+        if self._named.get(public) is stream:
+            del self._named[public]
 
     def _end(self, error: FerrumError | None) -> list[RequestStream]:
-        """Nothing comes after the engine's end: every stream that still waits for something gets its error."""
+        """Fail every unfinished stream, because the engine has ended; return those streams."""
         ended = error if error is not None else EngineDead("the engine is closed")
         with self._lock:
             self._ended = ended
             streams = list(self._streams.values())
             self._streams.clear()
-            self._lent.clear()
-            self._asked.clear()
+            self._slots.clear()
+            self._named.clear()
         for stream in streams:
             stream.fail(ended)
         return streams

@@ -1,264 +1,135 @@
-"""Completions: from a body to a job, from the job's deltas to chunks, and from the chunks to one reply."""
+"""`CompletionReplyBuilder`: chunks and replies of /v1/completions, and where tokens stand in an echoed text.
+
+Bodies are checked in `validation`; what the builders share is in `reply_builder`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ferrum.core.errors import RequestError
-from ferrum.core.params import ALL_TOKENS
-from ferrum.core.types import Request
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta, Logprobs
-from ferrum.server import reply_builder
-from ferrum.server.error_replies import invalid, unsupported
-from ferrum.server.reply_bodies import CompletionChoice, CompletionLogprobs, CompletionReply, Reply
-from ferrum.server.reply_builder import ReplyHeader, TokenNamer, UsageCounter
-from ferrum.server.request_bodies import MAX_BEST_OF, MAX_LOGPROBS, CompletionRequest
-from ferrum.server.validation import (
-    Caller,
-    admit,
-    check_common,
-    check_told,
-    check_top_tokens,
-    one_or_several,
-    renamed,
-    sampling_params,
-    wider,
+from ferrum.server.reply_bodies import CompletionChoice, CompletionLogprobs, CompletionReply
+from ferrum.server.reply_builder import (
+    MINUS_INFINITY,
+    ReplyBuilder,
+    ReplyHeader,
+    finish_of,
+    finite,
+    prompt_logprobs,
+    top,
 )
+from ferrum.server.request_bodies import CompletionRequest
+from ferrum.server.service import Caller
+from ferrum.server.validation import CheckedRequest, check_completion
 from ferrum.text.detokenizer import Detokenizer
-from ferrum.text.infill import infill_prompt
 from ferrum.text.tokenizer import Tokenizer
 
-DEFAULT_MAX_TOKENS: Final = 16
-MAX_PROMPTS: Final = 256
-
-MAX_SCORES: Final = 1 << 18
-"""Log-probabilities of prompts' tokens in a reply of several choices: each choice has those of its prompt."""
-
 MAX_SWALLOWED: Final = 64
-"""Characters of white space that are looked through for a token behind them."""
+"""Characters of white space that are searched for the start of a token."""
 
 
-def completion_job(
-    client: ModelClient, context: int, body: CompletionRequest, caller: Caller, head: ReplyHeader, name: str
+def completion_builder(
+    client: ModelClient, body: CompletionRequest, caller: Caller, header: ReplyHeader
 ) -> CompletionReplyBuilder:
-    """All that completions need, checked.
-
-    Raises:
-        RequestError, ApiError: a field that cannot be served.
-    """
-    check_common(body, client, caller)
-    prompts = one_or_several("prompt", body.prompt, min(MAX_PROMPTS, caller.together))
-    n, generated = _choices(body)
-    check_top_tokens("logprobs", body.logprobs, MAX_LOGPROBS, caller.max_logprobs)
-    echoed = body.logprobs if body.echo else None
-    given = {
-        "n": generated,
-        "max_tokens": DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        "logprobs": body.logprobs if generated == n else wider(body.logprobs, 0),
-        "prompt_logprobs": wider(body.prompt_logprobs, echoed),
-    }
-    special = body.add_special_tokens is not False
-    if body.suffix is not None:
-        prompts = _infilled(client, body, prompts, begin=special)
-    try:
-        params = sampling_params(body, client.recommended, given)
-        requests = admit(
-            client,
-            context,
-            body,
-            prompts,
-            params,
-            caller,
-            name=name,
-            limit=body.max_tokens,
-            add_special_tokens=special,
-        )
-    except RequestError as error:
-        raise renamed(error, {"n": "best_of"} if body.best_of is not None else {}) from None
-    _check_scores(body, generated, requests, client.info.vocab_size)
-    check_told(body, requests, context, body.logprobs)
-    texts = [_text(client, body, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
-    return CompletionReplyBuilder(head, body, requests, n, client, texts if body.echo else [""] * len(requests))
+    """Check a body and return the builder of its reply. Raises as `check_completion`."""
+    return CompletionReplyBuilder(header, body, check_completion(client, body, caller, header.id), client.tokenizer)
 
 
-def _infilled(
-    client: ModelClient, body: CompletionRequest, prompts: Sequence[str | list[int]], *, begin: bool
-) -> list[str | list[int]]:
-    """The prompts with what comes after the gap, and the marks around it."""
-    if body.echo or body.truncate_prompt_tokens is not None:
-        raise invalid("suffix", "not with echo or truncate_prompt_tokens")
-    if client.tokenizer is None:
-        raise unsupported("suffix", "the model has no tokenizer")
-    infilled: list[str | list[int]] = []
-    for prompt in prompts:
-        prefix = client.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
-        ids = infill_prompt(client.tokenizer, prefix, body.suffix or "", begin=begin)
-        if ids is None:
-            raise unsupported("suffix", "the model's tokenizer has no marks for filling in the middle")
-        infilled.append(ids)
-    return infilled
-
-
-def _choices(body: CompletionRequest) -> tuple[int, int]:
-    """How many choices to return, and to generate."""
-    n = 1 if body.n is None else body.n
-    if body.best_of is None:
-        return n, n
-    if not 1 <= body.best_of <= MAX_BEST_OF:
-        raise invalid("best_of", f"must be 1 to {MAX_BEST_OF}, not {body.best_of}")
-    if body.best_of < n:
-        raise invalid("best_of", f"{body.best_of} is less than n = {n}")
-    if body.best_of > n and body.stream:
-        raise invalid("best_of", "not more than n with stream = true")
-    return n, body.best_of
-
-
-def _check_scores(body: CompletionRequest, generated: int, requests: Sequence[Request], vocabulary: int) -> None:
-    """Refuse a reply that would be many times as large as a prompt's own log-probabilities."""
-    wishes = {"prompt_logprobs": body.prompt_logprobs, "logprobs": body.logprobs if body.echo else None}
-    of_token = {
-        field: 1 + (vocabulary if count == ALL_TOKENS else count)
-        for field, count in wishes.items()
-        if count is not None
-    }
-    scores = generated * sum(len(request.prompt) for request in requests) * sum(of_token.values())
-    if generated * len(requests) > 1 and scores > MAX_SCORES:
-        raise invalid(
-            max(of_token, key=lambda field: of_token[field]),
-            f"{scores} log-probabilities of prompt tokens in one reply, at most {MAX_SCORES} for several choices or "
-            f"prompts: ask for them with n = 1, and for fewer prompts at a time",
-        )
-
-
-def _text(client: ModelClient, body: CompletionRequest, prompt: str | list[int], request: Request) -> str:
-    """The text of a prompt: as it was given, or that of its ids."""
-    if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
-        return prompt
-    if client.tokenizer is None:
-        return ""
-    return client.tokenizer.decode(request.prompt, skip_special_tokens=request.params.skip_special_tokens)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One completion while it is written.
-
-    Attributes:
-        offsets: counts the characters of its new tokens, where log-probabilities are asked for.
-        length: characters so far, those of an echoed prompt first.
-        total, tokens: sum of its log-probabilities, and of how many.
-    """
-
-    offsets: Detokenizer | None
-    length: int
-    begun: bool = False
-    total: float = 0.0
-    tokens: int = 0
-
-    @property
-    def mean(self) -> float:
-        """Log-probability per token; that of an empty completion is as good as can be."""
-        return self.total / self.tokens if self.tokens else 0.0
-
-
-class CompletionReplyBuilder:
-    """Completions of one prompt or several. See `ReplyBuilder`.
+class _Offsets:
+    """Positions of new tokens in the text of one choice.
 
     Args:
-        head: of every chunk.
-        body: as the client sent it.
-        requests: for the engine, one per prompt.
-        n: choices to return per prompt; the likeliest of those that the requests generate.
-        client: names the tokens of log-probabilities.
-        texts: what every choice begins with, per prompt.
+        tokenizer: without one every token has the same position.
+        start: characters of the choice before its first new token.
     """
 
+    def __init__(self, tokenizer: Tokenizer | None, start: int, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._length = start
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def next(self, token: int) -> int:
+        """Return the position of the next token."""
+        piece = "" if self._detokenizer is None else self._detokenizer.push([token]).text
+        offset = self._length + _overdue(self._tokenizer, token, piece)
+        self._length += len(piece)
+        return offset
+
+
+class CompletionReplyBuilder(ReplyBuilder):
+    """Builds the reply to a completion of one or several prompts."""
+
     def __init__(
-        self,
-        head: ReplyHeader,
-        body: CompletionRequest,
-        requests: Sequence[Request],
-        n: int,
-        client: ModelClient,
-        texts: list[str],
+        self, header: ReplyHeader, body: CompletionRequest, checked: CheckedRequest, tokenizer: Tokenizer | None
     ) -> None:
-        self.id = head.id
-        self.requests = tuple(requests)
-        self.tally = UsageCounter(self.requests, body.stream_options)
-        self.uniform = not (body.return_token_ids or self.tally.in_each)
-        self._head = head
+        super().__init__(header, body, checked, tokenizer)
         self._body = body
-        self._n = n
-        self._generated = requests[0].params.n
-        self._namer = TokenNamer(client.tokenizer, by_id=bool(body.return_tokens_as_token_ids))
-        self._tokenizer = client.tokenizer
-        self._texts = texts
-        self._choices: dict[int, _Choice] = {}
+        self._n = checked.n
+        self._generated = checked.requests[0].params.n
+        self._tokenizer = tokenizer
+        self._offsets: dict[tuple[int, int], _Offsets] = {}  # of the choices that have begun
         self._prompt_offsets: dict[int, list[int]] = {}  # of echoed prompts, for all their choices
 
-    def push(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
-        """One chunk, if there is anything to tell. See `ReplyBuilder`."""
-        finish = reply_builder.finish_of(delta)
-        self.tally.count(delta)
-        index = place * self._generated + delta.index
-        choice = self._choices.get(index)
-        if choice is None:
-            choice = self._choices[index] = self._begin(place)
-        if delta.logprobs is not None:
-            choice.total += sum(next(iter(each.values())).logprob for each in delta.logprobs)
-            choice.tokens += len(delta.logprobs)
-        text = delta.text or ""
-        extra: dict[str, Any] = {}
-        if self._body.return_token_ids:
-            extra["token_ids"] = list(delta.token_ids)
-        if finish is not None:
-            extra["stop_reason"] = delta.stop_reason
-        logprobs = self._logprobs(choice, place, delta)
-        if not choice.begun:
-            choice.begun = True
-            text = self._texts[place] + text
-            extra |= self._prompt_fields(place, delta)
-        if text or finish is not None or logprobs is not None or (extra and delta.token_ids):
-            yield self._chunk(
-                CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish, **extra)
-            )
+    def chunks(self, place: int, delta: Delta) -> Iterator[CompletionReply]:
+        """Yield one chunk, unless it would be empty."""
+        choice = self._choice(place, delta, place * self._generated + delta.index)
+        finished, new = delta.finish_reason is not None, choice.text or choice.logprobs is not None
+        if finished or new or (delta.token_ids and choice.model_fields_set & {"token_ids", "prompt_token_ids"}):
+            yield CompletionReply(**self._header, object="text_completion", choices=[choice], **self.usage.fields())
 
-    def _begin(self, place: int) -> _Choice:
-        offsets = None
-        if self._body.logprobs is not None and self._tokenizer is not None:
-            skip = self.requests[place].params.skip_special_tokens
-            offsets = Detokenizer(self._tokenizer, skip_special_tokens=skip)
-        return _Choice(offsets, len(self._texts[place]))
+    def usage_chunk(self) -> CompletionReply:
+        return CompletionReply(**self._header, object="text_completion", choices=[], usage=self.usage.usage())
 
-    def _prompt_fields(self, place: int, delta: Delta) -> dict[str, Any]:
-        """What the first chunk of a choice tells of its prompt."""
+    def reply(self, choices: Mapping[tuple[int, int], Delta]) -> CompletionReply:
+        parts: list[CompletionChoice] = []
+        for place in range(len(self.requests)):
+            generated = [choices[place, index] for index in range(self._generated)]
+            if self._generated > self._n:  # the likeliest per token, ties to the first
+                generated = sorted(generated, key=_mean_logprob, reverse=True)[: self._n]
+            parts += [self._choice(place, delta, len(parts) + number) for number, delta in enumerate(generated)]
+        return CompletionReply(**self._header, object="text_completion", choices=parts, usage=self.usage.usage())
+
+    def _choice(self, place: int, delta: Delta, index: int) -> CompletionChoice:
+        """Return what is new in a choice; `index` is that in the reply."""
         fields: dict[str, Any] = {}
-        if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = reply_builder.prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
-        if self._body.return_token_ids:
-            fields["prompt_token_ids"] = list(self.requests[place].prompt)
-        return fields
+        key, text, first = (place, delta.index), delta.text or "", False
+        if key not in self._offsets:
+            first, prefix = True, self._prefixes[place]
+            skip = self.requests[place].params.skip_special_tokens
+            tokenizer = None if self._body.logprobs is None else self._tokenizer
+            self._offsets[key] = _Offsets(tokenizer, len(prefix), skip_special_tokens=skip)
+            text = prefix + text
+            if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
+                fields["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs, self._body.prompt_logprobs)
+            if self._token_ids:
+                fields["prompt_token_ids"] = list(self.requests[place].prompt)
+        if self._token_ids:
+            fields["token_ids"] = list(delta.token_ids)
+        finish = finish_of(delta)
+        if finish is not None:
+            fields["stop_reason"] = delta.stop_reason
+        logprobs = self._logprobs(place, delta, first=first)
+        return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish, **fields)
 
-    def _logprobs(self, choice: _Choice, place: int, delta: Delta) -> CompletionLogprobs | None:
-        """The log-probabilities of a delta's tokens, after those of an echoed prompt in a choice's first delta."""
+    def _logprobs(self, place: int, delta: Delta, *, first: bool) -> CompletionLogprobs | None:
+        """Return the log-probabilities of a delta's tokens, after those of an echoed prompt in a first delta."""
         if self._body.logprobs is None:
             return None
         written = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
-        if self._body.echo and not choice.begun and delta.prompt_logprobs is not None:
+        if self._body.echo and first and delta.prompt_logprobs is not None:
             prompt = self.requests[place].prompt
-            offsets = self._prompt_offsets.get(place)
-            if offsets is None:
-                offsets = self._prompt_offsets[place] = text_offsets(self._tokenizer, self._texts[place], prompt)
-            for offset, token, position in zip(offsets, prompt, delta.prompt_logprobs, strict=True):
-                self._write(written, offset, token, position)
+            if place not in self._prompt_offsets:
+                self._prompt_offsets[place] = text_offsets(self._tokenizer, self._prefixes[place], prompt)
+            for offset, token, each in zip(self._prompt_offsets[place], prompt, delta.prompt_logprobs, strict=True):
+                self._write(written, offset, token, each)
+        offsets = self._offsets[place, delta.index]
         for each in delta.logprobs or ():
             token = next(iter(each))
-            piece = "" if choice.offsets is None else choice.offsets.push([token]).text
-            self._write(written, choice.length + _overdue(self._tokenizer, token, piece), token, each)
-            choice.length += len(piece)
+            self._write(written, offsets.next(token), token, each)
         return written if written.tokens else None
 
     def _write(self, to: CompletionLogprobs, offset: int, token: int, position: Logprobs | None) -> None:
@@ -269,52 +140,26 @@ class CompletionReplyBuilder:
             to.token_logprobs.append(None)
             to.top_logprobs.append(None)
             return
-        logprob = reply_builder.finite(position[token].logprob)
+        logprob = finite(position[token].logprob)
         to.token_logprobs.append(logprob)
         named = {name: logprob}
-        for other, each in reply_builder.top(position, self._body.logprobs or 0):
-            name = self._namer.spelled(other)  # two tokens may have one text: the likelier one is told of
-            named[name] = max(reply_builder.finite(each.logprob), named.get(name, reply_builder.MINUS_INFINITY))
+        for other, each in top(position, self._body.logprobs or 0):
+            name = self._namer.spelled(other)  # two tokens may have one text: keep the likelier one
+            named[name] = max(finite(each.logprob), named.get(name, MINUS_INFINITY))
         to.top_logprobs.append(named)
 
-    def _chunk(self, choice: CompletionChoice) -> CompletionReply:
-        usage: dict[str, Any] = self.tally.of_chunk()
-        return CompletionReply(**self._head.fields(), object="text_completion", choices=[choice], **usage)
 
-    def end(self) -> Iterator[CompletionReply]:
-        """The usage, where asked for. See `ReplyBuilder`."""
-        if self.tally.at_end:
-            yield CompletionReply(**self._head.fields(), object="text_completion", choices=[], usage=self.tally.usage())
-
-    def fold(self, chunks: Sequence[Reply]) -> CompletionReply:
-        """See `ReplyBuilder`."""
-        parts: dict[int, list[CompletionChoice]] = {index: [] for index in self._choices}
-        for chunk in chunks:
-            assert isinstance(chunk, CompletionReply)
-            for part in chunk.choices:
-                parts[part.index].append(part)
-        choices = [_joined(parts[index], place) for place, index in enumerate(self._best())]
-        return CompletionReply(
-            **self._head.fields(), object="text_completion", choices=choices, usage=self.tally.usage()
-        )
-
-    def _best(self) -> list[int]:
-        """The choices to return: of every prompt's the likeliest per token, ties to the first."""
-        best: list[int] = []
-        for place in range(len(self.requests)):
-            made = range(place * self._generated, (place + 1) * self._generated)
-            best += made if self._generated == self._n else self._likeliest(made)
-        return best
-
-    def _likeliest(self, made: Sequence[int]) -> list[int]:
-        return sorted(made, key=lambda index: -self._choices[index].mean)[: self._n]
+def _mean_logprob(delta: Delta) -> float:
+    """Return the mean log-probability per token; that of an empty completion is the best possible."""
+    logprobs = [next(iter(each.values())).logprob for each in delta.logprobs or ()]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) -> list[int]:
-    """Where each token of an echoed prompt begins in its text; without a tokenizer there is none.
+    """Return where each token of an echoed prompt begins in its text; all 0 without a tokenizer.
 
-    The text is the client's, or one without special tokens: not every token is in it, nor is the space that some
-    tokenizers put before a first word, and white space that a token swallows is part of none.
+    The text is the client's, or was decoded without special tokens. So not every token is in it, nor is the space that
+    some tokenizers put before a first word. White space that a token swallows belongs to no token.
     """
     if tokenizer is None:
         return [0] * len(tokens)
@@ -329,7 +174,7 @@ def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) 
             swallowed = text[place : place + MAX_SWALLOWED]
             start, found = place + len(swallowed) - len(swallowed.lstrip()), piece.lstrip()
         if not text.startswith(found, start) or not found:
-            # It is not there, or in other words, which are most likely as long.
+            # It is missing, or the text has a different spelling, probably of the same length.
             start, found = place, "" if special or (first and not piece.strip()) else piece
         offsets.append(start + _overdue(tokenizer, token, found))
         place, first = min(start + len(found), len(text)), special
@@ -337,30 +182,7 @@ def text_offsets(tokenizer: Tokenizer | None, text: str, tokens: Sequence[int]) 
 
 
 def _overdue(tokenizer: Tokenizer | None, token: int, piece: str) -> int:
-    """How many characters of what a token brought were its predecessors': those whose end never came."""
+    """Return how many characters of a token's text replace an incomplete character of its predecessors."""
     if tokenizer is None or not piece.startswith("\ufffd"):
         return 0
     return max(0, len(piece) - len(Detokenizer(tokenizer, skip_special_tokens=False).push([token]).text))
-
-
-def _joined(parts: Sequence[CompletionChoice], index: int) -> CompletionChoice:
-    """The parts of one choice as one; an optional field is there if any part has it."""
-    given: dict[str, Any] = {}
-    for name in ("stop_reason", "prompt_logprobs", "prompt_token_ids"):
-        for part in parts:
-            if name in part.model_fields_set:
-                given[name] = getattr(part, name)
-    if any("token_ids" in part.model_fields_set for part in parts):
-        given["token_ids"] = [token for part in parts for token in part.token_ids or ()]
-    scored = [part.logprobs for part in parts if part.logprobs is not None]
-    logprobs = None
-    if scored:
-        logprobs = CompletionLogprobs(
-            text_offset=[each for part in scored for each in part.text_offset],
-            token_logprobs=[each for part in scored for each in part.token_logprobs],
-            tokens=[each for part in scored for each in part.tokens],
-            top_logprobs=[each for part in scored for each in part.top_logprobs],
-        )
-    text = "".join(part.text for part in parts)
-    finish = parts[-1].finish_reason
-    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish, **given)

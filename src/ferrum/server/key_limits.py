@@ -1,4 +1,7 @@
-"""What one API key may ask for: requests at a time, requests a minute and tokens a minute."""
+"""Limits of API keys: concurrent requests, and requests and tokens per minute.
+
+The keys are read in `api_keys`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ MINUTE: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """The limits of one key; None: none.
+    """The limits of one key; None: unlimited.
 
     Attributes:
-        max_live: requests that wait or run at a time, one per prompt.
-        requests_per_minute: requests that are begun.
+        max_live: requests in progress, one per prompt.
+        requests_per_minute: requests begun.
         tokens_per_minute: prompt and generated tokens.
     """
 
@@ -33,9 +36,9 @@ class KeyLimits:
 
 
 class Bucket:
-    """What is left of a rate: it fills up evenly, to one minute's worth, and may go into debt.
+    """A token bucket: refills evenly, up to one minute's worth, and may go into debt.
 
-    What is asked for is granted while at least one is left, for nobody knows beforehand how much it will cost.
+    Requests are admitted while at least one is left, because their cost is unknown in advance.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -46,37 +49,36 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """How much may be taken now; negative when in debt."""
+        """The amount available now; negative in debt."""
         now = self._clock()
         self._level = min(float(self.per_minute), self._level + (now - self._at) * self.per_minute / MINUTE)
         self._at = now
         return self._level
 
     def take(self, count: int) -> None:
-        """Take so much, whatever is left."""
+        """Take an amount, which may exceed what is left."""
         self._level = self.left - count
 
     def seconds_until(self, level: float) -> float:
-        """The time until so much is left."""
+        """Return the time until `level` is available."""
         return max(0.0, (level - self.left) * MINUTE / self.per_minute)
 
 
 class _Key:
-    """The books of one key."""
+    """The state of one key."""
 
     def __init__(self, limits: KeyLimits, clock: Callable[[], float]) -> None:
         self.max_live = limits.max_live
-        self.live = 0
         rates = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
         self.buckets = {name: Bucket(rate, clock) for name, rate in rates.items() if rate is not None}
 
 
 class Limits:
-    """The books of all keys. An `Observer` of the engine; safe to use from any thread.
+    """The limits of all keys; an `Observer` of the engine, safe for threads.
 
     Args:
-        limits: by tenant; the others have none.
-        retry_after: whole seconds after which a place should be free.
+        limits: by tenant; other tenants have none.
+        retry_after: returns whole seconds after which a queue slot should be free.
         clock: monotonic seconds.
     """
 
@@ -91,49 +93,40 @@ class Limits:
         self._lock = Lock()
 
     def begin(self, tenant: str) -> None:
-        """Count a request of the tenant. Raises ApiError, 429, when one of its rates is used up."""
+        """Count a request. Raises ApiError, 429, if one of the tenant's rates is exceeded."""
         with self._lock:
             buckets = {} if (key := self._keys.get(tenant)) is None else key.buckets
             waits = {name: seconds for name, bucket in buckets.items() if (seconds := bucket.seconds_until(1.0))}
             if waits:
                 name = max(waits, key=lambda name: waits[name])
-                told = f"the key's {buckets[name].per_minute} {name} a minute are used up"
-                raise _refused(told, math.ceil(waits[name]))
+                reason = f"the API key exceeds its limit of {buckets[name].per_minute} {name} per minute"
+                raise _refused(reason, math.ceil(waits[name]))
             if "requests" in buckets:
                 buckets["requests"].take(1)
 
     def together(self, tenant: str, most: int) -> int:
-        """How many requests the tenant may have at a time, of `most` that anyone may have."""
+        """Return the tenant's limit of concurrent requests, at most `most`."""
         key = self._keys.get(tenant)
         return most if key is None or key.max_live is None else min(most, key.max_live)
 
-    def check_place(self, tenant: str, count: int) -> None:
-        """Refuse so many requests at a time beside those that the tenant has. Raises ApiError, 429."""
+    def check_live(self, tenant: str, live: int, count: int) -> None:
+        """Refuse `count` more requests of a tenant with `live` ones. Raises ApiError, 429."""
         key = self._keys.get(tenant)
-        if key is not None and key.max_live is not None and key.live + count > key.max_live:
-            raise _refused(f"{key.live} requests of the key wait or run; {key.max_live} may", self._retry_after())
-
-    def enter(self, tenant: str, count: int) -> None:
-        """So many requests of the tenant have a place."""
-        if tenant in self._keys:
-            self._keys[tenant].live += count
+        if key is not None and key.max_live is not None and live + count > key.max_live:
+            reason = f"the API key has {live} requests in progress, limit {key.max_live}; retry when one has ended"
+            raise _refused(reason, self._retry_after())
 
     def queue(self, tenant: str, requests: Sequence[Request]) -> None:
-        """The tenant's requests are queued: the tokens of their prompts count."""
+        """Count the prompt tokens of queued requests."""
         key = self._keys.get(tenant)
         if key is not None:
             self._spend(key, sum(len(request.prompt) for request in requests))
 
-    def leave(self, tenant: str, count: int) -> None:
-        """So many places of the tenant's are free."""
-        if tenant in self._keys:
-            self._keys[tenant].live -= count
-
     def step(self, stats: EngineStats) -> None:
-        """See `Observer`."""
+        """Do nothing; see `Observer`."""
 
     def delta(self, request: Request, delta: Delta) -> None:
-        """See `Observer`: tokens count when they are generated."""
+        """Count generated tokens; see `Observer`."""
         key = self._keys.get(request.tenant)
         if key is not None:
             self._spend(key, len(delta.token_ids))
@@ -144,15 +137,15 @@ class Limits:
                 key.buckets["tokens"].take(tokens)
 
     def headers(self, tenant: str) -> list[tuple[bytes, bytes]]:
-        """What a reply tells of the tenant's rates, under OpenAI's names; `reset` is when they are full again."""
+        """Return rate limit headers under OpenAI's names; `reset` is the time until full."""
         key = self._keys.get(tenant)
-        told: dict[str, str] = {}
+        values: dict[str, str] = {}
         with self._lock:
             for name, bucket in () if key is None else key.buckets.items():
-                told[f"limit-{name}"] = str(bucket.per_minute)
-                told[f"remaining-{name}"] = str(max(0, math.floor(bucket.left)))
-                told[f"reset-{name}"] = f"{bucket.seconds_until(bucket.per_minute):.3f}s"
-        return [(f"x-ratelimit-{name}".encode(), value.encode()) for name, value in told.items()]
+                values[f"limit-{name}"] = str(bucket.per_minute)
+                values[f"remaining-{name}"] = str(max(0, math.floor(bucket.left)))
+                values[f"reset-{name}"] = f"{bucket.seconds_until(bucket.per_minute):.3f}s"
+        return [(f"x-ratelimit-{name}".encode(), value.encode()) for name, value in values.items()]
 
 
 def _refused(message: str, seconds: int) -> ApiError:

@@ -1,6 +1,6 @@
-"""Recorded requests for clients: found by the id of their reply, explained, and run again.
+"""The routes of single requests: show their records, replay them, cancel them.
 
-The routes of single requests: what is recorded of them, running them again, ending them.
+Records are written and replayed in `engine/records`; here they get the form of replies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import Receive
 
 from ferrum.core.errors import RecordNotFound
 from ferrum.core.types import FinishReason
-from ferrum.engine.async_stream import AsyncStream
+from ferrum.engine.async_engine import AsyncStream
 from ferrum.engine.records.explain import passages
 from ferrum.engine.records.record import Record, request_dict
 from ferrum.engine.records.recorder import Recorder
@@ -40,7 +40,7 @@ from ferrum.text.tokenizer import Tokenizer
 
 
 class RecordedChoice(Reply):
-    """What came of a choice, as it was recorded."""
+    """A recorded choice."""
 
     index: int
     text: str | None
@@ -52,7 +52,7 @@ class RecordedChoice(Reply):
 
 
 class Passage(Reply):
-    """Consecutive shares of a choice in steps, in which it did the same."""
+    """Consecutive steps in which a choice did the same work."""
 
     choice: int
     work: Literal["prompt", "again", "decode", "verify"]
@@ -68,7 +68,7 @@ class Passage(Reply):
 
 
 class RecordedRequest(Reply):
-    """One prompt: where it ran, what it asked, what was done for it and what came of it."""
+    """The record of one prompt: origin, request, schedule and results."""
 
     id: str
     time: float
@@ -92,7 +92,7 @@ class RecordedRequests(Reply):
 
 
 class RankedToken(Reply):
-    """A token that was likely at a position."""
+    """A top token at a position."""
 
     token_id: int
     token: str | None
@@ -101,13 +101,13 @@ class RankedToken(Reply):
 
 
 class ReplayedToken(RankedToken):
-    """A token that came again, and the likeliest ones there."""
+    """A replayed token and the top tokens at its position."""
 
     top_logprobs: list[RankedToken]
 
 
 class Difference(Reply):
-    """The first thing of a choice that is not as it was recorded."""
+    """The first difference of a choice from its record."""
 
     choice: int
     what: str
@@ -117,7 +117,7 @@ class Difference(Reply):
 
 
 class ReplayedChoice(Reply):
-    """What came of a choice now."""
+    """A replayed choice."""
 
     index: int
     finish_reason: str | None
@@ -125,7 +125,7 @@ class ReplayedChoice(Reply):
 
 
 class ReplayedRequest(Reply):
-    """One prompt that ran again."""
+    """A replayed prompt."""
 
     id: str
     same: bool
@@ -134,7 +134,7 @@ class ReplayedRequest(Reply):
 
 
 class ReplayedRequests(Reply):
-    """The reply of POST /v1/requests/{id}/replay; whether all bits of all prompts are the same."""
+    """The reply of POST /v1/requests/{id}/replay; `same`: all prompts are equal in every bit."""
 
     id: str
     object: Literal["request.replay"]
@@ -143,14 +143,19 @@ class ReplayedRequests(Reply):
 
 
 def find_records(recorder: Recorder | None, tenant: str, id: str) -> list[Record]:
-    """The records of a tenant's request, one per prompt, by the id of its reply or by its own `request_id`.
+    """Return the records of a tenant's request, one per prompt.
+
+    Args:
+        id: of its reply, or its `request_id`.
 
     Raises:
         ApiError: 404.
-        RecordDamaged: a record is not as it was written.
+        RecordDamaged: a record is corrupt.
     """
     if recorder is None:
-        raise ApiError(404, "requests are not recorded here; see --record", code=RecordNotFound.code, param="id")
+        raise ApiError(
+            404, "requests are not recorded; start the server with --record", code=RecordNotFound.code, param="id"
+        )
     for name in (id, *(f"{kind}-{id}" for kind in REPLY_KINDS)):
         bodies = (_alone(recorder, tenant, name), _several(recorder, tenant, name))
         if found := max(bodies, key=lambda records: records[0].time if records else -math.inf):
@@ -166,7 +171,10 @@ def _alone(recorder: Recorder, tenant: str, id: str) -> list[Record]:
 
 
 def _several(recorder: Recorder, tenant: str, id: str) -> list[Record]:
-    """The numbered prompts of the last body of several; what is older than its first is of one that had more."""
+    """Return the records of the numbered prompts of the last body with several.
+
+    Records older than the first belong to an earlier body that had more prompts.
+    """
     found: list[Record] = []
     while its := _alone(recorder, tenant, part_id(id, len(found))):
         if found and its[0].time < found[0].time:
@@ -176,7 +184,7 @@ def _several(recorder: Recorder, tenant: str, id: str) -> list[Record]:
 
 
 def recorded_request(record: Record, tokenizer: Tokenizer | None) -> RecordedRequest:
-    """A record, explained."""
+    """Return a record as clients see it."""
     end = record.end
     return RecordedRequest(
         id=record.id,
@@ -212,7 +220,7 @@ def _text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
 
 
 def replayed_request(replay: Replay, top: int) -> ReplayedRequest:
-    """What came of a request that ran again."""
+    """Return a replay as clients see it."""
     differences = [
         Difference(choice=each.choice, what=each.what, position=each.position, recorded=each.recorded, now=each.now)
         for each in replay.differences()
@@ -240,7 +248,9 @@ def _ranked(token: int, entry: Logprob) -> RankedToken:
     )
 
 
-CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("It was recorded by another model or numerics.")}
+CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
+    409: error_reply("It was recorded with another model or other numerics.")
+}
 
 
 class ReplayRequest(Body):
@@ -248,7 +258,7 @@ class ReplayRequest(Body):
 
     top_logprobs: Whole | None = Field(
         default=None,
-        description=f"So many top tokens of each position, 0 to {MAX_TOP_LOGPROBS}.",
+        description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}.",
         json_schema_extra=openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
     )
 
@@ -258,7 +268,7 @@ def add_requests(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/requests/{request_id}", responses={200: {"model": RecordedRequests}, **ERRORS})
     async def recorded(request_id: str, request: Request) -> Response:
-        """What was recorded of a request of the same key, and its schedule explained."""
+        """Return the records of a request of the same API key, and its schedule."""
         records = await _records(service, request_id, request)
         tokenizer = service.client.tokenizer
         explained = await asyncio.to_thread(lambda: [recorded_request(each, tokenizer) for each in records])
@@ -270,7 +280,7 @@ def add_requests(router: APIRouter, service: Service) -> None:
         responses={200: {"model": ReplayedRequests}, **BODY_ERRORS, **CONFLICT},
     )
     async def replay(request_id: str, body: ReplayRequest, request: Request) -> Response:
-        """Run a recorded request again, among all others, and compare every token and log-probability."""
+        """Replay a recorded request among live ones; compare every token and log-probability."""
         top = body.top_logprobs or 0
         check_top_tokens("top_logprobs", top, MAX_TOP_LOGPROBS, service.config.max_logprobs)
         headers = ignored(body, strict=service.config.strict)
@@ -281,12 +291,12 @@ def add_requests(router: APIRouter, service: Service) -> None:
         for each in records:
             await _check_origin(service, each)
             check_room(each, service.context)
-        with service.hold(1, caller.tenant) as places:
+        with service.reserve(1, caller.tenant) as slots:
             for each in records:
                 again = Replay(each, top)
                 name = _free_name(service, again.request.request_id, caller.tenant)
                 wanted = replace(again.request, request_id=name, deadline=deadline)
-                with service.run(wanted.request_id, [wanted], caller.tenant, places) as running:
+                with service.run(wanted.request_id, [wanted], caller.tenant, slots) as running:
                     if not await _followed(running, again, request.receive):
                         return Response(status_code=CLIENT_GONE)
                 done.append(await asyncio.to_thread(replayed_request, again, top))
@@ -297,13 +307,13 @@ def add_requests(router: APIRouter, service: Service) -> None:
 
     @router.delete("/v1/requests/{request_id}", responses={200: {"model": reply_bodies.Cancelled}, **ERRORS})
     async def cancel(request_id: str, request: Request) -> Response:
-        """End a live request of the same key, by the id of its reply or its own `request_id`."""
+        """Cancel a live request of the same API key, by reply id or `request_id`."""
         name = service.cancel(request_id, request.state.tenant)
         return reply(reply_bodies.Cancelled(id=name, object="request", cancelled=True))
 
 
 def _free_name(service: Service, name: str, tenant: str) -> str:
-    """The name, or one like it while it runs already: somebody else may want to see the same."""
+    """Return the name, or a similar one while a request with it runs."""
     while service.live_name(name, tenant) is not None:
         name += "~"
     return name
@@ -316,15 +326,15 @@ async def _records(service: Service, request_id: str, request: Request) -> list[
 
 async def _check_origin(service: Service, record: Record) -> None:
     recorder = service.client.recorder
-    assert recorder is not None  # it has found the record
+    assert recorder is not None  # it found the record
     check_origin(record.origin, await asyncio.to_thread(recorder.origin))
 
 
 async def _followed(running: AsyncStream, again: Replay, receive: Receive) -> bool:
-    """Take in what comes of a request that runs again; whether its client is still there.
+    """Add the deltas of a running replay; return whether its client is still connected.
 
     Raises:
-        FerrumError: it was ended before it could be compared.
+        FerrumError: it ended before it could be compared.
     """
     gone = asyncio.Event()
     async with watched(receive, gone.set, running):

@@ -1,10 +1,14 @@
-"""What chats and completions have in common: the head of every chunk, token counts, and the names of tokens."""
+"""`ReplyBuilder`: what chats and completions share in turning the engine's deltas into chunks or one reply.
+
+The shapes of chunks and replies are in `chat_completions` and `completions`, how they are sent is in `generation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ferrum.core.errors import StepError
 from ferrum.core.types import FinishReason, Request
@@ -19,52 +23,17 @@ from ferrum.server.reply_bodies import (
     Reply,
     Usage,
 )
-from ferrum.server.request_bodies import StreamOptions
+from ferrum.server.request_bodies import GenerationBody, StreamOptions
+from ferrum.server.validation import CheckedRequest
 from ferrum.text.tokenizer import Tokenizer
 
 MINUS_INFINITY: Final = -9999.0
 """JSON has no infinities."""
 
 
-class ReplyBuilder(Protocol):
-    """One client's request: what the engine has to do, and how its news become a reply."""
-
-    @property
-    def id(self) -> str:
-        """The id of the reply."""
-        ...
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """For the engine, one per prompt."""
-        ...
-
-    @property
-    def tally(self) -> UsageCounter:
-        """What it cost so far."""
-        ...
-
-    @property
-    def uniform(self) -> bool:
-        """Whether chunks that tell of text alone are alike but for that text, and all that they do is counted."""
-        ...
-
-    def push(self, place: int, delta: Delta) -> Iterator[Reply]:
-        """The chunks of a delta of the request at `place`. Raises FerrumError where the delta tells of a failure."""
-        ...
-
-    def end(self) -> Iterator[Reply]:
-        """The chunks after the last delta."""
-        ...
-
-    def fold(self, chunks: Sequence[Reply]) -> Reply:
-        """All chunks as one reply."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ReplyHeader:
-    """What all chunks of a reply share."""
+    """The fields that all chunks of a reply share."""
 
     id: str
     created: int
@@ -72,20 +41,71 @@ class ReplyHeader:
     fingerprint: str
 
     def fields(self) -> dict[str, Any]:
-        """As the fields of a chunk."""
+        """Return them as fields of a chunk."""
         return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
 
 
-class UsageCounter:
-    """Tokens of a job: those of its prompts once, and those of all its choices.
+class ReplyBuilder(ABC):
+    """Builds the reply to one client's request.
 
     Args:
-        requests: of the job.
-        options: what a client wants to know of them while they come, and at the end.
+        header: of every chunk.
+        body: as the client sent it.
+        checked: the engine's requests for it.
+        tokenizer: names tokens; None: they are named by id.
 
     Attributes:
-        at_end: whether one more chunk tells them.
-        in_each: whether every chunk does.
+        id: of the reply.
+        requests: for the engine, one per prompt.
+        usage: tokens so far.
+        uniform: chunks with nothing but text differ only in that text.
+    """
+
+    def __init__(
+        self, header: ReplyHeader, body: GenerationBody, checked: CheckedRequest, tokenizer: Tokenizer | None
+    ) -> None:
+        self.id = header.id
+        self.requests = checked.requests
+        self.usage = UsageCounter(checked.requests, body.stream_options)
+        self.uniform = not (body.return_token_ids or self.usage.in_each)
+        self._header = header.fields()
+        self._prefixes = checked.prefixes
+        self._token_ids = bool(body.return_token_ids)
+        self._namer = TokenNamer(tokenizer, by_id=bool(body.return_tokens_as_token_ids))
+
+    def add(self, place: int, delta: Delta) -> None:
+        """Count a delta of the request at `place`. Raises the FerrumError that ended its choice."""
+        del place
+        finish_of(delta)
+        self.usage.count(delta)
+
+    @abstractmethod
+    def chunks(self, place: int, delta: Delta) -> Iterator[Reply]:
+        """Yield the chunks of a stream for a delta that was added."""
+
+    @abstractmethod
+    def usage_chunk(self) -> Reply:
+        """Return the chunk that ends a stream with its usage."""
+
+    @abstractmethod
+    def reply(self, choices: Mapping[tuple[int, int], Delta]) -> Reply:
+        """Return the whole reply.
+
+        Args:
+            choices: by place of the request and index of the choice, its deltas joined.
+        """
+
+
+class UsageCounter:
+    """Tokens of a reply: those of its prompts once, and those of all its choices.
+
+    Args:
+        requests: of the reply.
+        options: what a client wants to see of them in a stream.
+
+    Attributes:
+        at_end: one more chunk at the end of a stream shows them.
+        in_each: every chunk does.
     """
 
     def __init__(self, requests: Sequence[Request], options: StreamOptions | None) -> None:
@@ -96,21 +116,21 @@ class UsageCounter:
         self.cached = self.accepted = self.rejected = 0
 
     def count(self, delta: Delta) -> None:
-        """Add a delta."""
+        """Add the tokens of a delta."""
         self.completion += len(delta.token_ids)
         if delta.usage is not None:
             self.cached += delta.usage.cached_tokens
             self.accepted += delta.usage.accepted_prediction_tokens
             self.rejected += delta.usage.rejected_prediction_tokens
 
-    def of_chunk(self) -> dict[str, Usage | None]:
-        """What a chunk tells of them: all so far, null where that is for the last one, or nothing."""
+    def fields(self) -> dict[str, Any]:
+        """Return the field of a chunk: the usage so far, null before the end of the stream, or nothing."""
         if self.in_each:
             return {"usage": self.usage()}
         return {"usage": None} if self.at_end else {}
 
     def usage(self) -> Usage:
-        """As clients see it."""
+        """Return the usage so far as clients see it."""
         return Usage(
             prompt_tokens=self.prompt,
             completion_tokens=self.completion,
@@ -125,11 +145,11 @@ class UsageCounter:
 
 
 class TokenNamer:
-    """Tokens by name.
+    """Names tokens for clients.
 
     Args:
-        tokenizer: without one a token is called by its id.
-        by_id: call every token by its id.
+        tokenizer: without one a token is named by its id.
+        by_id: name every token by its id.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, by_id: bool) -> None:
@@ -138,23 +158,23 @@ class TokenNamer:
         self._bytes: dict[int, list[int]] = {}
 
     def text(self, token: int, entry: Logprob) -> str:
-        """A token's text, or `token_id:N`."""
+        """Return a token's text, or `token_id:N`."""
         if self._tokenizer is None or entry.decoded_token is None:
             return f"token_id:{token}"
         return entry.decoded_token
 
     def spelled(self, token: int) -> str:
-        """A token's text, `bytes:` and its bytes where they are no text of their own, or `token_id:N`."""
+        """Return a token's text, `bytes:` and its bytes if they are not valid text, or `token_id:N`."""
         if self._tokenizer is None:
             return f"token_id:{token}"
         raw = self._tokenizer.token_bytes(token)
         try:
             return raw.decode()
-        except UnicodeDecodeError:  # most of a vocabulary's parts of characters would else have one name, U+FFFD
+        except UnicodeDecodeError:  # most parts of characters would share one name, U+FFFD
             return "bytes:" + raw.decode("ascii", "backslashreplace")
 
     def bytes(self, token: int) -> list[int] | None:
-        """A token's bytes, the same list each time; None without a tokenizer."""
+        """Return a token's bytes, the same list each time; None without a tokenizer."""
         if self._tokenizer_of_bytes is None:
             return None
         known = self._bytes.get(token)
@@ -164,10 +184,10 @@ class TokenNamer:
 
 
 def finish_of(delta: Delta) -> Finish | None:
-    """How a choice ended well, if it did.
+    """Return how a choice ended, None if it goes on.
 
     Raises:
-        FerrumError: it ended otherwise.
+        FerrumError: it was cancelled, timed out or failed.
     """
     match delta.finish_reason:
         case None:
@@ -179,24 +199,24 @@ def finish_of(delta: Delta) -> Finish | None:
         case FinishReason.ABORT:
             raise CancelledError("the request was cancelled")
         case FinishReason.DEADLINE:
-            raise DeadlineError("the request took longer than it may")
+            raise DeadlineError("the request exceeded the server's time limit (--request-seconds)")
         case FinishReason.ERROR:
             raise delta.error or StepError("the step failed")
 
 
 def finite(logprob: float) -> float:
-    """A log-probability that JSON can hold."""
+    """Return a log-probability that JSON can represent."""
     return max(logprob, MINUS_INFINITY)
 
 
 def top(position: Logprobs, count: int) -> list[tuple[int, Logprob]]:
-    """The `count` most likely tokens of a position, best first; all of them for a negative count."""
+    """Return the `count` most likely tokens of a position, best first; all of them for a negative count."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
     return [item for item in ranked if count < 0 or item[1].rank <= count]
 
 
 def prompt_logprobs(positions: Sequence[Logprobs | None], count: int) -> PromptLogprobs:
-    """The prompt's log-probabilities as clients see them: the token itself, then `count` of the likeliest."""
+    """Return the prompt's log-probabilities for clients: per position the token itself and the `count` top ones."""
     return [None if position is None else _prompt_position(position, count) for position in positions]
 
 

@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import openapi_rules
+from ferrum.server.error_replies import ApiError, field_path, unsupported
 from ferrum.server.openapi_rules import Items, TokenId, Whole
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -71,6 +72,33 @@ class Body(BaseModel):
         properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
         properties.update({name: openapi_rules.refused(why) for name, why in cls.REFUSED.items()})
         return schema
+
+    def ignored_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
+        """Return the paths of fields without effect: unknown fields and `NO_OPS`, here and in bodies within.
+
+        Raises:
+            ApiError: a field of `REFUSED`, or with `strict` an unknown one.
+        """
+        ignored: list[str] = []
+        extra = self.model_extra or {}
+        for name in sorted(self.model_fields_set):
+            value = extra[name] if name in extra else getattr(self, name)
+            inside = (*path, name)
+            if name in self.REFUSED and value is not None:
+                raise unsupported(field_path(inside), self.REFUSED[name])
+            if name in self.REFUSED or (value is None and name not in extra):
+                continue
+            unknown = name in extra and not self.PASSES_ON
+            if unknown and strict:
+                raise ApiError(400, f"unknown field {name!r}", code="unknown_parameter", param=field_path(inside))
+            if unknown or name in self.NO_OPS:
+                ignored.append(field_path(inside))
+            elif isinstance(value, Body):
+                ignored += value.ignored_fields(strict=strict, path=inside)
+            elif isinstance(value, list) and value and isinstance(value[0], Body):
+                for index, each in enumerate(value):
+                    ignored += each.ignored_fields(strict=strict, path=(*inside, index))
+        return ignored
 
 
 class StreamOptions(Body):

@@ -1,12 +1,14 @@
-"""The routes, each a few lines: check, do, reply."""
+"""The routes: each checks a request, starts its work and returns the response.
+
+Bodies are checked in `validation`; sessions, records and plans have routes of their own modules.
+"""
 
 from __future__ import annotations
 
-import re
+import time
 import uuid
 from collections.abc import Callable, Coroutine
-from email.message import Message as Mail
-from importlib.metadata import version as installed
+from email.message import Message
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -16,10 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic_core import from_json
 from starlette.responses import PlainTextResponse, Response
 
+from ferrum.core.version import installed_version
+from ferrum.engine.model_client import ModelClient
 from ferrum.server import openapi_rules, reply_bodies
-from ferrum.server.chat_completions import chat_job
-from ferrum.server.completions import completion_job
-from ferrum.server.embeddings import Embeddings, embedding_requests
+from ferrum.server.chat_completions import chat_builder
+from ferrum.server.completions import completion_builder
+from ferrum.server.embeddings import Embeddings
 from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
@@ -33,39 +37,37 @@ from ferrum.server.request_bodies import (
     RenderRequest,
     TokenizeRequest,
 )
-from ferrum.server.service import Service
+from ferrum.server.service import Caller, Service
 from ferrum.server.tokenize import detokenize, rendered, tokenize
-from ferrum.server.validation import Caller, survey
+from ferrum.server.validation import check_embedding
 
-QUICK_BYTES: Final = 4096
-"""Bodies up to this size are prepared on the event loop: to hand them to a thread would take longer."""
-
-_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+MAX_LOOP_BYTES: Final = 4096
+"""Bodies up to this size are checked on the event loop; handing them to a thread would take longer."""
 
 MAX_NAMED: Final = 32
-"""Ignored fields that the header names; more are too many to read."""
+"""Ignored fields that the header names."""
 
 
 class JsonRequest(Request):
-    """A request whose body is JSON, whoever says otherwise, and strictly so.
+    """A request whose body must be strict JSON.
 
-    JSON here has no NaN, no lone surrogates, no numbers of thousands of digits and no nesting of hundreds of levels.
+    Refused are NaN, lone surrogates, numbers of thousands of digits and hundreds of levels of nesting.
     """
 
     async def body(self) -> bytes:
-        """The body. Raises ApiError where its content type is not JSON, or it is encoded."""
-        mail = Mail()
-        mail["content-type"] = self.headers.get("content-type", "")
-        if mail.get_content_type() != "application/json":
+        """Return the body. Raises ApiError, 415, if its content type is not JSON or it is compressed."""
+        header = Message()
+        header["content-type"] = self.headers.get("content-type", "")
+        if header.get_content_type() != "application/json":
             raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
         encoding = self.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
-            told = f"the body must come as it is, not in the content encoding {encoding!r}"
-            raise ApiError(415, told, code="unsupported_media_type", headers={"accept-encoding": "identity"})
+            reason = f"the content encoding {encoding!r} is not supported; send the body uncompressed"
+            raise ApiError(415, reason, code="unsupported_media_type", headers={"accept-encoding": "identity"})
         return await super().body()
 
     async def json(self) -> Any:
-        """The body's value. Raises ApiError where it is not JSON."""
+        """Return the body's value. Raises ApiError if it is not JSON."""
         try:
             return from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
@@ -76,7 +78,6 @@ class JsonRoute(APIRoute):
     """A route that reads its body as a `JsonRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute`."""
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
@@ -86,34 +87,34 @@ class JsonRoute(APIRoute):
 
 
 def reply(body: reply_bodies.Reply) -> Response:
-    """A whole reply."""
+    """Return a whole reply as a response."""
     return Response(body.json_bytes(), media_type="application/json")
 
 
 def error_reply(text: str) -> dict[str, Any]:
-    """An error's reply, for the document."""
+    """Return the description of an error for the OpenAPI document."""
     return {"model": reply_bodies.ErrorReply, "description": text}
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     400: error_reply("The request cannot be served; `param` names the field."),
     401: error_reply("No valid API key."),
-    404: error_reply("There is no such thing."),
-    503: error_reply("Loading, draining or dead."),
+    404: error_reply("Not found."),
+    503: error_reply("The server is loading, draining or has failed."),
 }
 BODY_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     **ERRORS,
-    408: error_reply("The body, or the request, took too long."),
+    408: error_reply("The body or the request took too long."),
     413: error_reply("The body is too large."),
-    415: error_reply("The body is not JSON, or compressed."),
-    429: error_reply("Too many requests are live; see Retry-After."),
+    415: error_reply("The body is not JSON, or is compressed."),
+    429: error_reply("Too many requests are in progress; see Retry-After."),
     499: error_reply("The request was cancelled."),
     500: error_reply("An internal error."),
 }
 
 
 def make_router(service: Service) -> APIRouter:
-    """All routes of a server; every request is held against them in this order."""
+    """Return all routes of a server; requests are matched in this order."""
     router = APIRouter(route_class=JsonRoute)
     _add_generation(router, service)
     _add_tokens(router, service)
@@ -126,29 +127,29 @@ def _add_probes(router: APIRouter, service: Service) -> None:
     probe: dict[int | str, dict[str, Any]] = {200: {"model": reply_bodies.Health}, 503: ERRORS[503]}
 
     async def health() -> Response:
-        """Whether requests are served now."""
+        """Report whether requests are served now."""
         service.check_ready()
         return reply(reply_bodies.Health(status="ok"))
 
     for path in ("/health", "/ping", "/ready"):
         router.get(path, responses=probe)(health)
-        router.head(path, include_in_schema=False)(health)  # as some load balancers ask
+        router.head(path, include_in_schema=False)(health)  # some load balancers use HEAD
 
     @router.get("/version", responses={200: {"model": reply_bodies.Version}})
     async def version() -> Response:
-        """The version of the program."""
-        return reply(reply_bodies.Version(version=installed("ferrum")))
+        """Return the version of ferrum."""
+        return reply(reply_bodies.Version(version=installed_version()))
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @router.get("/metrics", responses=text, response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Prometheus metrics; docs/metrics.md defines each."""
+        """Return Prometheus metrics; docs/metrics.md defines each."""
         return Response(generate_latest(service.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/config", responses={200: {"model": reply_bodies.Config}, 401: ERRORS[401], 503: ERRORS[503]})
     async def config() -> Response:
-        """The options in effect, and what they came to."""
+        """Return the options in effect and the properties of the model."""
         client, info = service.client, service.engine.info
         return reply(
             reply_bodies.Config(
@@ -187,12 +188,12 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models", responses=listed)
     async def models() -> Response:
-        """The models that are served: one."""
+        """List the model that is served."""
         return reply(reply_bodies.ModelList(object="list", data=[model()]))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": reply_bodies.Model}, **ERRORS})
     async def one_model(model_id: str) -> Response:
-        """One of the models."""
+        """Return the model by its name."""
         service.check_model(model_id)
         return reply(model())
 
@@ -200,29 +201,30 @@ def _add_models(router: APIRouter, service: Service) -> None:
 def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/chat/completions", responses=generated(reply_bodies.ChatReply))
     async def chat(body: ChatRequest, request: Request) -> Response:
-        """The assistant's next message in a conversation."""
-        return await generate(service, request, body, "chatcmpl", chat_job)
+        """Generate the assistant's next message in a conversation."""
+        return await generate(service, request, body, "chatcmpl", chat_builder)
 
     @router.post("/v1/completions", responses=generated(reply_bodies.CompletionReply))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """What follows one prompt or several; with `echo` and no new tokens, how likely they are."""
-        return await generate(service, request, body, "cmpl", completion_job)
+        """Complete one or several prompts; with `echo` and `max_tokens` 0, score them."""
+        return await generate(service, request, body, "cmpl", completion_builder)
 
     @router.post("/v1/embeddings", responses={200: {"model": reply_bodies.EmbeddingReply}, **BODY_ERRORS})
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        """The vectors of one text or several."""
+        """Return the vectors of one or several texts."""
         caller = caller_of(service, request)
         service.check_model(body.model)
         headers = ignored(body, strict=True)
         name = f"embd-{uuid.uuid4().hex}"
+        size = len(await request.body())
         requests = await service.worker_pools.run(
-            len(await request.body()), embedding_requests, service.client, body, caller, name, service.pooling
+            size, check_embedding, service.client, body, caller, name, service.pooling
         )
         return Embeddings(service, body, requests, name, caller, headers)
 
 
 def generated(model: type[reply_bodies.Reply]) -> dict[int | str, dict[str, Any]]:
-    """The replies of a generating route, for the document."""
+    """Return the replies of a generating route for the OpenAPI document."""
     events = {"text/event-stream": {"schema": openapi_rules.EVENT}}
     return {200: {"model": model, "content": events, "description": "The reply, or its chunks."}, **BODY_ERRORS}
 
@@ -232,47 +234,44 @@ async def generate(
     request: Request,
     body: GenerationBody,
     kind: str,
-    make: Callable[..., ReplyBuilder],
+    make: Callable[[ModelClient, Any, Caller, ReplyHeader], ReplyBuilder],
     respond: Callable[..., Response] = Generation,
     *,
-    held: int = 0,
+    extra_tokens: int = 0,
 ) -> Response:
-    """Check a body completely, and answer with what it becomes.
+    """Check a body and return the response to it.
 
     Args:
-        held: tokens of the prompt that the server has already.
+        kind: prefix of the reply's id.
+        make: checks the body and returns the builder of its reply.
+        respond: the response's class.
+        extra_tokens: tokens of the prompt that are not in the body.
     """
     caller = caller_of(service, request)
     service.check_model(body.model)
     headers = ignored(body, strict=service.config.strict)
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
-    head = ReplyHeader(f"{kind}-{name}", service.now(), service.model, service.engine.info.numerics_id)
-    arguments = (service.client, service.context, body, caller, head, head.id)
+    header = ReplyHeader(f"{kind}-{name}", int(time.time()), service.model, service.engine.info.numerics_id)
+    arguments = (service.client, body, caller, header)
     size = len(await request.body())
     if getattr(body, "chat_template", None) is not None:
-        job = await service.worker_pools.run_template(make, *arguments)
-    elif size + held > QUICK_BYTES:  # what takes a while is no reason to hold up the streams of others
-        job = await service.worker_pools.run(size, make, *arguments)
+        builder = await service.worker_pools.run_template(make, *arguments)
+    elif size + extra_tokens > MAX_LOOP_BYTES:  # a long check would delay the streams of others
+        builder = await service.worker_pools.run(size, make, *arguments)
     else:
-        job = make(*arguments)
-    return respond(service, job, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
+        builder = make(*arguments)
+    return respond(service, builder, stream=bool(body.stream), tenant=caller.tenant, headers=headers)
 
 
 def caller_of(service: Service, request: Request) -> Caller:
-    """Who asks, if it may now."""
-    service.check_ready()
-    tenant = request.state.tenant
-    service.limits.begin(tenant)
-    together = service.limits.together(tenant, service.client.max_requests)
-    parent = request.headers.get("traceparent", "")
-    trace_id = parent if _TRACEPARENT.fullmatch(parent) else request.state.request_id
-    config = service.config
-    return Caller(tenant, trace_id, config.request_seconds, together, config.max_logprobs)
+    """Count a request and return its sender's limits. Raises as `Service.caller`."""
+    state = request.state
+    return service.caller(state.tenant, request.headers.get("traceparent", ""), state.request_id)
 
 
 def ignored(body: Body, *, strict: bool) -> dict[str, str]:
-    """The header that names fields without an effect. Raises what `survey` does."""
-    names = survey(body, strict=strict)
+    """Return the header that names fields without effect. Raises as `Body.ignored_fields`."""
+    names = body.ignored_fields(strict=strict)
     shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}
 
@@ -282,7 +281,7 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
 
-        def make() -> Response:  # as JSON, too: a text of megabytes has millions of tokens
+        def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
             return reply(work(service.client, *arguments, body))
 
         if getattr(body, "chat_template", None) is not None:
@@ -294,15 +293,15 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
 
     @router.post("/tokenize", responses={200: {"model": reply_bodies.Tokens}, **BODY_ERRORS})
     async def to_tokens(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens of a text or of a conversation."""
+        """Return the tokens of a text or a conversation."""
         return await run(tokenize, body, request, service.context)
 
     @router.post("/detokenize", responses={200: {"model": reply_bodies.Text}, **BODY_ERRORS})
     async def to_text(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return await run(detokenize, body, request)
 
     @router.post("/v1/chat/completions/render", responses={200: {"model": reply_bodies.Rendered}, **BODY_ERRORS})
     async def to_prompt(body: RenderRequest, request: Request) -> Response:
-        """The text and the tokens that a conversation becomes."""
+        """Return the text and the tokens of a rendered conversation."""
         return await run(rendered, body, request)

@@ -1,15 +1,20 @@
-"""The state of a running server: its engine, what it may take now, and who is being served."""
+"""`Service`: the state of a running server: its engine, what it accepts now, and the requests in progress.
+
+Routes are in `routes`, HTTP concerns in `http_guard`, starting and stopping the process in `launch`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import Enum
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
@@ -19,14 +24,12 @@ from prometheus_client import CollectorRegistry
 from ferrum.core.errors import EngineDead, QueueFull, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.async_stream import AsyncStream
+from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.router import QueueSlots
 from ferrum.server.error_replies import ApiError
 from ferrum.server.key_limits import KeyLimits, Limits
 from ferrum.server.metrics.engine_metrics import Metrics
-from ferrum.server.metrics.ferrum_metrics import OwnMetrics
 from ferrum.server.metrics.http_metrics import HttpMetrics
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.traces import Traces
@@ -36,17 +39,19 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 RATE_WINDOW: Final = 32
-"""Finished requests that the drain rate looks back on."""
+"""Finished requests over which the drain rate is measured."""
 MAX_RETRY_SECONDS: Final = 60
 
 REPLY_KINDS: Final = ("chatcmpl", "cmpl", "embd")
-"""What the ids of replies begin with."""
+"""Prefixes of reply ids."""
+
+_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class State(Enum):
-    """What a server can be asked now."""
+    """The phases of a server's life; values are messages for clients."""
 
     LOADING = "Loading model"
     READY = "ok"
@@ -54,8 +59,28 @@ class State(Enum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, and the limits that apply to it.
+
+    Attributes:
+        trace_id: its `traceparent` header, else the id of the HTTP request.
+        deadline: seconds that a request may take; None: no limit.
+        max_requests: limit of its requests in progress, one per prompt.
+        max_logprobs: limit of top tokens per position.
+        context: limit of prompt and output tokens together.
+    """
+
+    tenant: str
+    trace_id: str
+    deadline: float | None
+    max_requests: int
+    max_logprobs: int
+    context: int
+
+
 class DrainRate:
-    """How fast requests leave, from the moments when the last ones did; safe to use from any thread."""
+    """The rate at which requests finish, from the times of the last ones; safe to use from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,12 +88,12 @@ class DrainRate:
         self._lock = Lock()
 
     def finished(self) -> None:
-        """A request left."""
+        """Note the end of a request."""
         with self._lock:
             self._ends.append(self._clock())
 
     def retry_after(self) -> int:
-        """Whole seconds after which a place should be free: the mean time between two ends, at least 1, at most 60."""
+        """Return the mean time between two ends in whole seconds, at least 1, at most 60."""
         with self._lock:
             if len(self._ends) < 2:
                 return 1
@@ -82,15 +107,15 @@ class Service:
     Args:
         config: the server's options.
         limits: of the tenants that have any.
-        traces: takes the spans of requests, where there are to be any.
+        traces: exports the spans of requests; None: no traces.
 
     Attributes:
-        failure: what kept the engine from being built.
-        pooling: what makes an embedding, from when the engine is built.
-        registry: all metrics; those of the engine from when it is built.
-        retry_after: whole seconds after which a place should be free.
-        limits: the books of the tenants.
-        beside: makes of bodies what they become.
+        failure: the exception that ended loading.
+        pooling: of embeddings, known once the engine is built.
+        registry: all metrics; those of the engine once it is built.
+        retry_after: returns whole seconds after which a queue slot should be free.
+        limits: rate limits of the tenants.
+        worker_pools: run slow request preparation.
     """
 
     def __init__(self, config: ServerConfig, limits: Mapping[str, KeyLimits], traces: TracerProvider | None) -> None:
@@ -112,7 +137,7 @@ class Service:
         self.worker_pools = WorkerPools()
 
     async def load(self, make: Callable[[], AsyncEngine]) -> None:
-        """Build the engine, away from the event loop, which answers probes meanwhile; until `stop_loading`."""
+        """Build the engine in a thread while the event loop answers probes; ends early at `stop_loading`."""
         Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
             self._engine = await asyncio.wrap_future(self._built)
@@ -125,28 +150,23 @@ class Service:
             return
         engine = self._engine
         engine.deliver_here()
-        metrics = Metrics(self.registry, self.model, engine.info, self.context)
+        metrics = Metrics(self.registry, self.model, engine.info, self.context, lambda: self.num_live)
         self._traces = None if self._provider is None else Traces(self._provider, self.model)
-        own = OwnMetrics(self.registry, self.model, lambda: self.num_live)
-        observers = (metrics, own, self.limits, self._traces)
+        observers = (metrics, self.limits, self._traces)
         engine.client.router.observers = [each for each in observers if each is not None]
-        self._tell()
+        options = engine.client.config
+        config = {"server": self.config.to_dict(), "engine": None if options is None else options.to_dict()}
+        _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
         if self.state is State.LOADING:
             self.state = State.READY
 
-    def _tell(self) -> None:
-        """Log all options in effect."""
-        engine = self.client.config
-        config = {"server": self.config.to_dict(), "engine": None if engine is None else engine.to_dict()}
-        _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
-
     def stop_loading(self) -> None:
-        """Wait no longer for an engine that is still being built: nobody can end that, and it may take minutes."""
+        """Stop waiting for an engine that is being built; building cannot be interrupted and may take minutes."""
         self._built.cancel()
 
     @property
     def left_loading(self) -> bool:
-        """Whether the engine was not waited for: a thread is still building it."""
+        """A thread is still building the engine after `stop_loading`."""
         return self._built.cancelled()
 
     async def close(self) -> None:
@@ -159,26 +179,18 @@ class Service:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine, for what needs no new request.
-
-        Raises:
-            ApiError: it is not there yet, or no more.
-        """
+        """The engine. Raises ApiError, 503, while there is none."""
         if self._engine is None:
             raise self._unavailable()
         return self._engine
 
     @property
     def client(self) -> ModelClient:
-        """The engine's model client. Raises ApiError while there is no engine."""
+        """The engine's model client. Raises ApiError, 503, while there is none."""
         return self.engine.client
 
     def check_ready(self) -> None:
-        """Refuse what cannot be served now, though a full queue is no reason.
-
-        Raises:
-            ApiError: 503.
-        """
+        """Refuse requests that cannot be served now. A full queue is not checked. Raises ApiError, 503."""
         if self.state is not State.READY:
             raise self._unavailable()
         try:
@@ -186,16 +198,33 @@ class Service:
         except QueueFull:
             pass
         except EngineDead as error:
-            warn_once(f"{error}; nothing is served until the server is started again")
+            warn_once(f"{error}; restart the server")
             raise ApiError(503, "the engine has ended", code="engine_dead") from None
 
     def _unavailable(self) -> ApiError:
         wait = {"retry-after": str(self.retry_after())}
         return ApiError(503, self.state.value, code=self.state.name.lower(), headers=wait)
 
-    def now(self) -> int:
-        """The time for a reply, in seconds since 1970."""
-        return int(time.time())
+    def caller(self, tenant: str, traceparent: str, request_id: str) -> Caller:
+        """Count a request and return its sender's limits.
+
+        Args:
+            traceparent: the header, in any form.
+            request_id: of the HTTP request.
+
+        Raises:
+            ApiError: 503 while the server is not ready, 429 if the tenant exceeds one of its rates.
+        """
+        self.check_ready()
+        self.limits.begin(tenant)
+        return Caller(
+            tenant=tenant,
+            trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request_id,
+            deadline=self.config.request_seconds,
+            max_requests=self.limits.together(tenant, self.client.max_requests),
+            max_logprobs=self.config.max_logprobs,
+            context=self.context,
+        )
 
     @property
     def model(self) -> str:
@@ -204,62 +233,64 @@ class Service:
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and output together. The last token of a sequence is never stored."""
+        """Limit of prompt and output tokens together. The last token of a sequence is never stored."""
         info = self.engine.info
         return min(info.max_sequence_length, info.kv_capacity + 1)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served. Raises ApiError, 404."""
+        """Refuse the name of another model. Raises ApiError, 404."""
         if name is not None and name != self.model:
             raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
 
     @property
     def num_live(self) -> int:
-        """How many clients are being served."""
+        """Clients whose requests are in progress."""
         return len(self._live)
 
     @contextmanager
-    def hold(self, count: int, tenant: str) -> Iterator[QueueSlots]:
-        """Keep so many places for requests of a body that run in turns: after the first none of them is refused.
+    def reserve(self, count: int, tenant: str) -> Iterator[QueueSlots]:
+        """Reserve queue slots for the requests of one body, which may run one after the other.
 
         Raises:
-            ApiError, FerrumError: there are not so many now.
+            ApiError, FerrumError: there are not enough free slots, or the tenant has too many.
         """
         self.check_ready()
-        self.limits.check_place(tenant, count)
-        with self.client.router.keep(count) as places:
-            self.limits.enter(tenant, count)
+        router = self.client.router
+        self.limits.check_live(tenant, router.num_reserved(tenant), count)
+        with router.reserve(count, tenant) as slots:
             try:
-                yield places
+                yield slots
             finally:
-                self.limits.leave(tenant, count)
                 self._rate.finished()
 
     @contextmanager
     def run(
-        self, name: str, requests: Sequence[Request], tenant: str, places: QueueSlots | None = None
+        self, name: str, requests: Sequence[Request], tenant: str, slots: QueueSlots | None = None
     ) -> Iterator[AsyncStream]:
-        """Queue requests under one name of their tenant's; they are over, or aborted, at the end of the block.
+        """Queue requests under one name of their tenant; unfinished ones are aborted at the end of the block.
 
         Args:
-            places: those that are held for them; None: as many are held until then.
+            slots: reserved for them; None: they are reserved for the time of the block.
 
         Raises:
             ApiError, FerrumError: they cannot be queued now.
         """
         if (tenant, name) in self._live:
-            raise RequestError(f"{name!r} is live", param="request_id")
-        with self.hold(len(requests), tenant) if places is None else nullcontext(places) as held:
-            running = self._live[tenant, name] = self.engine.open(requests, held)
+            raise RequestError(f"a request {name!r} is live; choose another id", param="request_id")
+        with self.reserve(len(requests), tenant) if slots is None else nullcontext(slots) as reserved:
+            stream = self._live[tenant, name] = self.engine.open(requests, reserved)
             self.limits.queue(tenant, requests)
             try:
-                yield running
+                yield stream
             finally:
-                running.abort()
+                stream.abort()
                 del self._live[tenant, name]
 
     def cancel(self, request_id: str, tenant: str) -> str:
-        """End a request of the tenant, by the id of its reply or by the one that it was given; the former.
+        """End a request of the tenant and return the id of its reply.
+
+        Args:
+            request_id: the id of the reply, or the one that the client gave.
 
         Raises:
             ApiError: 404.
@@ -271,26 +302,26 @@ class Service:
         return name
 
     def live_name(self, request_id: str, tenant: str) -> str | None:
-        """The id of the reply to a live request of the tenant, from that or from the id that it was given."""
+        """Return the reply id of a live request of the tenant, from that id or from the client's."""
         names = (request_id, *(f"{kind}-{request_id}" for kind in REPLY_KINDS))
         return next((name for name in names if (tenant, name) in self._live), None)
 
     def drain(self) -> None:
-        """Take nothing new; what runs may finish."""
+        """Accept no more requests; let running ones finish."""
         self.state = State.DRAINING
 
     def abort_all(self) -> None:
-        """End all that runs, and begin with nothing that waits."""
+        """End all running requests and drop the preparation of others."""
         self.worker_pools.close()
-        for running in self._live.values():
-            running.abort()
+        for stream in self._live.values():
+            stream.abort()
 
 
 def _build(make: Callable[[], AsyncEngine], built: Future[AsyncEngine]) -> None:
-    """Build an engine for whoever waits for it; where nobody does any more, it is closed."""
+    """Build an engine for a future; close it if the future was cancelled."""
     try:
         engine = make()
-    except Exception as error:  # noqa: BLE001 - it is raised where the engine is waited for
+    except Exception as error:  # noqa: BLE001 - it is raised where the engine is awaited
         if built.set_running_or_notify_cancel():
             built.set_exception(error)
         return

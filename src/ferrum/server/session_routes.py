@@ -1,9 +1,12 @@
-"""The routes of sessions: texts that grow, branch and go back, of which nothing is computed twice."""
+"""The routes of sessions: texts that grow, fork and are truncated, without computing tokens twice.
+
+The sessions themselves are kept in `sessions`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +22,7 @@ from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
 from ferrum.server import openapi_rules
-from ferrum.server.completions import CompletionReplyBuilder, completion_job
+from ferrum.server.completions import CompletionReplyBuilder
 from ferrum.server.error_replies import invalid
 from ferrum.server.generation import Generation
 from ferrum.server.openapi_rules import Items, TokenId, Whole
@@ -27,15 +30,15 @@ from ferrum.server.reply_bodies import CompletionReply, Reply
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
 from ferrum.server.routes import BODY_ERRORS, ERRORS, error_reply, generate, generated, ignored, reply
-from ferrum.server.service import Service
+from ferrum.server.service import Caller, Service
 from ferrum.server.sessions import HeldSession, Sessions
-from ferrum.server.validation import Caller
+from ferrum.server.validation import check_completion
 
 CONFLICT: Final[dict[int | str, dict[str, Any]]] = {409: error_reply("The session is generating.")}
 
 
 class SessionBody(Body):
-    """A text, or its token ids."""
+    """The body of /v1/sessions/{id}/append."""
 
     prompt: str | Items[TokenId] = Field(description="A text or its token ids.", json_schema_extra=openapi_rules.TEXT)
 
@@ -46,7 +49,7 @@ class NewSession(Body):
     model: str | None = Field(default=None, description="A name from /v1/models.")
     prompt: str | Items[TokenId] | None = Field(
         default=None,
-        description="What it begins with: a text or its token ids.",
+        description="Initial text or token ids.",
         json_schema_extra=openapi_rules.either({"type": "null"}, openapi_rules.TEXT),
     )
 
@@ -58,35 +61,33 @@ class ForkRequest(Body):
 class TruncateRequest(Body):
     """The body of /v1/sessions/{id}/truncate."""
 
-    length: Whole = Field(description="How many tokens are left.", json_schema_extra=openapi_rules.between(0))
+    length: Whole = Field(description="Number of tokens to keep.", json_schema_extra=openapi_rules.between(0))
 
 
 class SessionGenerateRequest(GenerationBody):
-    """The body of /v1/sessions/{id}/generate: that of a completion whose prompt is the session."""
+    """The body of /v1/sessions/{id}/generate: a completion whose prompt is the session."""
 
     model_config = ConfigDict(json_schema_extra=openapi_rules.SESSION)
-    NO_OPS = MappingProxyType(
-        {**GenerationBody.NO_OPS, "add_special_tokens": "the tokens of a session are taken as they are"}
-    )
+    NO_OPS = MappingProxyType({**GenerationBody.NO_OPS, "add_special_tokens": "a session's tokens are used unchanged"})
     REFUSED = MappingProxyType(
         {
             **GenerationBody.REFUSED,
-            "best_of": "a session goes on in one way; fork it for several",
-            "suffix": "a session is gone on with at its end",
-            "truncate_prompt_tokens": "a session is truncated by a route of its own",
+            "best_of": "a session has one continuation; fork it for several",
+            "suffix": "a session is continued at its end only",
+            "truncate_prompt_tokens": "use the session's truncate route",
         }
     )
 
-    n: Whole | None = Field(default=None, description="One.", json_schema_extra=openapi_rules.between(1, 1))
+    n: Whole | None = Field(default=None, description="Must be 1.", json_schema_extra=openapi_rules.between(1, 1))
     logprobs: Whole | None = Field(
         default=None,
-        description=f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.",
+        description=f"Log-probabilities of each token and this many top tokens, 0 to {MAX_LOGPROBS}.",
         json_schema_extra=openapi_rules.top_tokens(0, MAX_LOGPROBS),
     )
 
 
 class SessionReply(Reply):
-    """A session: how long it is, and until when it is kept if nobody uses it."""
+    """A session; `expires_in` is its remaining idle time in seconds."""
 
     id: str
     object: Literal["session"]
@@ -99,7 +100,7 @@ class SessionReply(Reply):
 
 
 class SessionList(Reply):
-    """The reply of GET /v1/sessions: those of the key."""
+    """The reply of GET /v1/sessions."""
 
     object: Literal["list"]
     data: list[SessionReply]
@@ -121,46 +122,47 @@ def add_sessions(router: APIRouter, service: Service) -> None:
 
 
 def _add_holding(router: APIRouter, service: Service, sessions: Sessions) -> None:
-    """Begin, look, drop."""
-    told = partial(_told, service, sessions)
+    """Add the routes that create, show and delete sessions."""
+    answer = partial(_session_reply, service, sessions)
 
     @router.post("/v1/sessions", responses={200: {"model": SessionReply}, **BODY_ERRORS})
     async def create(body: NewSession, request: Request) -> Response:
-        """Begin a session."""
+        """Create a session."""
         service.check_ready()
         service.check_model(body.model)
         headers = ignored(body, strict=service.config.strict)
         text = await _appended(service, GrowingText(service.client.tokenizer), body.prompt or ())
-        return told(sessions.add(request.state.tenant, text), headers=headers)
+        return answer(sessions.add(request.state.tenant, text), headers)
 
     @router.get("/v1/sessions", responses={200: {"model": SessionList}, 401: ERRORS[401], 503: ERRORS[503]})
     async def every(request: Request) -> Response:
-        """The sessions of the key; to ask for them uses none."""
+        """List the sessions of the API key, without marking them as used."""
         its = [_described(service, sessions, each) for each in sessions.of(request.state.tenant)]
         return reply(SessionList(object="list", data=its))
 
     @router.get("/v1/sessions/{session_id}", responses={200: {"model": SessionReply}, **ERRORS})
     async def one(session_id: str, request: Request) -> Response:
-        """A session with all its tokens, and its text."""
+        """Return a session with its tokens and text."""
         held = sessions.get(request.state.tenant, session_id)
-        # A long text takes 30 ms, which may not hold up the streams of others; meanwhile it may grow.
-        return await asyncio.to_thread(told, replace(held, text=held.text.fork()), whole=True)
+        # Decoding a long text takes 30 ms, too long for the event loop. The fork is safe from changes meanwhile.
+        copy = replace(held, text=held.text.fork())
+        return await asyncio.to_thread(lambda: reply(_described(service, sessions, copy, whole=True)))
 
     @router.delete("/v1/sessions/{session_id}", responses={200: {"model": SessionDeleted}, **ERRORS})
     async def delete(session_id: str, request: Request) -> Response:
-        """Drop a session; what it generates just now is finished, and lost."""
+        """Delete a session; what it is generating is finished and discarded."""
         sessions.remove(request.state.tenant, session_id)
         return reply(SessionDeleted(id=session_id, object="session", deleted=True))
 
 
 def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> None:
-    """Append, generate, go back, branch."""
-    told = partial(_told, service, sessions)
+    """Add the routes that change sessions."""
+    answer = partial(_session_reply, service, sessions)
     changed: dict[int | str, dict[str, Any]] = {200: {"model": SessionReply}, **BODY_ERRORS, **CONFLICT}
 
     @router.post("/v1/sessions/{session_id}/append", responses=changed)
     async def append(session_id: str, body: SessionBody, request: Request) -> Response:
-        """Add a text, or token ids. Only a text that begins a session gets special tokens of its own."""
+        """Append a text or token ids; only the first text gets special tokens."""
         headers = ignored(body, strict=service.config.strict)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
@@ -168,124 +170,111 @@ def _add_growing(router: APIRouter, service: Service, sessions: Sessions) -> Non
         text = await _appended(service, held.text.fork(), body.prompt)
         with sessions.generating(held, begun):
             held.text = text
-        return told(held, headers=headers)
+        return answer(held, headers)
 
     @router.post("/v1/sessions/{session_id}/truncate", responses=changed)
     async def truncate(session_id: str, body: TruncateRequest, request: Request) -> Response:
-        """Go back to the first tokens of the session."""
+        """Truncate a session to its first tokens."""
         headers = ignored(body, strict=service.config.strict)
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         held.text.truncate(body.length)
-        return told(held, headers=headers)
+        return answer(held, headers)
 
     @router.post("/v1/sessions/{session_id}/fork", responses={200: {"model": SessionReply}, **BODY_ERRORS})
     async def fork(session_id: str, body: ForkRequest, request: Request) -> Response:
-        """Another session that goes on from here by itself; from one that is generating, as it was before."""
+        """Copy a session; one that is generating is copied as it was before."""
         headers = ignored(body, strict=service.config.strict)
         tenant = request.state.tenant
-        return told(sessions.add(tenant, sessions.get(tenant, session_id).text.fork()), headers=headers)
+        return answer(sessions.add(tenant, sessions.get(tenant, session_id).text.fork()), headers)
 
     @router.post("/v1/sessions/{session_id}/generate", responses={**generated(CompletionReply), **CONFLICT})
     async def go_on(session_id: str, body: SessionGenerateRequest, request: Request) -> Response:
-        """Continue a session: the completion of all its tokens, which joins it. What fails leaves it as it was."""
+        """Generate a completion and append it to the session; on failure it is unchanged."""
         held = sessions.get(request.state.tenant, session_id)
         held.check_idle()
         begun = held.text.token_ids
-        make = partial(_session_job, held, begun)
+        make = partial(_session_builder, held, begun)
         respond = partial(SessionGeneration, sessions, held, begun)
-        return await generate(service, request, body, "cmpl", make, respond, held=len(begun))
+        return await generate(service, request, body, "cmpl", make, respond, extra_tokens=len(begun))
 
 
-def _described(service: Service, sessions: Sessions, held: HeldSession, **more: Any) -> SessionReply:
-    return SessionReply(
+def _described(service: Service, sessions: Sessions, held: HeldSession, *, whole: bool = False) -> SessionReply:
+    """Return a session as clients see it, with its tokens and text if `whole`."""
+    described = SessionReply(
         id=held.id,
         object="session",
         created=held.created,
         model=service.model,
         length=len(held.text),
         expires_in=sessions.expires_in(held),
-        **more,
     )
-
-
-def _told(
-    service: Service,
-    sessions: Sessions,
-    held: HeldSession,
-    *,
-    whole: bool = False,
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> Response:
-    """A session as a reply, with all its tokens where the whole is asked for."""
-    more: dict[str, Any] = {}
     if whole:
-        has_text = service.client.tokenizer is not None
-        more = {"token_ids": list(held.text.token_ids), "text": held.text.text if has_text else None}
-    response = reply(_described(service, sessions, held, **more))
+        described.token_ids = list(held.text.token_ids)
+        described.text = None if service.client.tokenizer is None else held.text.text
+    return described
+
+
+def _session_reply(
+    service: Service, sessions: Sessions, held: HeldSession, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
+    response = reply(_described(service, sessions, held))
     response.headers.update(headers)
     return response
 
 
 async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[int]) -> GrowingText:
-    """The text with more at its end.
+    """Return the text with a prompt appended.
 
     Raises:
-        RequestError: an id that the model does not have, or more tokens than its context.
+        RequestError: an invalid token id, or more tokens than the context.
     """
 
     def grow() -> GrowingText:
         grown = text.append(prompt)
         service.client.input_processor.check_tokens(grown.token_ids, param="prompt")
         if len(grown) > service.context:
-            raise ContextOverflow(f"{len(grown)} tokens are more than the context of {service.context}", param="prompt")
+            reason = f"the session would have {len(grown)} tokens, more than the context of {service.context}"
+            raise ContextOverflow(reason, param="prompt")
         return grown
 
     return await service.worker_pools.run(len(prompt), grow)
 
 
-def _session_job(
+def _session_builder(
     held: HeldSession,
     begun: tuple[int, ...],
     client: ModelClient,
-    context: int,
     body: SessionGenerateRequest,
     caller: Caller,
-    head: ReplyHeader,
-    name: str,
+    header: ReplyHeader,
 ) -> SessionReplyBuilder:
-    """The completion of a session's tokens; see `completion_job`."""
+    """Check a body and return the builder of its reply. Raises as `check_completion`."""
     if body.n not in (None, 1):
         raise invalid("n", "must be 1 in a session; fork it for several")
     given = {name: getattr(body, name) for name in SessionGenerateRequest.model_fields}
     completion = CompletionRequest.model_construct(**given, prompt=list(begun))
-    return SessionReplyBuilder(held, completion_job(client, context, completion, caller, head, name))
+    checked = check_completion(client, completion, caller, header.id)
+    return SessionReplyBuilder(held, header, completion, checked, client.tokenizer)
 
 
-class SessionReplyBuilder:
-    """A completion whose tokens join a session when it has ended well. See `ReplyBuilder`."""
+class SessionReplyBuilder(CompletionReplyBuilder):
+    """Builds the reply to a session's completion; its tokens join the session when it has ended well."""
 
-    def __init__(self, held: HeldSession, job: CompletionReplyBuilder) -> None:
+    def __init__(self, held: HeldSession, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._held = held
-        self._job = job
         self._tokens: list[int] = []
-        self.id = job.id
-        self.requests = job.requests
-        self.tally = job.tally
-        self.uniform = False  # every token is kept
-        self.end = job.end
-        self.fold = job.fold
 
-    def push(self, place: int, delta: Delta) -> Iterator[Reply]:
-        """See `ReplyBuilder`."""
-        yield from self._job.push(place, delta)
+    def add(self, place: int, delta: Delta) -> None:
+        super().add(place, delta)
         self._tokens += delta.token_ids
         if delta.finish_reason is not None:
             self._held.text.append(self._tokens)
 
 
 class SessionGeneration(Generation):
-    """The response to a session's job: while it runs, nothing else may change the session."""
+    """The response of a session's completion; the session is locked while it runs."""
 
     def __init__(
         self,
@@ -293,13 +282,13 @@ class SessionGeneration(Generation):
         held: HeldSession,
         begun: tuple[int, ...],
         service: Service,
-        job: ReplyBuilder,
+        builder: ReplyBuilder,
         **options: Any,
     ) -> None:
-        super().__init__(service, job, **options)
+        super().__init__(service, builder, **options)
         self._generating = partial(sessions.generating, held, begun)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `Generation`. Raises ApiError, 409, where another request was faster."""
+        """Send the response. Raises ApiError, 409, if another request came first."""
         with self._generating():
             await super().__call__(scope, receive, send)

@@ -1,4 +1,7 @@
-"""Tokens from text and text from tokens."""
+"""The replies of /tokenize, /detokenize and /v1/chat/completions/render.
+
+The text of a conversation comes from `validation.render`.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,36 @@ from functools import partial
 from typing import TypeVar
 
 from ferrum.engine.model_client import ModelClient
-from ferrum.server.chat_completions import render
 from ferrum.server.error_replies import invalid, unsupported
 from ferrum.server.openapi_rules import FORM_OF
 from ferrum.server.reply_bodies import Rendered, Text, TokenPiece, Tokens
 from ferrum.server.request_bodies import DetokenizeRequest, RenderRequest, TokenizeRequest
+from ferrum.server.validation import render
 from ferrum.text.tokenizer import Tokenizer
 
-Told = TypeVar("Told")
+Described = TypeVar("Described")
 
 
 def tokenizer_of(client: ModelClient) -> Tokenizer:
-    """The model's tokenizer. Raises ApiError where it has none."""
+    """Return the model's tokenizer. Raises ApiError if it has none."""
     if client.tokenizer is None:
         raise unsupported("model", "it has no tokenizer")
     return client.tokenizer
 
 
 def tokenize(client: ModelClient, context: int, body: TokenizeRequest) -> Tokens:
-    """The tokens of exactly one of `prompt`, `messages` and `content`.
+    """Return the tokens of `prompt`, `messages` or `content`.
 
     Raises:
-        RequestError, ApiError: not exactly one, or a field that cannot be honoured.
+        RequestError, ApiError: not exactly one of them is given, or a field cannot be served.
     """
     tokenizer = tokenizer_of(client)
     given = [name for name in ("prompt", "messages", "content") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise invalid("prompt", "give exactly one of prompt, messages and content")
+        raise invalid("prompt", "send exactly one of prompt, messages and content")
     for name, forms in FORM_OF.items():
         if getattr(body, name) is not None and given[0] not in forms:
-            raise invalid(name, f"only with {' or '.join(forms)}")
+            raise invalid(name, f"requires {' or '.join(forms)}")
     if body.parse_special is False:
         raise unsupported("parse_special", "the tokenizer always parses special tokens")
     if body.content is not None:
@@ -50,14 +53,14 @@ def tokenize(client: ModelClient, context: int, body: TokenizeRequest) -> Tokens
     return Tokens(tokens=ids if pieces is None else pieces, count=len(ids), max_model_len=context, token_strs=strings)
 
 
-def _each(ids: Sequence[int], tell: Callable[[int], Told]) -> list[Told]:
-    """What is told of each token, made once for all places of it: a text may have millions."""
-    known = {token: tell(token) for token in set(ids)}
+def _each(ids: Sequence[int], describe: Callable[[int], Described]) -> list[Described]:
+    """Describe each token, computing the description once per id: a text may have millions of tokens."""
+    known = {token: describe(token) for token in set(ids)}
     return [known[token] for token in ids]
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
-    """A token with its text, or with its bytes where they are a part of a character."""
+    """Return a token with its text, or with its bytes if they are part of a character."""
     raw = tokenizer.token_bytes(token)
     try:
         return TokenPiece(id=token, piece=raw.decode())
@@ -66,11 +69,7 @@ def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
 
 
 def detokenize(client: ModelClient, body: DetokenizeRequest) -> Text:
-    """The text of tokens, special ones included.
-
-    Raises:
-        InvalidToken: an id that the model does not have.
-    """
+    """Return the text of tokens, special ones included. Raises InvalidToken for an id outside the vocabulary."""
     tokenizer = tokenizer_of(client)
     client.input_processor.check_tokens(body.tokens, param="tokens")
     text = tokenizer.decode(body.tokens, skip_special_tokens=False)
@@ -78,7 +77,7 @@ def detokenize(client: ModelClient, body: DetokenizeRequest) -> Text:
 
 
 def rendered(client: ModelClient, body: RenderRequest) -> Rendered:
-    """The text of a conversation and its tokens, as a chat would take them."""
+    """Return the text of a conversation and its tokens, as a chat would use them."""
     tokenizer = tokenizer_of(client)
     text = render(client, body)
     ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
