@@ -1,4 +1,4 @@
-// How numpy's arrays come into the library: contiguous, on the host, borrowed for a call.
+// Types of numpy arrays at the library's interface: contiguous, on the host, borrowed for a call.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,8 +14,8 @@ template <class T>
 using Out = nanobind::ndarray<T, nanobind::c_contig, nanobind::device::cpu>;
 using Matrix = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 
-inline void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(what);
+inline void require(bool holds, const char* error) {
+    if (!holds) throw std::invalid_argument(error);
 }
 
 }  // namespace ferrum

@@ -6,11 +6,11 @@ namespace ferrum {
 
 namespace {
 
-// How a span's queries are cut into items. No cut changes a bit: a row's state is its own.
+// How the queries of a span are split into work items. A split changes no bit, because rows are independent.
 struct Cut {
-    int64_t queries;           // of each KV head
-    int64_t heads, head_parts;  // of an item; items side by side
-    int64_t blocks;            // items one after the other
+    int64_t queries;           // per KV head
+    int64_t heads, head_parts;  // per item; items over all heads
+    int64_t blocks;            // items per group of heads
 
     int64_t items() const { return head_parts * blocks; }
 };
@@ -24,9 +24,9 @@ public:
         rest_ = total_;
     }
 
-    // How the next span is cut: they are asked about in their order.
-    // An item of few queries goes over all heads: their keys lie side by side, and memory is read fastest in long runs.
-    // Only where that would leave a thread without work, at the end, too, do the threads share the heads.
+    // Split the next span. Call once per span, in order.
+    // An item with few queries covers all heads: their keys are adjacent, and memory reads are fastest in long runs.
+    // The threads split the heads only if a thread would be idle otherwise.
     Cut cut(int64_t span) {
         const int64_t heads = a_.num_kv_heads, queries = rows_of(span) * (a_.num_heads / heads), keys = keys_of(span);
         const bool many = 4 * threads_ * keys <= total_ && threads_ * keys <= rest_;
@@ -53,7 +53,7 @@ Attention::Attention(Runtime& runtime, const AttentionArgs& args, int64_t group)
     runtime.reserve(0, runtime.kernels.attention_scratch(runtime.pool.group(group)));
 }
 
-// Items are handed out by a counter, the spans in order, within KV heads the last queries (the longest) first.
+// A counter hands out the items: spans in order, and within KV heads the last queries (the longest) first.
 void Attention::run(Runtime& runtime, int thread) {
     AttentionArgs args = args_;
     args.store = &runtime.pool.group(group_);

@@ -1,4 +1,4 @@
-// The attention operation: who takes which queries of a step.
+// The attention operation: distribution of a step's queries to threads.
 #pragma once
 
 #include <atomic>

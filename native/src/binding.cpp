@@ -1,7 +1,7 @@
-// The Python face of the library: runtime, weights, operations. Arrays are borrowed: whoever makes an operation keeps the
-// arrays that it names alive (kernels/cpu does). They are taken as they are or refused: a converted copy would be written to, or
-// read from, in place of the caller's. What contradicts itself is refused where an operation is made, never while it runs; that a
-// matrix has as many rows as a step is up to whoever lays it out.
+// Python bindings of the runtime, weights and operations. Arrays are borrowed: the caller (kernels/cpu) keeps the
+// arrays of an operation alive. Arrays are never converted, because an operation would then use the copy. Contradictory
+// arguments raise when an operation is made, not when it runs. The caller guarantees that matrices have enough rows for
+// a step.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -30,22 +30,22 @@ using OperationPointer = std::shared_ptr<Operation>;
 const float* data_or_null(const MaybeFloats& array) { return array ? array->data() : nullptr; }
 
 void check_page(const Runtime& runtime, int64_t group, int64_t page, int64_t bytes) {
-    require(page >= 0 && page < runtime.pool.group(group).num_pages, "a page of the group");
-    require(bytes == runtime.pool.page_bytes(group), "the bytes of a page");
+    require(page >= 0 && page < runtime.pool.group(group).num_pages, "page out of range");
+    require(bytes == runtime.pool.page_bytes(group), "array size is not the page size");
 }
 
 void read_rows(const Weight& weight, const In<int32_t>& ids, const Out<float>& out) {
-    require(weight.data() != nullptr, "a matrix with numbers");
-    require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "one row per id");
+    require(weight.data() != nullptr, "matrix is blank");
+    require(static_cast<int64_t>(out.size()) == static_cast<int64_t>(ids.size()) * weight.inputs(), "output needs one row per id");
     for (size_t i = 0; i < ids.size(); ++i) {
-        require(ids.data()[i] >= 0 && ids.data()[i] < weight.outputs(), "an id beyond the matrix");
+        require(ids.data()[i] >= 0 && ids.data()[i] < weight.outputs(), "row id out of range");
         weight.row(ids.data()[i], out.data() + static_cast<int64_t>(i) * weight.inputs());
     }
 }
 
-// A matrix without numbers, which has a size all the same. Operations take it; nobody may run them.
+// Make a matrix with a size but without numbers. Operations accept it, but must not run with it.
 std::shared_ptr<Weight> blank(const std::string& format, int64_t outputs, int64_t inputs) {
-    require(outputs >= 0 && inputs >= 0, "a matrix");
+    require(outputs >= 0 && inputs >= 0, "negative matrix size");
     return std::make_shared<Weight>(format_of(format), outputs, inputs, nullptr, nullptr);
 }
 
@@ -53,7 +53,7 @@ using GroupTuple = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t, i
 
 void allocate(Runtime& runtime, const std::vector<GroupTuple>& groups) {
     for (const auto& [format, pages, size, layers, heads, key_dim, value_dim] : groups) {
-        require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads of at most MAX_HEAD_DIM elements");
+        require(key_dim <= kMaxHead && value_dim <= kMaxHead, "heads exceed MAX_HEAD_DIM");
         runtime.pool.add({kv_format_of(format), pages, size, layers, heads, key_dim, value_dim});
     }
 }
@@ -65,24 +65,24 @@ void copy_page(Runtime& runtime, int64_t group, int64_t source, int64_t target) 
     runtime.pool.copy_page(group, source, target);
 }
 
-// Every span has rows, and all of them together are the step's.
+// Check that each span has rows and that all rows of the step belong to spans.
 void check_spans(const In<int32_t>& span_rows, size_t rows) {
     const int32_t* at = span_rows.data();
     const size_t spans = span_rows.size() - 1;
-    require(at[0] == 0 && at[spans] == static_cast<int64_t>(rows), "spans of other rows than the step's");
-    for (size_t span = 0; span < spans; ++span) require(at[span] < at[span + 1], "a span without rows");
+    require(at[0] == 0 && at[spans] == static_cast<int64_t>(rows), "span_rows does not match the rows of the step");
+    for (size_t span = 0; span < spans; ++span) require(at[span] < at[span + 1], "a span has no rows");
 }
 
 void assign(std::vector<int32_t>& to, const In<int32_t>& from) { to.assign(from.data(), from.data() + from.size()); }
 
-// Returns the greatest position.
+// Return the greatest position.
 int32_t begin(Runtime& runtime, const In<int32_t>& token_ids, const In<int32_t>& positions, const In<int32_t>& span_rows,
               const std::vector<In<int32_t>>& pages, const In<int32_t>& logit_rows, const In<int32_t>& hidden_rows,
               const MaybeFloats& embeddings) {
-    require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "pages of another number of groups");
-    require(token_ids.size() == positions.size() && span_rows.size() > 0, "tables that contradict each other");
+    require(static_cast<int64_t>(pages.size()) == runtime.pool.size(), "number of page tables is not the number of groups");
+    require(token_ids.size() == positions.size() && span_rows.size() > 0, "token_ids, positions and span_rows have contradictory sizes");
     check_spans(span_rows, token_ids.size());
-    for (const auto& table : pages) require(table.ndim() == 2 && table.shape(0) + 1 == span_rows.size(), "a row of pages per span");
+    for (const auto& table : pages) require(table.ndim() == 2 && table.shape(0) + 1 == span_rows.size(), "expected one row of pages per span");
     Step& step = runtime.step;
     assign(step.token_ids, token_ids);
     assign(step.positions, positions);
@@ -110,7 +110,7 @@ OperationPointer embed(std::shared_ptr<Weight> table, const Out<float>& out, int
 
 OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<float>& weight, float eps,
                       const std::optional<Out<float>>& total, const Out<float>& out, int64_t extent) {
-    require(delta.has_value() == total.has_value(), "a delta needs a total and the reverse");
+    require(delta.has_value() == total.has_value(), "delta and total must be given together");
     float* sums = total ? total->data() : nullptr;
     const auto columns = static_cast<int64_t>(weight.size());
     return std::make_shared<Norm>(NormArgs{x.data(), data_or_null(delta), weight.data(), eps, columns, sums, out.data()}, extent);
@@ -119,28 +119,28 @@ OperationPointer norm(const In<float>& x, const MaybeFloats& delta, const In<flo
 using ProductTuple = std::tuple<std::shared_ptr<Weight>, std::shared_ptr<Weight>, MaybeFloats, Out<float>>;
 
 OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector<ProductTuple>& products, int64_t extent,
-                        int64_t most_rows) {
+                        int64_t max_rows) {
     std::vector<Product> all;
     for (const auto& [weight, up, bias, y] : products) {
-        require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights of one input");
+        require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights have different input sizes");
         require(up == nullptr || (up->format() == weight->format() && up->outputs() == weight->outputs() &&
                                   up->inputs() == weight->inputs()),
-                "gate and up of one shape and format");
-        require(!bias || static_cast<int64_t>(bias->size()) == weight->outputs(), "a bias per output");
+                "gate and up differ in shape or format");
+        require(!bias || static_cast<int64_t>(bias->size()) == weight->outputs(), "expected one bias per output");
         all.push_back({weight, up, data_or_null(bias), y.data()});
     }
-    return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), most_rows);
+    return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
 }
 
 using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // group, layer, heads, KV heads, head size
 
 void check_shape(const Runtime& runtime, const Shape& shape) {
     const auto& [group, layer, heads, kv_heads, dim] = shape;
-    require(group >= 0 && group < runtime.pool.size(), "a layer group that was not allocated");
+    require(group >= 0 && group < runtime.pool.size(), "layer group out of range");
     const GroupStore& s = runtime.pool.group(group);
-    require(layer >= 0 && layer < s.num_layers && kv_heads == s.num_kv_heads && dim == s.key_dim, "not as allocated");
-    require(dim == s.value_dim, "keys and values of one width");
-    require(kv_heads > 0 && heads % kv_heads == 0, "query heads are a multiple of KV heads");
+    require(layer >= 0 && layer < s.num_layers && kv_heads == s.num_kv_heads && dim == s.key_dim, "layer, KV heads or head size do not match the pool");
+    require(dim == s.value_dim, "keys and values differ in width");
+    require(kv_heads > 0 && heads % kv_heads == 0, "query heads must be a multiple of KV heads");
 }
 
 OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const In<float>& k, const In<float>& v, const Out<float>& out,
@@ -157,7 +157,7 @@ OperationPointer rope_store(const Runtime& runtime, const In<float>& q, const In
     args.num_kv_heads = kv_heads;
     args.head_dim = dim;
     args.pairs = cosines ? static_cast<int64_t>(cosines->shape(1)) : 0;
-    require(2 * args.pairs <= dim, "more rotated elements than a head has");
+    require(2 * args.pairs <= dim, "rope has more pairs than a head");
     args.cosines = data_or_null(cosines);
     args.sines = data_or_null(sines);
     args.q_norm = data_or_null(q_norm);
@@ -192,17 +192,17 @@ OperationPointer finite_spans(const In<float>& x, const Out<bool>& out, int64_t 
 }
 
 OperationPointer best(const Runtime& runtime, const In<float>& x, const Out<int32_t>& out, int64_t columns, int64_t extent,
-                      int64_t most_rows) {
-    return std::make_shared<Best>(runtime, x.data(), out.data(), columns, extent, most_rows);
+                      int64_t max_rows) {
+    return std::make_shared<Best>(runtime, x.data(), out.data(), columns, extent, max_rows);
 }
 
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 using DrawTuple = std::tuple<Row, float, int64_t, double, float, uint64_t, uint32_t, uint32_t>;
 
-std::vector<int64_t> draw(SamplerTeam& team, const std::vector<DrawTuple>& wishes) {
-    std::vector<DrawWish> all;
-    for (const auto& [row, temperature, top_k, top_p, min_p, seed, position, choice] : wishes)
+std::vector<int64_t> draw(SamplerTeam& team, const std::vector<DrawTuple>& requests) {
+    std::vector<DrawRequest> all;
+    for (const auto& [row, temperature, top_k, top_p, min_p, seed, position, choice] : requests)
         all.push_back({row.data(), static_cast<int64_t>(row.size()), {temperature, top_k, top_p, min_p}, {seed, position, choice}});
     const nb::gil_scoped_release release;
     return team.draw(all);
@@ -211,17 +211,17 @@ std::vector<int64_t> draw(SamplerTeam& team, const std::vector<DrawTuple>& wishe
 using DescribeTuple = std::tuple<Row, int64_t, int64_t>;
 using DescriptionTuple = std::tuple<float, float, int64_t, std::vector<int32_t>>;
 
-std::vector<DescriptionTuple> describe(SamplerTeam& team, const std::vector<DescribeTuple>& wishes) {
-    std::vector<DescribeWish> all;
-    for (const auto& [row, token, most] : wishes) {
+std::vector<DescriptionTuple> describe(SamplerTeam& team, const std::vector<DescribeTuple>& requests) {
+    std::vector<DescribeRequest> all;
+    for (const auto& [row, token, most] : requests) {
         const auto count = static_cast<int64_t>(row.size());
-        require(token >= 0 && token < count, "a token beyond the row");
+        require(token >= 0 && token < count, "token out of range");
         all.push_back({row.data(), count, token, most});
     }
-    std::vector<DescriptionTuple> told;
+    std::vector<DescriptionTuple> results;
     const nb::gil_scoped_release release;
-    for (Description& each : team.describe(all)) told.emplace_back(each.greatest, each.log_total, each.rank, std::move(each.best));
-    return told;
+    for (Description& each : team.describe(all)) results.emplace_back(each.greatest, each.log_total, each.rank, std::move(each.best));
+    return results;
 }
 
 std::vector<std::string> tier_names() {
@@ -236,7 +236,7 @@ std::vector<std::string> tier_names() {
 NB_MODULE(_native, module) {
     using namespace ferrum;
     module.doc() = "ferrum's CPU kernels";
-    nb::set_leak_warnings(false);  // what a program holds at its end is nobody's concern but its own
+    nb::set_leak_warnings(false);  // objects that live until the program ends are no leak
     const nb::call_guard<nb::gil_scoped_release> released;
     const auto as_is = nb::arg().noconvert();
     const auto as_is_or_none = nb::arg().noconvert().none();
@@ -254,7 +254,7 @@ NB_MODULE(_native, module) {
     nb::class_<Runtime>(module, "Runtime")
         .def(nb::init<const std::string&, int>())
         .def_prop_ro("tier", [](const Runtime& r) { return r.kernels.name; })
-        .def_prop_ro("threads", [](const Runtime& r) { return r.team.most(); })
+        .def_prop_ro("threads", [](const Runtime& r) { return r.team.max_threads(); })
         .def("use", [](Runtime& r, int threads) {
             const std::lock_guard<std::mutex> lock(r.running);
             r.team.use(threads);

@@ -1,4 +1,4 @@
-// Memory for weights and pages: zeroed, aligned to cache lines, on huge pages where the system has them.
+// Memory for weights and pages: zeroed, aligned to cache lines, on huge pages if the system has them.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ private:
     size_t mapped_ = 0;
 };
 
-// Memory in pieces of a few large buffers: a matrix smaller than a huge page lies on one all the same. A piece is zeroed,
-// aligned to cache lines, and keeps its buffer alive; a buffer all of whose pieces were given back begins anew.
+// Allocator of pieces within a few large buffers, so that small matrices also use huge pages. A piece is zeroed,
+// aligned to cache lines, and keeps its buffer alive. A buffer is reused when all its pieces are freed.
 class Heap {
 public:
     std::shared_ptr<std::byte> take(int64_t bytes);  // throws std::bad_alloc
@@ -34,7 +34,7 @@ public:
 private:
     std::shared_ptr<Buffer> buffer_ = std::make_shared<Buffer>();
     int64_t used_ = 0;
-    int64_t touched_ = 0;  // so many of its bytes were in pieces, and may be written
+    int64_t touched_ = 0;  // bytes that were part of a piece and may be dirty
 };
 
 }  // namespace ferrum

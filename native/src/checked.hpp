@@ -1,5 +1,5 @@
-// Memory inside a buffer that belongs to nobody, told to the address sanitizer where the library is built with it
-// (FERRUM_SANITIZE in CMakeLists.txt): a kernel that touches it is caught. Other builds know nothing of this.
+// Poisoning of unused memory inside a buffer in builds with the address sanitizer (FERRUM_SANITIZE in CMakeLists.txt),
+// so that kernels that touch it fail. Other builds do nothing here.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace ferrum {
 
-inline void forbid([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
+inline void poison([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_poison_memory_region(begin, static_cast<size_t>(end - begin));
 #endif
 }
 
-inline void permit([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
+inline void unpoison([[maybe_unused]] const std::byte* begin, [[maybe_unused]] const std::byte* end) {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(begin, static_cast<size_t>(end - begin));
 #endif

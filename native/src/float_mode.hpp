@@ -1,7 +1,7 @@
-// Floating-point arithmetic as IEEE 754 has it by default: rounded to nearest, with subnormal numbers.
+// The default floating-point mode of IEEE 754: round to nearest, with subnormal numbers.
 //
-// A library built for speed alone may tell the processor to take subnormal numbers for zeros, and does so for the threads that
-// load it and those they start. Bits would depend on which thread computes what, and on what else a program loads.
+// Some libraries set the processor to flush subnormal numbers to zero, in the threads that load them and their child
+// threads. Results would then depend on the thread and on other loaded libraries.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ferrum {
 
-// For this thread, for as long as it lives.
+// Set the mode of this thread for the lifetime of the object.
 class FloatMode {
 public:
     FloatMode() : before_(read()) { write(kDefault); }
@@ -23,7 +23,7 @@ public:
 private:
 #if defined(__x86_64__)
     using Word = uint32_t;
-    static constexpr Word kDefault = 0x1f80;  // no exception is a trap
+    static constexpr Word kDefault = 0x1f80;  // no exception traps
     static Word read() { return _mm_getcsr(); }
     static void write(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)

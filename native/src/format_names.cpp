@@ -29,14 +29,14 @@ constexpr Name kNames[] = {{"float32", Format::f32},
 Format format_of(const std::string& name) {
     for (const Name& known : kNames)
         if (name == known.name) return known.format;
-    throw std::invalid_argument("an unknown format: " + name);
+    throw std::invalid_argument("unknown weight format: " + name);
 }
 
 KvFormat kv_format_of(const std::string& name) {
     if (name == "float32") return KvFormat::f32;
     if (name == "int8") return KvFormat::int8;
     if (name == "bfloat16") return KvFormat::bf16;
-    throw std::invalid_argument("an unknown format of keys and values: " + name);
+    throw std::invalid_argument("unknown KV format: " + name);
 }
 
 }  // namespace ferrum

@@ -1,4 +1,4 @@
-// What Python calls the formats.
+// Names of the formats in Python.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace ferrum {
 
-// The format of that name: "float32", "float16", "bfloat16", or integers with the size of their groups, "int8_32",
-// "int4_64", "int4_zero_128". Throws std::invalid_argument.
+// Return a format by name: "float32", "float16", "bfloat16", or integers with a group size, "int8_32", "int4_64",
+// "int4_zero_128". Throws std::invalid_argument.
 Format format_of(const std::string& name);
 
-// Of keys and values: "float32", "bfloat16" or "int8".
+// Return a KV format by name: "float32", "bfloat16" or "int8".
 KvFormat kv_format_of(const std::string& name);
 
 }  // namespace ferrum

@@ -1,10 +1,10 @@
-// How the integer formats cut a row of inputs into groups, and what a panel holds of each.
+// Groups of the integer formats, and the contents of a panel per group.
 //
 //   codes        int8: a row of 32 words for every 4 inputs, bytes code + 128
 //                int4: a row of 32 words for every 8 inputs; in byte i of row j the low nibble is input 8 j + i and the high
-//                one input 8 j + 4 + i, each code + 8, or with zero points the code itself
+//                nibble input 8 j + 4 + i, each code + 8, or the code with zero points
 //   scales       32 in f16
-//   zero points  32 in u16, of the formats that have them: a code stands for code - zero point
+// 32 in u16, if the format has them: the number is code - zero point
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 namespace ferrum {
 
 struct Grouping {
-    int64_t inputs;  // of a group; 0: the format is of floats
+    int64_t inputs;  // of a group; 0 for float formats
     bool nibbles, zero_points;
-    int64_t code_bytes, bytes;  // of a group of a panel: of its codes alone, of everything
+    int64_t code_bytes, bytes;  // per group of a panel: codes only, all parts
 };
 
-// Internal linkage, here and below: every tier compiles this with instructions of its own.
+// Internal linkage here and below, because every tier compiles this with its instruction set.
 static constexpr Grouping groups_of(int64_t inputs, bool nibbles, bool zero_points) {
     const int64_t codes = kPanel * inputs / (nibbles ? 2 : 1);
     return {inputs, nibbles, zero_points, codes, codes + kPanel * (zero_points ? 4 : 2)};

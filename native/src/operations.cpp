@@ -12,7 +12,7 @@ struct Share {
     int64_t count() const { return end - begin; }
 };
 
-// Thread's contiguous part of `count` pieces of work: a thread streams through memory, it does not hop.
+// A thread's contiguous part of `count` pieces of work. Contiguous parts stream through memory.
 Share share(const Runtime& runtime, int64_t count, int thread) {
     const int64_t size = runtime.team.size();
     return {count * thread / size, count * (thread + 1) / size};
@@ -42,22 +42,22 @@ void Norm::run(Runtime& runtime, int thread) {
     if (begin < end) runtime.kernels.norm(args_, begin, end);
 }
 
-Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t most_rows)
+Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows)
     : x_(x), products_(std::move(products)) {
     for (const Product& p : products_)
-        runtime.reserve(runtime.kernels.packed_bytes(p.weight->format(), most_rows, p.weight->inputs()), 0);
+        runtime.reserve(runtime.kernels.packed_bytes(p.weight->format(), max_rows, p.weight->inputs()), 0);
 }
 
 void Linear::run(Runtime& runtime, int thread) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
-    // Nearly always all weights are of one format, and there is one turn.
+    // Almost always all weights have one format, so this loop runs once.
     for (size_t i = 0; i < products_.size(); ++i) {
         const Format format = products_[i].weight->format();
         bool done = false;
         for (size_t j = 0; j < i; ++j) done = done || products_[j].weight->format() == format;
         if (done) continue;
-        if (i > 0) runtime.team.barrier();  // the rows packed for the last turn are free again
+        if (i > 0) runtime.team.barrier();  // wait until the packed rows of the last format are free
         const TiledRows tiled{format, rows};
         pack(runtime, tiled, thread);
         runtime.team.barrier();
@@ -71,7 +71,7 @@ int64_t Linear::panels_of(Format format) const {
     return panels;
 }
 
-// The panels of all weights of a format count as one list.
+// The panels of all weights of a format form one list.
 Linear::Place Linear::find(Format format, int64_t panel) const {
     for (const Product& p : products_) {
         if (p.weight->format() != format) continue;
@@ -86,7 +86,7 @@ NextPanel Linear::Place::panels() const {
     return {product.weight->data() + offset, product.up != nullptr ? product.up->data() + offset : nullptr};
 }
 
-// Of that list each thread owns a contiguous part, once for every block of rows: it streams through memory.
+// Each thread owns a contiguous part of the list, once per block of rows, so that it streams through memory.
 void Linear::pack(Runtime& runtime, const TiledRows& tiled, int thread) const {
     const Share own = share(runtime, panels_of(tiled.format), thread);
     runtime.shares.deal(thread, runtime.kernels.row_blocks(tiled) * own.count());

@@ -1,5 +1,5 @@
-// The operations of a network over fixed memory. `run` is called by every thread of the team at once; the caller puts a
-// barrier after it. Rows are looked up per step, pointers never change: a list of operations is a recorded program.
+// The operations of a network over fixed memory. All threads of the team call `run` at once; the caller adds a barrier
+// after it. Row counts vary by step, pointers do not: a list of operations is a recorded program.
 #pragma once
 
 #include <memory>
@@ -13,20 +13,20 @@ namespace ferrum {
 class Operation {
 public:
     virtual ~Operation() = default;
-    // Before a step, by one thread.
+    // Called before a step by one thread.
     virtual void prepare() {}
     virtual void run(Runtime& runtime, int thread) = 0;
 };
 
 using WeightPointer = std::shared_ptr<const Weight>;
 
-// A matrix of the program: where it lies and how many rows it has.
+// A matrix of the program: its memory and row count.
 struct Rows {
     float* data;
     int64_t extent;
 };
 
-// Rows of a packed table, or the step's own embeddings.
+// Rows of a packed table, or the embeddings of the step.
 class Embed final : public Operation {
 public:
     Embed(WeightPointer table, Rows out) : table_(std::move(table)), out_(out) {}
@@ -47,7 +47,7 @@ private:
     int64_t extent_;
 };
 
-// One weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T).
+// A weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T).
 struct Product {
     WeightPointer weight, up;
     const float* bias;
@@ -56,11 +56,11 @@ struct Product {
 
 class Linear final : public Operation {
 public:
-    Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t most_rows);
+    Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t max_rows);
     void run(Runtime& runtime, int thread) override;
 
 private:
-    // A panel of one of the products.
+    // The position of a panel within one of the products.
     struct Place {
         const Product& product;
         int64_t panel;
@@ -87,7 +87,7 @@ private:
     int64_t group_, extent_;
 };
 
-// Copies of the step's logit rows or hidden rows.
+// Copies of the logit rows or hidden rows of the step.
 class Gather final : public Operation {
 public:
     Gather(const float* x, Rows out, int64_t columns) : x_(x), out_(out), columns_(columns) {}
@@ -112,10 +112,10 @@ private:
 
 using Operations = std::vector<std::shared_ptr<Operation>>;
 
-// Runs the operations in order, one team call for all of them.
+// Run the operations in order in one call of the team.
 void run_all(Runtime& runtime, const Operations& operations);
 
-// A list of operations that is made once and run at every step.
+// A list of operations, made once and run at every step.
 struct Program {
     Operations operations;
 };

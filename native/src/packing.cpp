@@ -16,21 +16,21 @@ namespace {
 constexpr uintptr_t kLine = 64;
 
 MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
-    require(matrix.ndim() == 2 && grouping(format_of(format)).inputs == 0, "a matrix of floats");
+    require(matrix.ndim() == 2 && grouping(format_of(format)).inputs == 0, "expected a matrix of floats");
     const MatrixArgs args{format_of(format), static_cast<const std::byte*>(matrix.data()), static_cast<int64_t>(matrix.shape(0)),
                           static_cast<int64_t>(matrix.shape(1))};
-    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(args.format), "elements of another size");
+    require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(args.format), "element size does not match the format");
     return args;
 }
 
-// Calls work(begin, end) for a contiguous part of `count` pieces on every thread of the team.
+// Call work(begin, end) for a contiguous part of `count` pieces on every thread of the team.
 template <class Work>
 void split(Runtime& runtime, int64_t count, Work work) {
     const nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(runtime.running);
     struct Call {
         Work& work;
-        int64_t count, threads;  // another thread may change the team's size until the lock is held
+        int64_t count, threads;  // set under the lock, because another thread may change the team's size before
     } call{work, count, runtime.team.size()};
     runtime.team.run_apart(
         [](void* context, int thread) {
@@ -40,7 +40,7 @@ void split(Runtime& runtime, int64_t count, Work work) {
         &call);
 }
 
-// New panels; the team makes them, each thread a contiguous part: make(panel_begin, panel_end, panels).
+// Make panels on all threads; each makes a contiguous part: make(panel_begin, panel_end, panels).
 template <class Make>
 Bytes made(Runtime& runtime, Format format, const MatrixArgs& m, Make make) {
     const int64_t count = panel_count(m.outputs), bytes = count * panel_bytes(format, m.inputs);
@@ -61,7 +61,7 @@ Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix) {
 std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to) {
     const MatrixArgs m = matrix_of(from, matrix);
     const Format format = format_of(to);
-    require(grouping(format).inputs != 0, "a format of integers");
+    require(grouping(format).inputs != 0, "expected an integer format");
     std::atomic<int> worst{0};
     Bytes panels = made(runtime, format, m, [&](int64_t begin, int64_t end, std::byte* to_panels) {
         const int found = static_cast<int>(runtime.kernels.quantize(m, format, begin, end, to_panels));
@@ -73,8 +73,8 @@ std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const 
 
 std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format, const In<uint8_t>& panels, int64_t outputs, int64_t inputs) {
     const Format kind = format_of(format);
-    require(outputs >= 0 && inputs >= 0, "a matrix");
-    require(static_cast<int64_t>(panels.size()) == panel_count(outputs) * panel_bytes(kind, inputs), "panels of another matrix");
+    require(outputs >= 0 && inputs >= 0, "negative matrix size");
+    require(static_cast<int64_t>(panels.size()) == panel_count(outputs) * panel_bytes(kind, inputs), "panel bytes do not match the matrix size");
     const auto* data = reinterpret_cast<const std::byte*>(panels.data());
     if (reinterpret_cast<uintptr_t>(data) % kLine == 0)
         return std::make_shared<Weight>(kind, outputs, inputs, data, std::make_shared<In<uint8_t>>(panels));
@@ -85,7 +85,7 @@ std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format,
 
 void sum_pages(Runtime& runtime, const In<uint8_t>& bytes, const Out<uint64_t>& sums) {
     const auto size = static_cast<int64_t>(bytes.size()), pages = (size + kSumPage - 1) / kSumPage;
-    require(static_cast<int64_t>(sums.size()) == pages, "a sum per page");
+    require(static_cast<int64_t>(sums.size()) == pages, "expected one sum per page");
     const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
     uint64_t* to = sums.data();
     const auto sum = runtime.kernels.page_sums;

@@ -1,4 +1,4 @@
-// From matrices to panels, and from panels to weights, for Python.
+// Conversion of matrices to panels and of panels to weights, for Python.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,14 @@ namespace ferrum {
 
 using Bytes = nanobind::ndarray<nanobind::numpy, uint8_t, nanobind::ndim<1>>;
 
-// Panels of a matrix of floats, made by the whole team: as it is; or rounded to integers, with a Rounding as a number.
+// Make panels of a float matrix on the whole team: unchanged, or quantised with a Rounding code.
 Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix);
 std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to);
 
-// A weight over panels, which it keeps alive. Copies them only where they do not begin on a cache line.
+// Make a weight over panels and keep them alive. Copies them only if they do not begin on a cache line.
 std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format, const In<uint8_t>& panels, int64_t outputs, int64_t inputs);
 
-// The sum of each page of some bytes: see KernelTable.
+// Sum each page of some bytes: see KernelTable.
 void sum_pages(Runtime& runtime, const In<uint8_t>& bytes, const Out<uint64_t>& sums);
 
 }  // namespace ferrum

@@ -8,7 +8,7 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Blocks of a whole step where pages divide into them: attention then reads them in place.
+// Blocks of a whole step if pages are a multiple of it: attention then reads them in place.
 GroupStore layout(const GroupShape& shape) {
     const int64_t item = shape.format == KvFormat::f32 ? 4 : shape.format == KvFormat::bf16 ? 2 : 1, pair = 4 / item;
     const int64_t scale = shape.format == KvFormat::int8 ? 4 : 0;

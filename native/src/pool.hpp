@@ -1,4 +1,4 @@
-// The KV pool: one store per layer group. Its layout is written down at GroupStore in kernel_table.hpp.
+// The KV pool: one store per layer group. GroupStore in kernel_table.hpp describes the layout.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace ferrum {
 
-// A layer group as the model describes it; see PoolGroup in kernels/interface.py.
+// The sizes of a layer group; see PoolGroup in kernels/interface.py.
 struct GroupShape {
     KvFormat format;
     int64_t num_pages, page_size, num_layers, num_kv_heads, key_dim, value_dim;
@@ -20,9 +20,9 @@ public:
     const GroupStore& group(int64_t index) const { return stores_.at(static_cast<size_t>(index)); }
     int64_t size() const { return static_cast<int64_t>(stores_.size()); }
     int64_t nbytes() const;
-    // Copies a page's keys and values in every layer of the group, raw bytes.
+    // Copy the raw bytes of a page in every layer of the group.
     void copy_page(int64_t group, int64_t source, int64_t target);
-    // A page's keys and values, layer by layer, as one run of bytes.
+    // Read or write a page of all layers as one run of bytes.
     int64_t page_bytes(int64_t group) const;
     void read_page(int64_t group, int64_t page, uint8_t* out) const;
     void write_page(int64_t group, int64_t page, const uint8_t* in);

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRuns = 3;
 constexpr int64_t kRounds = 300000;  // one to two milliseconds
-constexpr int64_t kAhead = 3072;     // bytes of prefetch, into the second-level cache: as products stream their weights
+constexpr int64_t kAhead = 3072;     // bytes of prefetch into the second-level cache, as in the products
 
 double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
 
@@ -25,7 +25,7 @@ Words load_words(const std::byte* from) {
     return words;
 }
 
-// Folds all lines of [from, to) into one number, which the caller must let the compiler believe is read.
+// Fold all lines of [from, to) into one number. The caller must prevent the compiler from removing the reads.
 uint64_t fold_lines(const std::byte* from, const std::byte* to) {
     Words a{}, b{}, c{}, d{};
     for (; from + 64 <= to; from += 64) {
@@ -41,8 +41,9 @@ uint64_t fold_lines(const std::byte* from, const std::byte* to) {
 
 #if defined(__x86_64__)
 
-// Twelve chains hide the latency of every such instruction. The registers are named, because compilers spill arrays of
-// accumulators and then measure half. A macro, because an instruction's text cannot be a template's argument.
+// Twelve chains hide the latency of every such instruction. Registers have names, because compilers spill arrays of
+// accumulators and then measure half the rate. This is a macro, because a template cannot take the text of an
+// instruction.
 #define FERRUM_SPIN(body)                                                                                              \
     asm volatile(".irp r,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n vpxor %%xmm\\r,%%xmm\\r,%%xmm\\r\n.endr\n"            \
                  "1:\n.irp r,0,1,2,3,4,5,6,7,8,9,10,11\n" body "\n.endr\n"                                             \
@@ -59,7 +60,7 @@ void spin_bf16_avx512(int64_t rounds) { FERRUM_SPIN("vdpbf16ps %%zmm14,%%zmm15,%
 void spin_int8_avx512(int64_t rounds) { FERRUM_SPIN("vpdpbusd %%zmm14,%%zmm15,%%zmm\\r"); }
 void spin_int8_avx2_vnni(int64_t rounds) { FERRUM_SPIN("%{vex%} vpdpbusd %%ymm14,%%ymm15,%%ymm\\r"); }
 void spin_f32_avx2(int64_t rounds) { FERRUM_SPIN("vfmadd231ps %%ymm14,%%ymm15,%%ymm\\r"); }
-// As products of bytes go there (native/tier/dots.hpp), which for int4 are summed in 16 bits.
+// As products of bytes run (native/tier/dots.hpp); int4 is summed in 16 bits.
 void spin_int8_avx2(int64_t rounds) {
     FERRUM_SPIN("vpsignb %%ymm14,%%ymm15,%%ymm13\nvpmaddubsw %%ymm13,%%ymm15,%%ymm13\nvpmaddwd %%ymm12,%%ymm13,%%ymm13\n"
                 "vpaddd %%ymm13,%%ymm\\r,%%ymm\\r");
@@ -95,7 +96,7 @@ void spin_portable(int64_t rounds) {
 }  // namespace
 
 Probe::Probe(const std::string& tier_name, int threads, int64_t bytes) : team_(threads), memory_(bytes) {
-    // Memory never written is one page of zeros, and cached. Who writes to a part first has it near, where there are several memories.
+    // Unwritten memory is one cached page of zeros. On NUMA machines the first writer of a part has it local.
     each_part([](std::byte* from, std::byte* to) { std::memset(from, 1, static_cast<size_t>(to - from)); });
     for (const char* format : {"float32", "bfloat16", "int8", "int4"}) peaks_[format] = {spin_portable, 2.0 * 4 * kQuads};
 #if defined(__x86_64__)
@@ -110,7 +111,7 @@ Probe::Probe(const std::string& tier_name, int threads, int64_t bytes) : team_(t
     }
     if (name == "avx512") peaks_["bfloat16"] = {spin_bf16_avx512, 2.0 * 32 * kChains};
 #else
-    static_cast<void>(tier(tier_name));  // throws
+    static_cast<void>(tier(tier_name));  // throws for an unknown tier
 #endif
 }
 
@@ -144,7 +145,7 @@ double Probe::read() {
 
 double Probe::peak(const std::string& format) {
     const auto found = peaks_.find(format);
-    if (found == peaks_.end()) throw std::invalid_argument("no peak of " + format);
+    if (found == peaks_.end()) throw std::invalid_argument("no peak rate for format " + format);
     Peak& peak = found->second;
     double best = 0;
     for (int run = 0; run < kRuns; ++run) {

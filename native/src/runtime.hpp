@@ -1,4 +1,4 @@
-// What operations run on: a tier's kernels, a team, the pool, the step's tables and scratch memory.
+// The resources of operations: kernels of a tier, a team, the pool, tables of the step and scratch memory.
 #pragma once
 
 #include <cstring>
@@ -18,17 +18,17 @@ namespace ferrum {
 
 class Runtime {
 public:
-    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads), shares(team.most()) {}
+    Runtime(const std::string& tier_name, int threads) : kernels(tier(tier_name)), team(threads), shares(team.max_threads()) {}
 
-    // Scratch for one operation at a time: packed rows that all threads share, and room for each thread. Grows when
-    // operations are made, never while they run.
+    // Scratch memory of one operation at a time: packed rows shared by all threads, and memory per thread. It grows
+    // when operations are made, never while they run.
     void reserve(int64_t shared, int64_t per_thread) {
         if (shared > shared_.size()) shared_ = Buffer(shared);
         if (per_thread > thread_bytes_) {
             thread_bytes_ = (per_thread + 4095) / 4096 * 4096 + 64;
-            own_ = Buffer(thread_bytes_ * team.most());
-            std::memset(own_.data(), 0, static_cast<size_t>(own_.size()));  // taken now, whichever threads will have work
-            for (int thread = 0; thread < team.most(); ++thread) forbid(own(thread) + per_thread, own(thread) + thread_bytes_);
+            own_ = Buffer(thread_bytes_ * team.max_threads());
+            std::memset(own_.data(), 0, static_cast<size_t>(own_.size()));  // touch the memory now, for any number of threads
+            for (int thread = 0; thread < team.max_threads(); ++thread) poison(own(thread) + per_thread, own(thread) + thread_bytes_);
         }
     }
     int64_t scratch_bytes() const { return shared_.size() + own_.size(); }

@@ -7,13 +7,13 @@ namespace ferrum {
 
 namespace {
 
-// The one order of tokens: greater first, among equals the lower id first.
+// The order of tokens: greater first, then lower ids.
 struct Better {
     const float* x;
     bool operator()(int32_t a, int32_t b) const { return x[a] > x[b] || (x[a] == x[b] && a < b); }
 };
 
-// Of values from 0 down, the greater in the lower drawer; the last one takes all that have next to no mass.
+// Bins of values from 0 down, the greatest first. The last bin has all values with almost no mass.
 constexpr int kDrawers = 1024;
 
 int64_t strands_of(int64_t count) { return (count + kStretch - 1) / kStretch * kStrands; }
@@ -45,7 +45,7 @@ int64_t Sampler::draw(const float* logits, int64_t count, const DrawRules& rules
     prepare(count);
     const bool by_count = rules.top_k > 0 && rules.top_k < count;
     const float peak = by_count ? look_over(logits, count) : kernels_.largest(logits, count);
-    if (!std::isfinite(peak)) return -1;  // distances below such a one are no numbers, and have no drawer
+    if (!std::isfinite(peak)) return -1;  // distances below a peak that is not finite have no bin
     scaled_.resize(static_cast<size_t>(count));
     float* x = scaled_.data();
     const bool by_mass = rules.top_p < 1.0, by_share = rules.min_p > 0.0f;
@@ -77,7 +77,7 @@ std::vector<int32_t> Sampler::first(const float* logits, int64_t count, int64_t 
     return best;
 }
 
-// The `most`-th greatest of the strands' greatest is a threshold that at least `most` tokens reach, and few others.
+// The `most`-th greatest of the strand maxima is a threshold that at least `most` tokens reach, and few others.
 float Sampler::reached_by(int64_t most) {
     if (most > static_cast<int64_t>(strands_.size())) return -INFINITY;
     std::nth_element(strands_.begin(), strands_.begin() + most - 1, strands_.end(), std::greater<float>());
@@ -85,7 +85,7 @@ float Sampler::reached_by(int64_t most) {
 }
 
 void Sampler::collect(const float* x, int64_t count, float cut) {
-    found_.resize(static_cast<size_t>(count));  // and stays so: `tokens_` would be cleared anew for every row
+    found_.resize(static_cast<size_t>(count));  // never shrinks, so that `tokens_` is not cleared for every row
     tokens_.assign(found_.data(), found_.data() + kernels_.collect_from(x, count, cut, found_.data()));
 }
 
@@ -108,8 +108,8 @@ void Sampler::keep_top_k(const float* x, int64_t count, int64_t most) {
     cut_to(x, most);
 }
 
-// As if all logits had been scaled first, but only those are that may be among the first. Scaling keeps the order and may
-// make equals of neighbours: the threshold is lowered by more than its roundings can move.
+// Equivalent to scaling all logits first, but only the tokens that may be among the first are scaled. Scaling keeps the
+// order but may make neighbours equal, so the threshold is lowered by more than the rounding errors.
 void Sampler::keep_top_k_scaled(const float* logits, int64_t count, float peak, float temperature, int64_t most) {
     const double cut = reached_by(most), margin = 1e-6 * (static_cast<double>(peak) - cut);
     collect(logits, count, std::nextafter(static_cast<float>(cut - margin), -INFINITY));
@@ -119,15 +119,15 @@ void Sampler::keep_top_k_scaled(const float* logits, int64_t count, float peak, 
     cut_to(scaled_.data(), most);
 }
 
-// Values and masses of the tokens; the sum of the masses.
+// Values and masses of the tokens; returns the sum of the masses.
 int64_t Sampler::weigh(const float* x) {
     gather(x);
     masses_.resize(tokens_.size());
     return kernels_.mass_of(values_.data(), static_cast<int64_t>(tokens_.size()), 0.0f, masses_.data());
 }
 
-// The fewest best whose mass reaches the share. Most nuclei are small: of a whole row candidates come from the top, in
-// widening cuts.
+// Keep the smallest set of best tokens whose mass reaches the share. Most sets are small, so candidates are taken from
+// the top of the row, in growing numbers.
 void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) {
     const int64_t total = all ? kernels_.mass_of(x, count, 0.0f, nullptr) : weigh(x);
     const int64_t needed = std::min(static_cast<int64_t>(std::ceil(share * static_cast<double>(total))), total);
@@ -138,7 +138,7 @@ void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) 
         }
     auto [least, equals] = edge_of(needed);
     size_t kept = 0;
-    for (size_t i = 0; i < tokens_.size(); ++i) {  // without branches: they would follow no pattern
+    for (size_t i = 0; i < tokens_.size(); ++i) {  // without branches, which the processor could not predict
         tokens_[kept] = tokens_[i];
         const int64_t level = static_cast<int64_t>(values_[i] == least) & static_cast<int64_t>(equals > 0);
         equals -= level;
@@ -147,8 +147,8 @@ void Sampler::keep_top_p(const float* x, int64_t count, double share, bool all) 
     tokens_.resize(kept);
 }
 
-// Without sorting the weighed tokens: like quickselect, but by mass, in the one drawer of values in which the edge lies. Tokens of
-// one value have one mass.
+// Find the edge of the nucleus without sorting: quickselect by mass, in the bin of values with the edge. Tokens of
+// equal value have equal mass.
 Sampler::Edge Sampler::edge_of(int64_t needed) {
     int64_t drawers[kDrawers] = {};
     size_t sizes[kDrawers] = {};
@@ -170,7 +170,7 @@ Sampler::Edge Sampler::edge_of(int64_t needed) {
         const auto value = [&](size_t i) { return values_[static_cast<size_t>(from[i])]; };
         const float a = value(0), b = value(count / 2), c = value(count - 1);
         const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
-        size_t high = 0, low = count;  // those above the pivot go to the front, those below it to the back
+        size_t high = 0, low = count;  // values above the pivot go to the front, values below it to the back
         int64_t above = 0, level = 0, one = 1;
         for (size_t i = 0; i < count; ++i) {
             const int64_t mass = masses_[static_cast<size_t>(from[i])];
@@ -194,7 +194,7 @@ Sampler::Edge Sampler::edge_of(int64_t needed) {
 }
 
 void Sampler::keep_min_p(const float* x, int64_t count, float least, bool all) {
-    if (all) collect(x, count, std::log(least) - 0.01f);  // a little more than needed: the exact test follows
+    if (all) collect(x, count, std::log(least) - 0.01f);  // slightly more than needed; the exact test follows
     gather(x);
     exponentials_.resize(tokens_.size());
     kernels_.exp_of(values_.data(), static_cast<int64_t>(tokens_.size()), exponentials_.data());
@@ -211,7 +211,7 @@ float Sampler::log_total(const float* logits, int64_t count, float peak) const {
 
 Description Sampler::describe(const float* logits, int64_t count, int64_t token, int64_t most) {
     const float peak = look_over(logits, count);
-    if (!std::isfinite(peak)) return {peak, peak, 0, {}};  // refused: with a NaN in it a row has neither order nor total
+    if (!std::isfinite(peak)) return {peak, peak, 0, {}};  // refused: a row with a NaN has neither an order nor a total
     return {peak, log_total(logits, count, peak), 1 + kernels_.count_before(logits, count, token), first(logits, count, most)};
 }
 

@@ -1,5 +1,5 @@
-// One row of logits becomes one token: the candidate rules and the draw of sampling/rules.py and sampling/sampler.py, with
-// the same result for every row, and the log-probabilities of sampling/logprobs.py.
+// Sampling of a row of logits: the candidate rules and the draw of sampling/rules.py and sampling/sampler.py, and the
+// log-probabilities of sampling/logprobs.py, with equal results.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct DrawRules {
     float min_p;
 };
 
-// What log-probabilities of a row are made of.
+// Parts of the log-probabilities of a row.
 struct Description {
     float greatest, log_total;  // log_total: log(sum(exp(logits - greatest))) by whole masses
-    int64_t rank;               // of the token in question, 1 for the first
+    int64_t rank;               // of the requested token, 1 for the first
     std::vector<int32_t> best;  // as Sampler::top
 };
 
@@ -29,29 +29,29 @@ class Sampler {
 public:
     explicit Sampler(const KernelTable& kernels) : kernels_(kernels) {}
 
-    // Bytes that it holds once it has drawn from rows of so many logits.
+    // Maximum bytes held for rows of that many logits.
     static int64_t held_bytes(int64_t count);
 
-    // The most likely token, the lowest id among equals; -1 where no token is above minus infinity or one is NaN.
+    // Return the most likely token, the lowest id among equals; -1 if no token is above minus infinity or one is NaN.
     int64_t greedy(const float* logits, int64_t count) const;
-    // A draw after temperature, top-k, top-p and min-p; -1 as above, and where a token is at infinity.
+    // Draw after temperature, top-k, top-p and min-p; -1 as above, or if a token is at infinity.
     int64_t draw(const float* logits, int64_t count, const DrawRules& rules, const DrawKey& key);
-    // log(sum(exp(logits - peak))) by whole masses; peak: the greatest.
+    // log(sum(exp(logits - peak))) from integer masses; peak is the greatest logit.
     float log_total(const float* logits, int64_t count, float peak) const;
     // The `most` first tokens, best first, the lower id among equals.
     std::vector<int32_t> top(const float* logits, int64_t count, int64_t most);
     Description describe(const float* logits, int64_t count, int64_t token, int64_t most);
 
 private:
-    // The least value of a nucleus, and how many tokens of that value it has, the lowest ids.
+    // The least value of a nucleus, and how many tokens of that value it has (those of lowest id).
     struct Edge {
         float least;
         int64_t equals;
     };
 
-    void prepare(int64_t count);                          // room for rows of so many logits, once
-    float look_over(const float* logits, int64_t count);  // the greatest, NaN where there is one; fills `strands_`
-    // Of a row that has been looked over: as `top`; and a value that at least `most` tokens reach.
+    void prepare(int64_t count);                          // reserve memory for rows of that many logits
+    float look_over(const float* logits, int64_t count);  // the greatest, NaN if there is one; fills `strands_`
+    // For a row after look_over: as `top`; and a value that at least `most` tokens reach.
     std::vector<int32_t> first(const float* logits, int64_t count, int64_t most);
     float reached_by(int64_t most);
     void collect(const float* x, int64_t count, float cut);
@@ -67,9 +67,9 @@ private:
     const KernelTable& kernels_;
     std::vector<float> scaled_, values_, exponentials_, strands_;
     std::vector<int32_t> found_;
-    std::vector<int32_t> tokens_;  // the candidates, ascending once a rule has kept some
+    std::vector<int32_t> tokens_;  // candidates, ascending after a rule has filtered them
     std::vector<int64_t> masses_;
-    std::vector<int32_t> near_[2];  // of the tokens, those by the edge of a nucleus: places in `values_`
+    std::vector<int32_t> near_[2];  // tokens near the edge of a nucleus, as indices of `values_`
 };
 
 }  // namespace ferrum

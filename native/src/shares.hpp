@@ -1,8 +1,8 @@
-// Pieces of work that a team's threads own in contiguous shares, and take from each other at the end.
+// Work stealing: each thread of a team owns a contiguous share of the pieces.
 //
-// A thread goes through its share in ascending order, as one stream through memory; when it has finished it takes single
-// pieces from the end of the fullest other share. A core that is slow, or busy with something else, then holds up the
-// others by one piece at most. Who computes a piece changes no bit of it.
+// A thread takes the pieces of its share in ascending order, as one stream through memory. When it is done it takes
+// single pieces from the end of the fullest other share. So a slow or busy core delays the others by one piece at most.
+// The thread that computes a piece changes no bit.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace ferrum {
 
 class Shares {
 public:
-    // A piece: its number in the share of the thread that owns it. Without an owner there is none left.
+    // A piece: its number in the share of its owner. No owner: no piece is left.
     struct Piece {
         int owner;
         int64_t number;
@@ -21,7 +21,7 @@ public:
 
     explicit Shares(int threads) : rest_(static_cast<size_t>(threads)) {}
 
-    // The thread's share is `count` pieces, fewer than 2^32. Called by the thread itself, a barrier before the first take.
+    // Set the thread's share to `count` pieces, below 2^32. The thread calls this, a barrier before the first take.
     void deal(int thread, int64_t count) { rest_of(thread).store(static_cast<uint64_t>(count), std::memory_order_relaxed); }
 
     Piece take(int thread) {
@@ -34,7 +34,7 @@ public:
     }
 
 private:
-    // What is left of a share, [first, end) as two halves of a word, on a cache line of its own.
+    // The rest of a share: [first, end) as the two halves of a word, on a separate cache line.
     struct alignas(64) Rest {
         std::atomic<uint64_t> range{0};
     };
@@ -44,7 +44,7 @@ private:
     static int64_t first_of(uint64_t range) { return static_cast<int64_t>(range >> 32); }
     static int64_t end_of(uint64_t range) { return static_cast<int64_t>(range & (kFirst - 1)); }
 
-    // Barriers around the work order all memory but the range itself: relaxed is enough.
+    // Barriers around the work order all other memory, so relaxed order is enough for the range.
     static int64_t take_first(std::atomic<uint64_t>& rest) {
         uint64_t range = rest.load(std::memory_order_relaxed);
         while (first_of(range) < end_of(range))

@@ -1,4 +1,4 @@
-// What changes from step to step, in buffers that stay where they are; see StepTables in kernels/interface.py.
+// The data that changes per step, in buffers with fixed addresses; see StepTables in kernels/interface.py.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ferrum {
 
-// Row counts that are known per step only; values from 0 up are constants.
+// Row counts that vary by step; values from 0 up are constants.
 enum Extent : int64_t { kRows = -1, kLogits = -2, kHidden = -3 };
 
 struct Step {

@@ -19,8 +19,9 @@ namespace ferrum {
 
 namespace {
 
-// Within a step a thread spins for about 50 us, then lets others run for about 200 us before it sleeps: as long as waking
-// takes. Who sleeps sooner is late at the next barrier, where the other one falls asleep in turn, to the end of the step.
+// Within a step a thread spins for about 50 us, then yields for about 200 us before it sleeps, as long as a wake-up
+// takes. A thread that sleeps earlier is late at the next barrier, where the other one then sleeps too, until the end
+// of the step.
 constexpr int kStepPauses = 2000;
 constexpr int kStepYields = 300;
 constexpr int kIdlePauses = 10000;  // between steps: as long as sampling a few tokens takes
@@ -36,14 +37,14 @@ void pause() {
 #endif
 }
 
-// How often a process was forked on the way from the one that loaded the library to this one.
+// Number of forks between the process that loaded the library and this one.
 int forks = 0;
 
 #if defined(__unix__) || defined(__APPLE__)
 [[maybe_unused]] const int counting_forks = pthread_atfork(nullptr, nullptr, [] { ++forks; });
 #endif
 
-// The processor that this thread runs on; -1 where nobody knows.
+// The processor that runs this thread; -1 if unknown.
 int processor() {
 #if defined(__linux__)
     return sched_getcpu();
@@ -52,7 +53,7 @@ int processor() {
 #endif
 }
 
-// Moves this thread to another processor, if it may run on any: for a moment it may not run on this one.
+// Move this thread to another processor by briefly forbidding this one, if it may run on any.
 void leave(int current) {
 #if defined(__linux__)
     cpu_set_t allowed;
@@ -60,7 +61,8 @@ void leave(int current) {
     cpu_set_t others = allowed;
     CPU_CLR(current, &others);
     if (sched_setaffinity(0, sizeof others, &others) != 0) return;
-    // Given back are all processors, unless somebody had chosen some: what its control group allows now would be such a choice.
+    // Then allow all processors again, unless the affinity was set: the set that a control group allows now would
+    // become fixed.
     cpu_set_t all, now;
     std::memset(&all, 0xff, sizeof all);
     const bool free = sched_setaffinity(0, sizeof all, &all) == 0 && sched_getaffinity(0, sizeof now, &now) == 0;
@@ -73,7 +75,7 @@ void leave(int current) {
 }  // namespace
 
 void Signal::raise(uint64_t value) {
-    // Both sides are sequentially consistent: either the waiter sees the new value, or this sees the sleeper.
+    // Both sides are sequentially consistent: either the waiter sees the new value, or this thread sees the sleeper.
     value_.store(value);
     if (sleepers_.load() == 0) return;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -96,8 +98,8 @@ uint64_t Signal::wait(uint64_t seen, int pauses, int yields) {
     sleepers_.fetch_sub(1);
     const int waker = waker_;
     lock.unlock();
-    // A thread is often woken on the processor of the one that wakes it, and threads that sleep and wake in turns may
-    // share a processor for long, others being idle: no scheduler sees two that want to run.
+    // The system often wakes a thread on the processor of its waker. Threads that sleep and wake in turns may then
+    // share a processor for long while others are idle, because the scheduler never sees both as runnable.
     if (waker >= 0 && processor() == waker) leave(waker);
     return read();
 }
@@ -112,7 +114,7 @@ Team::Team(int threads) : forks_(forks), crew_(std::make_unique<Crew>()) {
     use(threads);
 }
 
-// In a forked process nobody answers: whoever joined the threads, or destroyed what they sleep on, would wait for ever.
+// In a forked process the workers do not exist: joining them or destroying their signals would wait forever.
 Team::~Team() { forked() ? static_cast<void>(crew_.release()) : dismiss(); }
 
 bool Team::forked() const { return forks_ != forks; }
@@ -155,7 +157,7 @@ void Team::run_apart(Work work, void* context) {
 }
 
 void Team::barrier() {
-    const int size = this->size();  // once this thread has arrived, the last one may go on, end the run and change it
+    const int size = this->size();  // read before arriving: the last thread may go on, end the run and change it
     if (size == 1) return;
     const uint64_t seen = crew_->passed.read();
     if (arrived_.fetch_add(1) + 1 == size) {
@@ -166,7 +168,7 @@ void Team::barrier() {
     }
 }
 
-// Nobody waits for a thread that does not take part: it may miss runs, and knows of one only what the signal says.
+// No one waits for a thread that does not take part. It may miss runs, and reads a run only from the signal.
 void Team::serve(int thread) {
     const FloatMode plain;
     int pauses = kIdlePauses;

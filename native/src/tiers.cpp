@@ -38,7 +38,7 @@ bool is_amd() {
 #endif
 
 #if defined(FERRUM_AVX2_VNNI)
-// Some compilers that know the instruction know no name for it in their builtin.
+// Some compilers know the instruction but have no name for it in their builtin.
 bool has_avx_vnni() {
 #if defined(FERRUM_VNNI_STAND_IN)
     return true;
@@ -58,11 +58,11 @@ std::vector<const KernelTable*> available_tiers() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
         tiers.push_back(&avx512_vnni::kTable);
-        // AMD's dot products of bfloat16 are twice as fast as fused multiply-adds, Intel's half as fast (Emerald Rapids: a
-        // prefill takes 1.6 times as long with them).
+        // The bfloat16 dot products of AMD are twice as fast as fused multiply-adds, those of Intel half as fast (on
+        // Emerald Rapids a prefill takes 1.6 times as long with them).
         if (__builtin_cpu_supports("avx512bf16")) tiers.insert(is_amd() ? tiers.begin() : tiers.end(), &avx512::kTable);
     }
-    // Every processor with AVX2 and FMA has F16C; compilers know no name for it in this builtin before GCC 11.
+    // Every processor with AVX2 and FMA has F16C; this builtin knows its name only since GCC 11.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
 #if defined(FERRUM_AVX2_VNNI)
         if (has_avx_vnni()) tiers.push_back(&avx2_vnni::kTable);

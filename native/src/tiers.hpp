@@ -1,4 +1,4 @@
-// Which instruction tiers this machine can run, best first.
+// The instruction tiers of this machine, best first.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace ferrum {
 
 std::vector<const KernelTable*> available_tiers();
-// The tier of that name, or with "auto" the best. Throws std::invalid_argument naming those that there are.
+// Return the tier of that name, or the best with "auto". Throws std::invalid_argument with the available ones.
 const KernelTable& tier(const std::string& name);
 
 }  // namespace ferrum

@@ -20,18 +20,18 @@ float from_bits(uint32_t bits) {
 float half_to_float(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7fffu) << 13;
     if ((bits & 0x7c00u) == 0x7c00u) return from_bits(sign | magnitude | 0x7f800000u);
-    const float scaled = from_bits(magnitude) * 5.192296858534828e33f;  // 2^112: the two biases differ by that
+    const float scaled = from_bits(magnitude) * 5.192296858534828e33f;  // 2^112, the difference of the two biases
     return sign != 0 ? -scaled : scaled;
 }
 
-// Element `index` of floats of the format.
+// Element `index` of a float format.
 float read_float(const std::byte* floats, Format format, int64_t index) {
     if (format == Format::f32) return reinterpret_cast<const float*>(floats)[index];
     const uint16_t bits = reinterpret_cast<const uint16_t*>(floats)[index];
     return format == Format::bf16 ? from_bits(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
 }
 
-// Element k of an output's group, as a panel stores it.
+// Element k of an output's group, as stored in a panel.
 int stored_code(const uint8_t* group, const Grouping& g, int64_t lane, int64_t k) {
     const int64_t row = g.nibbles ? k / 8 : k / 4;
     const int byte = group[(row * kPanel + lane) * 4 + k % 4];

@@ -1,4 +1,4 @@
-// A matrix [N, K] in panels of 32 outputs, padded with zeros, the same bytes in every tier.
+// A matrix [N, K] in panels of 32 outputs, padded with zeros, with the same bytes in every tier.
 //
 //   f32       per k            32 floats
 //   f16       per k            32 halves
@@ -19,7 +19,7 @@ int64_t panel_count(int64_t outputs);
 
 class Weight {
 public:
-    // Panels that lie in somebody's memory, which `owner` keeps; begun on a cache line.
+    // Panels in borrowed memory that `owner` keeps alive; they begin on a cache line.
     Weight(Format format, int64_t outputs, int64_t inputs, const std::byte* panels, std::shared_ptr<const void> owner);
 
     Format format() const { return format_; }
@@ -29,7 +29,7 @@ public:
     int64_t nbytes() const { return panels() * panel_bytes(format_, inputs_); }
     const std::byte* data() const { return data_; }
 
-    // Row `output` as f32, [K].
+    // Row `output` as f32 [K].
     void row(int64_t output, float* to) const;
 
 private:

@@ -1,4 +1,4 @@
-// Comparing what a kernel made with what a case expects.
+// Comparison of a kernel's result with the expected result of a case.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace ferrum {
 
-// The array under `key`, number for number; or where the case has "<key> bound", within so much of each element (NaN like NaN).
-// Throws std::runtime_error naming the first element that is not.
+// Compare with the array under `key`: exactly, or within "<key> bound" per element if the case has it (NaN equals NaN).
+// Throws std::runtime_error with the first element that differs.
 inline void expect(const Case& from, const std::string& key, const float* made) {
     const float* wanted = from.data<float>(key);
     const float* bound = from.maybe<float>(key + " bound");

@@ -1,8 +1,8 @@
-// The kernels without Python: every case of a file of vectors, on every tier of this machine, by one thread and by two.
+// Conformance test without Python: every case of a vector file on every tier of this machine, with one and two threads.
 //
 //     conformance VECTORS
 //
-// Prints a line per tier and one for each case that fails; ends with 1 if any does.
+// Prints a line per tier and per failing case; exits with 1 if a case fails.
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -22,7 +22,7 @@ WeightPointer weight_over(Runtime& runtime, Format format, int64_t outputs, int6
     return std::make_shared<Weight>(format, outputs, inputs, copy.get(), copy);
 }
 
-// The matrix under `key`: floats, packed here; or rounded to the integers whose panels the case has.
+// Return the matrix under `key`: floats are packed here, integer panels come from the case.
 WeightPointer weight_of(Runtime& runtime, const Case& from, const std::string& key) {
     const Format format = format_of(from.text("format"));
     const int64_t outputs = from.extent(key, 0), inputs = from.extent(key, 1);
@@ -33,7 +33,7 @@ WeightPointer weight_of(Runtime& runtime, const Case& from, const std::string& k
         runtime.kernels.pack_panels(matrix, 0, panel_count(outputs), panels.bytes.data());
     } else {
         if (runtime.kernels.quantize(matrix, format, 0, panel_count(outputs), panels.bytes.data()) != Rounding::fine)
-            throw std::runtime_error(key + " was not rounded");
+            throw std::runtime_error(key + ": quantisation failed");
         expect_bytes(from, key + " panels", panels.bytes.data());
     }
     return weight_over(runtime, format, outputs, inputs, panels);
@@ -64,7 +64,7 @@ void check_norm(Runtime& runtime, const Case& from) {
     expect(from, "y", y.data());
 }
 
-// The tables whose names begin so, as binding.cpp takes them from Python.
+// Return the tables whose names begin with the prefix, as binding.cpp takes them from Python.
 void begin(Runtime& runtime, const Case& from, const std::string& prefix) {
     Step& step = runtime.step;
     step.token_ids = from.vector<int32_t>(prefix + "token_ids");
@@ -97,7 +97,7 @@ void check_rows(Runtime& runtime, const Case& from) {
     expect_bytes(from, "finite", flags.data());
 }
 
-// Whole sequences are stored, a page is copied, and spans of them attend.
+// Store whole sequences, copy a page, and attend with spans of them.
 void check_attention(Runtime& runtime, const Case& from) {
     const int64_t heads = from.integer("heads"), kv_heads = from.integer("kv_heads"), dim = from.integer("dim");
     runtime.pool.add({kv_format_of(from.text("store")), from.integer("num_pages"), from.integer("page_size"), 2, kv_heads, dim, dim});
@@ -158,7 +158,7 @@ const std::map<std::string, Check> kChecks = {{"linear", check_linear},
                                               {"attention", check_attention},
                                               {"sampling", check_sampling}};
 
-// How many cases fail, each on a runtime of its own: scratch is then of exactly the size that the case needs.
+// Return the number of failing cases. Each runs on a new runtime, so that scratch memory has exactly its size.
 int failures(const std::vector<Case>& cases, const std::string& tier_name, int threads) {
     int failed = 0;
     for (size_t i = 0; i < cases.size(); ++i) {

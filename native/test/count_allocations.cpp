@@ -1,5 +1,5 @@
-// Preloaded into a process, counts what it allocates while asked to: by malloc and its relatives, operator new among them,
-// and by mmap, on every thread. For glibc, whose own functions stand behind those that this replaces.
+// A preloaded library that counts allocations of a process on all threads: malloc and its relatives, operator new, and
+// mmap. For glibc, because it calls the original functions by their internal names.
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ static void count() {
     if (counting.load(std::memory_order_relaxed)) counted.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Counts from 0 until it is ended.
+// Count from 0 until end_counting.
 void begin_counting() {
     counted = 0;
     counting = true;

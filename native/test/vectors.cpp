@@ -9,13 +9,13 @@ constexpr char kMagic[] = "ferrum vectors 1\n";
 template <class T>
 T read(std::istream& from) {
     T value;
-    if (!from.read(reinterpret_cast<char*>(&value), sizeof value)) throw std::runtime_error("the vectors end too soon");
+    if (!from.read(reinterpret_cast<char*>(&value), sizeof value)) throw std::runtime_error("unexpected end of the vector file");
     return value;
 }
 
 std::string read_text(std::istream& from, size_t length) {
     std::string text(length, '\0');
-    if (!from.read(text.data(), static_cast<std::streamsize>(length))) throw std::runtime_error("the vectors end too soon");
+    if (!from.read(text.data(), static_cast<std::streamsize>(length))) throw std::runtime_error("unexpected end of the vector file");
     return text;
 }
 
@@ -27,11 +27,11 @@ size_t item_size(char type) {
         case 'q': return 8;
         case 'h': return 2;
         case 'B': return 1;
-        default: throw std::runtime_error("vectors of an unknown type");
+        default: throw std::runtime_error("unknown type in the vector file");
     }
 }
 
-// A type, the rank, the extents, the elements.
+// Reads a type, the rank, the extents, the elements.
 Field read_field(std::istream& from) {
     Field field;
     field.type = read<char>(from);
@@ -43,14 +43,14 @@ Field read_field(std::istream& from) {
     }
     field.bytes.resize(bytes);
     if (!from.read(reinterpret_cast<char*>(field.bytes.data()), static_cast<std::streamsize>(bytes)))
-        throw std::runtime_error("the vectors end too soon");
+        throw std::runtime_error("unexpected end of the vector file");
     return field;
 }
 
 }  // namespace
 
 std::vector<Case> read_cases(std::istream& from) {
-    if (read_text(from, sizeof kMagic - 1) != kMagic) throw std::runtime_error("these are no vectors");
+    if (read_text(from, sizeof kMagic - 1) != kMagic) throw std::runtime_error("not a vector file");
     std::vector<Case> cases;
     while (from.peek() != std::istream::traits_type::eof()) {
         Case made;

@@ -1,4 +1,4 @@
-// Cases exported by tests/numeric/native_vectors.py: a name, inputs, and what must come out.
+// Test cases exported by tests/support/native_vectors.py: a name, inputs and expected results.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ferrum {
 
-// A number or an array, in memory of exactly its size, so that a sanitizer sees who reads beyond it.
+// A number or an array, in memory of exactly its size, so that a sanitizer detects reads past the end.
 struct Field {
     char type = 0;  // 'f' f32, 'd' f64, 'i' i32, 'q' i64, 'h' halves of any kind, 'B' bytes
     std::vector<int64_t> shape;
@@ -37,7 +37,7 @@ struct Case {
         return reinterpret_cast<const T*>(field(key).bytes.data());
     }
 
-    // Null where there is no such array.
+    // Null if there is no such array.
     template <class T>
     const T* maybe(const std::string& key) const {
         return has(key) ? data<T>(key) : nullptr;
@@ -55,7 +55,7 @@ struct Case {
     }
 };
 
-// All cases of a file. Throws std::runtime_error where it is not one.
+// Read all cases of a file. Throws std::runtime_error for an invalid file.
 std::vector<Case> read_cases(std::istream& from);
 
 }  // namespace ferrum

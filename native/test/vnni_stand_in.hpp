@@ -1,4 +1,4 @@
-// AVX-VNNI's only instruction that the kernels use, in plain C++: FERRUM_VNNI_STAND_IN tests its tier on any AVX2 processor.
+// The AVX-VNNI instruction of the kernels in plain C++: FERRUM_VNNI_STAND_IN tests its tier on any AVX2 processor.
 #pragma once
 
 #include <immintrin.h>

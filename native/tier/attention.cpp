@@ -1,8 +1,8 @@
-// Attention over the pool: online softmax in steps of 64 keys, ascending, with decode and prefill the same code: tiles of a
-// few query rows of one KV head against one step of keys and values.
+// Attention over the pool: online softmax in ascending steps of 64 keys. Decode and prefill use the same code: tiles of
+// a few query rows of one KV head by one step of keys and values.
 //
-// A row's arithmetic depends on its own query and on the keys that it sees. A step that is masked for a row changes none of
-// its bits: its weights are set to 0 (and not left to underflow), its decay is 2^0.
+// The arithmetic of a row depends only on its query and the keys that it sees. A step that is masked for a row changes
+// none of its bits: its weights are set to 0 (they do not underflow), its decay is 2^0.
 #include "attention_bytes.hpp"
 #include "attention_floats.hpp"
 #include "softmax.hpp"
@@ -12,15 +12,16 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-constexpr int64_t kChunkSteps = 8;  // steps that all rows of a head go over before the next: their keys stay cached
+constexpr int64_t kChunkSteps = 8;  // steps that all rows of a head process before the next: their keys stay cached
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Scratch of an item: queries as a product's packed rows, the running state, and room for a step gathered from small pages.
+// Scratch memory of an item: queries as packed rows of a product, the running state, and one step gathered from small
+// pages.
 template <class F>
 struct Scratch {
     typename F::Query* queries;  // per head and tile [words][row]
-    int32_t* position;           // [rows] of a head, and the first key that the row sees
+    int32_t* position;           // [rows] of a head, and the first key that each row sees
     int32_t* floor;
     float* maximum;  // [rows] of all heads
     float* total;
@@ -45,7 +46,7 @@ struct Scratch {
     }
 };
 
-// Rows of a tile: `count` from `first`, of a head's.
+// Rows of a tile: `count` from `first`, of one head.
 struct Tile {
     int64_t first, count;
 };
@@ -65,7 +66,7 @@ struct Item {
           first_row(args.tables.span_rows[work.span]), rows(work.end - work.begin), tiles(ceil_divide(rows, F::kRows)),
           pages(args.tables.pages + work.span * args.tables.pages_stride), scratch(memory, *args.store) {}
 
-    // Where row r of a head lies in q and out.
+    // Index of row r of a head in q and out.
     int64_t at(int64_t head, int64_t r) const {
         const int64_t query = item.begin + r;
         return (first_row + query / share) * a.num_heads + head * share + query % share;
@@ -75,10 +76,10 @@ struct Item {
         const int64_t first = index * rows / tiles;
         return {first, (index + 1) * rows / tiles - first};
     }
-    // Steps that rows `first` to `last` see: begin and end.
+    // Range of the steps that rows `first` to `last` see.
     int64_t begin_of(int64_t first) const { return scratch.floor[first] / kStep; }
     int64_t end_of(int64_t last) const { return scratch.position[last] / kStep + 1; }
-    // Where the state of a head's rows begins.
+    // Index of the state of a head's first row.
     int64_t state_of(int64_t head) const { return (head - item.head_begin) * rows; }
     typename F::Query* queries_of(int64_t head, int64_t first) const {
         return scratch.queries + (state_of(head) + first) * F::query_words(s);
@@ -91,7 +92,7 @@ struct Item {
             scratch.floor[r] = a.window > 0 ? static_cast<int32_t>(most(0, position - a.window + 1)) : 0;
         }
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
-            for (int64_t r = 0; r < rows; ++r)  // pieces far apart, which the hardware does not foresee
+            for (int64_t r = 0; r < rows; ++r)  // short pieces, far apart: the hardware does not prefetch them
                 prefetch_floats(a.q + at(head, r) * a.head_dim, a.head_dim);
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t t = 0; t < tiles; ++t) {
@@ -106,14 +107,14 @@ struct Item {
     }
 
     void finish() {
-        for (int64_t head = item.head_begin; head < item.head_end; ++head)  // pieces as far apart as those of q
+        for (int64_t head = item.head_begin; head < item.head_end; ++head)  // far apart like the pieces of q
             for (int64_t r = 0; r < rows; ++r) prefetch_floats(a.out + at(head, r) * s.value_dim, s.value_dim);
         for (int64_t head = item.head_begin; head < item.head_end; ++head)
             for (int64_t r = 0; r < rows; ++r) {
                 float* to = a.out + at(head, r) * s.value_dim;
                 const float* from = scratch.out + (state_of(head) + r) * s.value_padded;
                 const vf total = spread(scratch.total[state_of(head) + r]);
-                for (int64_t d = 0; d < s.value_dim; d += kLanes)  // + 0 gives every zero one sign
+                for (int64_t d = 0; d < s.value_dim; d += kLanes)  // + 0 makes every zero positive
                     store_part(to + d, load<vf>(from + d) / total + vf{}, s.value_dim - d);
             }
     }
@@ -125,8 +126,8 @@ struct Item {
         return gathered(head, token);
     }
 
-    // The block after a step's, of the next head or else of the next step: memory has no part in the time of a step whose keys
-    // and values were fetched during the step before. Nothing comes after the last, nor where blocks are gathered.
+    // The block after a step's, of the next head or else of the next step. Keys and values prefetched during the step
+    // before cost no memory time. There is none after the last step, or if blocks are gathered.
     NextBlock after(int64_t head, int64_t step) const {
         const bool turns = head + 1 == item.head_end;
         if (s.page_size % kStep != 0 || (turns && step + 1 == end_of(rows - 1))) return {};
@@ -168,7 +169,7 @@ struct Item {
     void go_over(int64_t head, int64_t begin, int64_t end);
 };
 
-// One tile of a head over one step.
+// Process one tile of a head over one step.
 template <class F, int MR>
 void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, const NextBlock& next) {
     const int64_t state = it.state_of(head) + tile;
@@ -179,10 +180,10 @@ void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, cons
     Sight sights[MR];
     for (int r = 0; r < MR; ++r)
         sights[r] = {it.scratch.floor[tile + r] - step * kStep, it.scratch.position[tile + r] - step * kStep};
-    // Rows are in the order of their positions.
+    // Rows are ordered by position.
     const int64_t tokens = least(kStep, sights[MR - 1].high + 1);
     const bool whole = sights[0].high >= kStep - 1 && sights[MR - 1].low <= 0;
-    if (!whole) std::memset(scores, 0, sizeof scores);  // beyond the last key that anyone sees they have to be numbers
+    if (!whole) std::memset(scores, 0, sizeof scores);  // scores after the last visible key must be numbers
     F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, next);
     float *maximum = it.scratch.maximum + state, *total = it.scratch.total + state;
     whole ? weigh_rows<true>(scores, it.a.scale, sights, maximum, total, decay)
@@ -200,7 +201,7 @@ StepFunction<F> step_function(int64_t height, std::integer_sequence<int, Index..
     return kFunctions[height - 1];
 }
 
-// All rows of a head over those of the steps `begin` to `end` that they see.
+// Process all rows of a head over the visible steps from `begin` to `end`.
 template <class F>
 void Item<F>::go_over(int64_t head, int64_t begin, int64_t end) {
     for (int64_t t = 0; t < tiles; ++t) {
@@ -216,7 +217,7 @@ template <class F>
 void attend(const AttentionArgs& a, const AttentionItem& work, std::byte* memory) {
     Item<F> it(a, work, memory);
     it.start();
-    // Several heads go over each step in turn: theirs lie side by side, and memory is read fastest in long runs.
+    // Several heads take turns over each step: their data is adjacent, and memory reads are fastest in long runs.
     const int64_t chunk = work.head_end - work.head_begin > 1 ? 1 : kChunkSteps, end = it.end_of(it.rows - 1);
     for (int64_t step = it.begin_of(0); step < end; step += chunk)
         for (int64_t head = work.head_begin; head < work.head_end; ++head) it.go_over(head, step, step + chunk);

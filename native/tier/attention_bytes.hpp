@@ -1,5 +1,5 @@
 // Attention's two products over a step of keys and values stored as bytes, with the interface of attention_floats.hpp.
-// kernels/reference/attention_products.py states the arithmetic: integer sums are exact, so their order is free.
+// kernels/reference/attention_products.py states the arithmetic. Integer sums are exact, so their order is free.
 #pragma once
 
 #include "bytes.hpp"
@@ -11,10 +11,10 @@ namespace ferrum::FERRUM_TIER {
 
 struct ByteAttention {
     using Store = ByteStore;
-    using Query = uint32_t;   // of a row: words of 4 codes, then where its sums start, then its scale
+    using Query = uint32_t;   // of a row: words of 4 codes, then the start of its sums, then its scale
     using Weight = uint32_t;  // of a row: the upper 7 bits of 64 probabilities, then the lower 7
     static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
-    static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums for each of its outputs
+    static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums per output
 
     static int64_t query_words(const GroupStore& s) { return s.key_padded / 4 + 2; }
 
@@ -64,7 +64,7 @@ struct ByteAttention {
         });
     }
 
-    // Probabilities times their values' scales, rounded to 14 bits by the largest of the step.
+    // Probabilities times the scales of their values, rounded to 14 bits by the largest of the step.
     static float pack_weights(const GroupStore& s, const std::byte* values, const float* weights, Weight* out) {
         const auto* scales = reinterpret_cast<const float*>(values + kStep * s.value_padded);
         vf scaled[kStepVectors];
@@ -107,7 +107,7 @@ struct ByteAttention {
                          const NextBlock& next) {
         const Ahead ahead = next.values(values, stride, 4);
         vi upper[MR][NV] = {}, lower[MR][NV] = {};
-        for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // beyond are probabilities of 0
+        for (int64_t quad = 0; quad < ceil_divide(tokens, 4); ++quad) {  // probabilities after the last token are 0
             const std::byte* row = values + quad * stride;
             ahead.go<NV>(quad);
             vi value[NV];

@@ -6,9 +6,9 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// How a tile of queries goes over a step in a format; attention.cpp does what all formats have in common.
-//   Query   a word of a tile's packed queries, query_words() to a row
-//   Weight  a word of a row's packed probabilities, kWeights to a step
+// A tile of queries over a step, per format; attention.cpp has the part common to all formats.
+//   Query   a word of a tile's packed queries, query_words() per row
+//   Weight  a word of a row's packed probabilities, kWeights per step
 template <class P>
 struct FloatAttention {
     using Store = FloatStore<P>;
@@ -21,7 +21,7 @@ struct FloatAttention {
 
     static int64_t query_words(const GroupStore& s) { return s.key_padded / P::kDepth; }
 
-    // One row of a tile of `height`, to [depth step][row].
+    // Pack one row of a tile of `height` to [depth step][row].
     static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
         const int64_t words = query_words(s);
         for (int64_t d = 0; d < s.key_padded; d += kLanes) {
@@ -32,7 +32,7 @@ struct FloatAttention {
         }
     }
 
-    // Of the step's first `tokens` keys; the others are nobody's.
+    // Score the first `tokens` keys of the step; the others are undefined.
     template <int MR>
     static void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const Query* queries,
                       float (&scores)[MR][kStep], const NextBlock& next) {
@@ -47,7 +47,7 @@ struct FloatAttention {
         });
     }
 
-    // A row's probabilities over a step; returns what the product with values is to be multiplied by.
+    // Pack a row's probabilities over a step; returns the factor of the product with values.
     static float pack_weights(const GroupStore&, const std::byte*, const float* weights, Weight* out) {
         for (int i = 0; i < kStep; i += kLanes) P::pack(load<vf>(weights + i), out + i / P::kDepth);
         return 1;
@@ -78,7 +78,7 @@ struct FloatAttention {
             for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
         accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, next.values(values, stride, P::kDepth));
         if constexpr (P::kDepth > 1)
-            if (whole * P::kDepth < tokens)  // the other half of the last word is a token that nobody wrote: it may hold anything
+            if (whole * P::kDepth < tokens)  // the other half of the last word is an unwritten token
                 for (int v = 0; v < NV; ++v) {
                     const auto weight = P::first_only(values + whole * stride + SideBySide<P>::at(v));
                     for (int r = 0; r < MR; ++r)

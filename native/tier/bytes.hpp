@@ -1,14 +1,15 @@
-// Rounding to whole numbers by one scale for all: round(x * (levels / max|x|)); round_whole in
-// kernels/reference/reference_math.py states the rule.
+// Rounding to integers with one common scale: round(x * (levels / max
+// x
+// )); round_whole in kernels/reference/reference_math.py states the rule.
 #pragma once
 
 #include "math.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
-// The scale of numbers whose largest magnitude has these bits, or of as many sets of them as F and I have lanes. As integers
-// magnitudes order alike, and NaN above all. Below 2^-64 they count as zeros, so that all further numbers are normal; infinity
-// and NaN make the scale a NaN.
+// The scale of numbers whose largest magnitude has these bits, for one set or for one set per lane (F, I). As integers,
+// magnitudes have the same order, with NaN the largest. Magnitudes below 2^-64 count as zeros, so that all further
+// numbers are normal. Infinity and NaN make the scale NaN.
 template <class F, class I>
 struct WholeScale {
     F inverse, scale;
@@ -25,7 +26,7 @@ struct WholeScale {
 
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
-// The low byte of each word.
+// Return the low byte of each word.
 inline Bytes low_bytes(vu words) {
 #if defined(__AVX512VNNI__)
     return (Bytes)_mm512_cvtepi32_epi8((__m512i)words);
@@ -37,7 +38,7 @@ inline Bytes low_bytes(vu words) {
 inline vi magnitude(vf x) { return (vi)x & 0x7fffffff; }
 inline vi larger(vi a, vi b) { return a > b ? a : b; }
 
-// `count` numbers as bytes, zeros up to a whole vector; returns their scale.
+// Write `count` numbers as bytes, padded with zeros to a whole vector; returns their scale.
 inline float round_bytes(const float* x, int64_t count, int8_t* out) {
     vi top{};
     for (int64_t d = 0; d < count; d += kLanes) top = larger(top, magnitude(load_part(x + d, count - d)));

@@ -1,12 +1,12 @@
-// How codes of weights are multiplied by codes of inputs, per format, and summed over a group, exactly: in int32, or in floats; and
-// what the words of a packed row therefore are.
+// Products of weight codes and input codes per format, summed exactly over a group in int32 or floats, and the words of
+// a packed row for them.
 #pragma once
 
 #include "bytes.hpp"
 #include "dots.hpp"
 
-// What runs everywhere (SSE2, NEON) multiplies floats at once, and words in several steps. Products of codes, and their sums over a
-// group, are whole numbers below 2^24: as floats they are exact.
+// SSE2 and NEON multiply floats in one step and words in several. Products of codes, and their sums over a group, are
+// integers below 2^24, which floats hold exactly.
 #if !defined(__AVX2__)
 #define FERRUM_FLOAT_SUMS
 #endif
@@ -16,16 +16,16 @@ namespace ferrum::FERRUM_TIER {
 #if defined(FERRUM_FLOAT_SUMS)
 
 using Sums = vf;
-constexpr int kWordInputs = 1;  // inputs in a word of a packed row
+constexpr int kWordInputs = 1;  // inputs per word of a packed row
 
-// The words of kLanes inputs, whose codes nearest_bits() gave, as the row's from input `i` on.
+// The words of kLanes inputs, from their codes by nearest_bits(), as those of the row from input `i` on.
 inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i, (vf)whole - spread(kWhole)); }
-// The words of what sums start at.
+// The words that sums start at.
 inline vu start_words(vu starts) { return (vu)__builtin_convertvector((vi)starts, vf); }
 inline vf spread_word(uint32_t word) { return (vf)spread(word); }
 inline vf floats_of(vf sums) { return sums; }
 inline vf add_products(vf sum, vf weights, vf inputs) { return weights * inputs + sum; }
-// Zero points times the word of what their row's sums start at.
+// Zero points times the word that their row's sums start at.
 inline vf add_zero_points(vf sum, vi zeros, uint32_t start) {
     return add_products(sum, __builtin_convertvector(zeros, vf), spread_word(start));
 }
@@ -39,7 +39,7 @@ inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i / kWord
 inline vu start_words(vu starts) { return starts; }
 inline vi spread_word(uint32_t word) { return (vi)spread(word); }
 inline vf floats_of(vi sums) { return __builtin_convertvector(sums, vf); }
-// Both factors fit 16 bits, of a word whose upper half is 0 on one side: an instruction made for pairs multiplies them.
+// Both factors fit 16 bits of a word whose upper half is 0 on one side, so an instruction for pairs multiplies them.
 inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)zeros, (__m512i)spread(start));
@@ -52,10 +52,10 @@ inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
 
 // A format:
 //   kRows          rows of a tile
-//   kParts         words of a row of inputs that a word of weights has codes for; part(word, i) makes those for word i
-//   kOffset        part() makes code + kOffset, but with zero points: sums start at minus that times the sum of the inputs
-//   add            a sum and the products of such codes and a word of inputs
-//   kPairRows      0, or add makes sums of two times 16 bits, which join the group's after so many rows of words
+//   kParts         input words per word of weight codes; part(word, i) makes the codes for word i
+//   kOffset        part() makes code + kOffset except with zero points; sums start at -kOffset times the sum of inputs
+//   add            adds the products of such codes and a word of inputs to a sum
+//   kPairRows      0, or add makes sums of two times 16 bits; after this many word rows they join the group's sum
 struct Int4 {
     static constexpr bool kNibbles = true;
     static constexpr int32_t kOffset = 8;
@@ -95,7 +95,7 @@ struct Int8 {
 #endif
 };
 
-// P::add(sum, weights, spread_word(*input)), as multiply_add_each.
+// P::add(sum, weights, spread_word(*input)), like multiply_add_each.
 template <class P>
 inline Sums add_each(Sums sum, Sums weights, const uint32_t* input) {
 #if defined(FERRUM_SPREADS)

@@ -1,9 +1,9 @@
-// Sums of products of bytes, exact in int32, as each tier has instructions for them.
+// Exact sums of byte products in int32, with the instructions of each tier.
 #pragma once
 
 #include "simd.hpp"
 
-// AVX2 alone multiplies bytes to sums of two, of 16 bits, and adds those by further instructions.
+// AVX2 alone multiplies bytes to sums of two in 16 bits, and adds those with further instructions.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #define FERRUM_PAIRS
 #endif
@@ -12,8 +12,8 @@ namespace ferrum::FERRUM_TIER {
 
 #if defined(FERRUM_PAIRS)
 
-// a + b, at this point. Compilers would collect the terms of a sum of integers, whose order they may choose, and add them when they
-// have run out of registers for them.
+// a + b, computed at this point. Compilers may reorder a sum of integers and would collect its terms until registers
+// run out.
 inline vi add_here(vi a, vi b) {
     a += b;
     asm("" : "+x"(a));
@@ -27,12 +27,13 @@ inline vi add_pairs(vi a, vi b) {
 }
 inline vi sum_pairs(vi pairs) { return (vi)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
 
-// Of 4 unsigned by 4 signed bytes in each word, two sums that fit 16 bits: of the first two, and of the others.
+// Two sums of products of 4 unsigned by 4 signed bytes per word, which fit 16 bits: of the first two, and of the
+// others.
 inline vi pair_products(vi a, vi b) { return (vi)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
 
 #endif
 
-// total + the products of 4 unsigned by 4 signed bytes in each word; two of them together fit 16 bits.
+// total + the products of 4 unsigned by 4 signed bytes per word; sums of two products fit 16 bits.
 inline vi dot(vi total, vi a, vi b) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)a, (__m512i)b);
@@ -50,10 +51,12 @@ inline vi dot(vi total, vi a, vi b) {
 #endif
 }
 
-// Codes stored as code + 128 are multiplied by signed bytes as they are, if the sum begins with -kCodeOffset times these, or as
-// signed_codes() makes them.
+// Codes stored as code + 128 are multiplied by signed bytes directly if the sum starts at -kCodeOffset times these
+// bytes, or after signed_codes().
 #if defined(FERRUM_PAIRS)
-// Two products of unsigned bytes pass 16 bits, those of signed ones do not: |code| by the other with the code's sign.
+// Sums of two products of unsigned bytes exceed 16 bits, those of signed bytes do not: multiply
+// code
+// by the other with the code's sign.
 constexpr int32_t kCodeOffset = 0;
 
 inline vi signed_codes(vi stored) { return stored ^ static_cast<int32_t>(0x80808080); }

@@ -1,12 +1,13 @@
-// Tiles of the integer formats: int8 and int4 weights in groups of inputs, inputs rounded to int8 per row and block of groups.
+// Tiles of the integer formats: int8 and int4 weights in groups of inputs; inputs rounded to int8 per row and block of
+// groups.
 //
-// Within a group sums are exact (codes.hpp). Groups of a block are then added in ascending order as sum * weight scale, and blocks
-// as their sum * input scale, fused in every tier, so that all of them and the numpy reference give the same bits
-// (quant/activations.py). These multiplications take turns with those of bytes, on the same pipes: one for each group and one
-// for each block, where inputs with a scale for every group would take two for each group.
+// Sums within a group are exact (codes.hpp). The groups of a block are added in ascending order as sum * weight scale,
+// and blocks as block sum * input scale, fused in every tier, so that all tiers and the numpy reference give the same
+// bits (quant/activations.py). These multiplications use the same pipes as those of bytes: one per group and one per
+// block. Inputs with a scale per group would need two per group.
 //
-// A panel's group is laid out as src/grouping.hpp says. Weights are the unsigned operand, inputs the signed one: the sum starts
-// at minus the offset times the sum of the inputs, or has zero point x sum of inputs taken from it.
+// src/grouping.hpp describes a group of a panel. Weights are the unsigned operand, inputs the signed one: the sum
+// starts at minus the offset times the sum of the inputs, or zero point x sum of inputs is subtracted.
 #pragma once
 
 #include "codes.hpp"
@@ -16,15 +17,15 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// Of P, Int8 or Int4, in groups of GROUP inputs, with or without zero points.
+// P is Int8 or Int4, in groups of GROUP inputs, with or without zero points.
 template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = P::kRows;
     static constexpr int vectors(int rows) { return group_vectors(rows); }
-    static constexpr int64_t kWords = GROUP / kWordInputs, kGroupWords = kWords + 1;  // of a row: inputs, the start of the sum
-    static constexpr int64_t kTogether = kBlockInputs / GROUP;                        // groups of a block
+    static constexpr int64_t kWords = GROUP / kWordInputs, kGroupWords = kWords + 1;  // per row: inputs, start of the sum
+    static constexpr int64_t kTogether = kBlockInputs / GROUP;                        // groups per block
     static_assert(kBlockInputs % GROUP == 0);
     static constexpr int64_t kRowBytes = kPanel * 4;
     static constexpr int kRowsOfWords = static_cast<int>(kGrouping.code_bytes / kRowBytes);
@@ -35,14 +36,14 @@ struct GroupTiles {
     static int64_t row_words(int64_t depth) { return groups(depth) * kGroupWords + ceil_divide(depth, kBlockInputs); }
     static int64_t panel_bytes(int64_t depth) { return groups(depth) * kGrouping.bytes; }
 
-    // The rows of a tile, to [word][row]: of each block its scale, then the words of its groups in turn.
+    // Pack the rows of a tile to [word][row]: per block its scale, then the words of its groups.
     static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
         alignas(64) RoundedInputs rounded[kRows];
         for (int64_t k = 0; k < depth; k += kRounded) {
             const int64_t count = least(kRounded, depth - k);
             for (int64_t r = 0; r < height; ++r) {
                 const float* x = rows + r * depth + k;
-                // Pieces far apart, which the hardware does not foresee.
+                // Short pieces, far apart: the hardware does not prefetch them.
                 prefetch_floats(r + 1 < height || k + count == depth ? x + depth : rows + k + kRounded, count);
                 float padded[kRounded];
                 if (count < kRounded) {
@@ -57,11 +58,11 @@ struct GroupTiles {
         }
     }
 
-    // Where the scale of a block, and the first word of a group, are among the words of a row.
+    // Index of a block's scale, and of a group's first word, among the words of a row.
     static int64_t scale_at(int64_t block) { return block * (kTogether * kGroupWords + 1); }
     static int64_t group_at(int64_t group) { return group * kGroupWords + group / kTogether + 1; }
 
-    // Turning whole vectors pays for more than a few rows, the sooner the more lanes a vector has.
+    // Transposing whole vectors pays from a few rows on, and earlier with more lanes.
     static void place(const RoundedInputs* rounded, int64_t depth, int64_t height, X* out) {
         constexpr int64_t kFew = kLanes == 16 ? 1 : 32 / kLanes;
         if constexpr (kRows > kFew)
@@ -92,13 +93,13 @@ struct GroupTiles {
                           [=](int64_t i) { return out + scale_at(i) * height; });
     }
 
-    // Sums of a group are in registers; the parts of a block are, too, where there is room for both; and the totals, touched once a
-    // block, where there is room for all three. With AVX-512 that decides the height of a tile: twelve rows take fewer instructions
-    // for each product, but their parts would be stored after each group, and processors store less in a cycle than they multiply
-    // (in tiles of six, 192 rows of int8 in groups of 32 take a fifth less time on Zen 4, a third less on Emerald Rapids).
+    // Sums of a group are in registers; the parts of a block too, if both fit; and the totals, used once per block, if
+    // all three fit. With AVX-512 this decides the height of a tile. Twelve rows take fewer instructions per product,
+    // but their parts would be stored after each group, and processors can store less per cycle than they multiply (in
+    // tiles of six, 192 rows of int8 in groups of 32 take a fifth less time on Zen 4, a third less on Emerald Rapids).
     //
-    // A block of one group is its product: the rule says 0 and that product, which differs in the sign of a zero, and the total does
-    // not keep it.
+    // A block of one group equals its product: adding it to 0, as the rule says, differs only in the sign of a zero,
+    // which the total loses.
     template <int MR, int NV>
     static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         constexpr bool kPartsApart = MR * NV > kPartSums;
@@ -121,7 +122,7 @@ struct GroupTiles {
             } else {
                 for (int r = 0; r < MR; ++r)
                     for (int v = 0; v < NV; ++v) {
-                        part[r][v] = vf{};  // one after the other: all at once they would be cleared by a slow string instruction
+                        part[r][v] = vf{};  // one by one: all at once, the compiler would use a slow string instruction
                         if (kPartsApart) stay_in_memory(part[r][v]);
                     }
                 const int64_t after = left - least(left, kTogether);
@@ -139,7 +140,8 @@ struct GroupTiles {
         }
     }
 
-    // Folds the sum of a group, of each row and vector, with the scale of its weights. Inlined, or the sums were in memory.
+    // Add the sum of a group, of each row and vector, with the scale of its weights. Inlined, so that the sums stay in
+    // registers.
     template <int MR, int NV, class Fold>
     [[gnu::always_inline]] static inline void add_group(const std::byte* group, int vector, const X* x, Fetch& fetch, Fold fold) {
         const std::byte* words = group + vector * kLanes * 4;
@@ -169,7 +171,7 @@ struct GroupTiles {
         }
     }
 
-    // Rows of words of the panel, each of four inputs of int8 or eight of int4.
+    // Word rows of the panel, each of four inputs of int8 or eight of int4.
     template <int MR, int NV>
     [[gnu::always_inline]] static inline void add_rows(Sums (&sum)[MR][NV], const std::byte* words, int begin, int end,
                                                        const X* x, Fetch& fetch) {

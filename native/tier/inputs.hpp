@@ -1,4 +1,4 @@
-// Inputs of integer products: rounded to bytes in blocks, each with a scale (quant/activations.py).
+// Inputs of integer products: rounded to bytes in blocks with one scale each (quant/activations.py).
 #pragma once
 
 #include "codes.hpp"
@@ -6,20 +6,24 @@
 
 namespace ferrum::FERRUM_TIER {
 
-constexpr int64_t kBlockInputs = 128;  // inputs of a row that share a scale: whole groups of the weight, however large those are
+constexpr int64_t kBlockInputs = 128;  // inputs of a row that share a scale: a multiple of every group size
 
-// Inputs of a row that are rounded in one go: whole blocks, and what is kept of each group, of 32 at least, is one vector.
+// Inputs of a row that are rounded at once: whole blocks, with one vector of results for groups of at least 32.
 constexpr int64_t kRounded = 32 * kLanes;
 constexpr int64_t kRoundedBlocks = kRounded / kBlockInputs;
 static_assert(kRounded % kBlockInputs == 0 && kBlockInputs % 32 == 0);
 
-// kRounded inputs of a row: the words of codes round(x * (127 / max|x|)), the scale max|x| / 127 of each block, and of each of the
-// weight's groups the word of minus `offset` times the sum of its codes (quant/activations.py).
+// Round kRounded inputs of a row: the words of codes round(x * (127 / max
+// x
+// )), the scale max
+// x
+// / 127 of each block, and for each group of the weight the word of minus `offset` times the sum of its codes
+// (quant/activations.py).
 struct RoundedInputs {
     uint32_t words[kRounded / kWordInputs], starts[kLanes], scales[kLanes];
 };
 
-// One group alone would wait for its sum to cross the lanes, and one block for its maximum and for two divisions.
+// Several groups at once hide the latency of sums across lanes, of the maximum and of two divisions.
 template <int GROUP>
 inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
     constexpr int kGroups = kRounded / GROUP;
@@ -42,7 +46,7 @@ inline void round_inputs(const float* x, uint32_t offset, RoundedInputs& out) {
             sum += whole;
             store_inputs(out.words, i, whole);
         }
-        // Codes of a block that is not finite may be anything: their sum is that of zeros.
+        // A block that is not finite has undefined codes: its sum is that of zeros.
         folded[g] = (vi)(inverse != 0.0f ? sum : spread(GROUP / kLanes * kWholeBits));
     }
     const vu sums = (vu)fold_each(folded, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });

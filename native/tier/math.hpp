@@ -1,20 +1,22 @@
-// Elementary functions on vectors: the reference's polynomials (kernels/reference/reference_math.py), fused where the tier fuses.
+// Elementary functions on vectors: the polynomials of kernels/reference/reference_math.py, fused if the tier fuses.
 #pragma once
 
 #include "simd.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
-// The nearest integer of |x| < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
+// The nearest integer of
+// x
+// < 2^22, ties to even: adding 1.5 x 2^23 leaves no bits for a fraction.
 constexpr float kWhole = 12582912.0f;
 constexpr uint32_t kWholeBits = 0x4b400000u;
 
 inline vf nearest(vf x) { return (x + spread(kWhole)) - spread(kWhole); }
 
-// The nearest integer with kWholeBits added: in its low bits, as they are 0 there.
+// The nearest integer plus kWholeBits: it is in the low bits, because those of kWholeBits are 0.
 inline vu nearest_bits(vf x) { return (vu)(x + spread(kWhole)); }
 
-// sum of c[i] r^(7-i) by Horner's rule.
+// Horner's rule: sum of c[i] r^(7-i).
 inline vf polynomial(vf r, const float (&c)[8]) {
     vf total = spread(c[0]);
 #pragma GCC unroll 7
@@ -26,10 +28,10 @@ constexpr float kExp2[8] = {1.5252733804e-05f, 1.5403530393e-04f, 1.3333558146e-
                             5.5504108665e-02f, 2.4022650696e-01f, 6.9314718056e-01f, 1.0f};
 constexpr float kExp[8] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
 
-// x between two bounds; NaN stays NaN.
+// Limit x to two bounds; NaN stays NaN.
 inline vf within(float low, float high, vf x) { return larger(spread(low), smaller(spread(high), x)); }
 
-// 2^n of the n in [-127, 127] that nearest_bits() found; -127 gives 0. The exponent's place is all that is left of the sum.
+// 2^n for the n in [-127, 127] from nearest_bits(); -127 gives 0. Only the exponent's bits of the sum remain.
 inline vf power_of_two(vu bits) { return (vf)((bits << 23) + (127u << 23)); }
 
 // 2^x; 0 below 2^-127, 2^127.4 above. NaN stays NaN.
@@ -40,7 +42,7 @@ inline vf exp2(vf x) {
     return polynomial(bounded - n, kExp2) * power_of_two(bits);
 }
 
-// e^x, with the same limits; ln 2 in two parts keeps the argument's low bits (Cody and Waite).
+// e^x with the same limits; ln 2 in two parts keeps the low bits of the argument (Cody and Waite).
 inline vf exp(vf x) {
     const vf bounded = within(-88.0f, 88.3f, x);
     const vu bits = nearest_bits(bounded * spread(1.4426950408889634f));
@@ -51,7 +53,7 @@ inline vf exp(vf x) {
 
 inline vf silu(vf x) { return x / (spread(1.0f) + exp(-x)); }
 
-// The bits of the nearest bfloat16 in the upper half of each word, ties to even, anything in the lower one; a NaN stays one.
+// The nearest bfloat16 in the upper half of each word, ties to even; the lower half is undefined. NaN stays NaN.
 inline vu upper_bf16(vf x) {
     const vu bits = (vu)x;
     return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
@@ -59,14 +61,14 @@ inline vu upper_bf16(vf x) {
 
 inline vh round_bf16(vf x) { return __builtin_convertvector(upper_bf16(x) >> 16, vh); }
 
-// kLanes halves as floats, exactly.
+// Convert kLanes halves to floats, exactly.
 inline vf widen_halves(const std::byte* from) {
 #if defined(__AVX512VNNI__)
     return _mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__AVX2__)
     return _mm256_cvtph_ps(load<__m128i>(from));
 #else
-    // Moving the exponent: 2^112 is the ratio of the biases; infinities and NaN are put back.
+    // Move the exponent: 2^112 is the ratio of the biases. Then restore infinities and NaN.
     const vu half = __builtin_convertvector(load<vh>(from), vu);
     const vf scaled = (vf)((half & 0x7fffu) << 13) * spread(5.192296858534828e33f);
     const vu special = ((half & 0x7fffu) << 13) | 0x7f800000u;

@@ -1,4 +1,4 @@
-// Sums of pages, by which packed directories find damage (runtime/kv_tiers/checksum.py says what they are).
+// Checksums of pages, with which packed directories detect damage (defined in runtime/kv_tiers/checksum.py).
 #include "tier.hpp"
 
 namespace ferrum::FERRUM_TIER {
@@ -6,7 +6,7 @@ namespace ferrum::FERRUM_TIER {
 namespace {
 
 constexpr int64_t kWords = kSumPage / 8;
-constexpr int64_t kPart = 128;  // words: the same part of the next page is fetched meanwhile, since processors stop at its begin
+constexpr int64_t kPart = 128;  // words; the same part of the next page is prefetched, because hardware prefetch stops at pages
 
 struct Keys {
     uint64_t of[kWords];
@@ -17,7 +17,7 @@ struct Keys {
 
 constexpr Keys kKeys;
 
-// Of some words. Apart, so that the compiler makes one loop over vectors of it.
+// Sum some words. A separate function, so that the compiler vectorises the loop.
 uint64_t sum_of(const std::byte* data, const uint64_t* keys) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < kPart; ++i) {

@@ -1,4 +1,4 @@
-// Packing floats into panels, number for number (src/weight.hpp has the layouts).
+// Packing of floats into panels, unchanged (src/weight.hpp has the layouts).
 #include "tier.hpp"
 #include "transpose.hpp"
 
@@ -6,14 +6,14 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// kLanes words of a row of `left` more bytes; beyond its end, zeros.
+// kLanes words of a row with `left` more bytes; zeros after its end.
 vf load_words(const std::byte* from, int64_t left) {
     vf words{};
     std::memcpy(&words, from, static_cast<size_t>(most(0, least(left, 4 * kLanes))));
     return words;
 }
 
-// A word of each of kLanes outputs: of f32 one input, of bf16 two, which a panel keeps together; of f16 two, which it does not.
+// A word of each of kLanes outputs: one input of f32, two of bf16 (kept together in a panel), two of f16 (separated).
 void store_column(Format format, vf words, int64_t word, int64_t lane, int64_t inputs, std::byte* panel) {
     if (format != Format::f16) return store(panel + (word * kPanel + lane) * 4, words);
     const vu pairs = (vu)words;

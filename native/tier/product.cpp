@@ -6,15 +6,16 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-constexpr int64_t kBlockRows = 192;  // packed rows that stay in the second-level cache
+constexpr int64_t kBlockRows = 192;  // packed rows that fit in the second-level cache
 
-constexpr int64_t kAhead = 3072;  // bytes that their stream is ahead: at 2 to 3 KB it is fastest
+constexpr int64_t kAhead = 3072;  // prefetch distance in bytes: fastest at 2 to 3 KB
 
-// Up to so many goes over a panel, by tiles and ways, wait for memory, and two streams have more lines under way than the hardware
-// keeps for one; more goes than that compute for longer than the memory takes, and two streams only hold them up.
+// Up to this many passes over a panel (by tiles and ways), memory is the limit, and two streams have more lines in
+// flight than the hardware allows for one. With more passes, computing takes longer than memory, and two streams only
+// slow it down.
 constexpr int64_t kFewPlaces = 2;
 
-// Calls work with the tiles of a format.
+// Call work with the tiles of a format.
 template <class Work>
 auto with_tiles(Format format, Work work) {
     switch (format) {
@@ -41,13 +42,13 @@ int64_t tile_count(const TiledRows& tiled) {
 template <class T>
 constexpr int64_t kBlockTiles = kBlockRows / T::kRows;
 
-// A tile of a product: the rows from `row` on, as one of the tiles of their block.
+// A tile of a product: the rows from `row` on, one of the tiles of their block.
 struct Tile {
     int64_t row, place, tiles;
 };
 
-// What it fetches on one of its ways over `panel`, after which it, or the next tile, multiplies `onward`; `next` follows when
-// the whole block has gone over the panel. A stream would come to an end with the first of several ways.
+// The prefetch of one pass over `panel`: then it, or the next tile, multiplies `onward`; `next` follows after the last
+// pass of the block. A stream would end with the first of several passes.
 template <class T, int WAYS>
 Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte* panel, const std::byte* onward,
                const std::byte* next) {
@@ -66,7 +67,7 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
     const auto* x = reinterpret_cast<const typename T::X*>(a.x) + tile.row * T::row_words(a.depth);
     const int64_t offset = panel * T::panel_bytes(a.depth);
     const std::byte *weight = a.weight + offset, *up = a.up != nullptr ? a.up + offset : nullptr;
-    // Results go to short pieces, a row apart, which the hardware does not foresee: their stores would wait for the memory.
+    // Results go to short pieces, one row apart: the hardware does not prefetch them, and stores would wait for memory.
     for (int r = 0; r < MR; ++r) prefetch_floats(a.y + (tile.row + r) * a.outputs + panel * kPanel, kPanel);
     for (int way = 0; way < kWays; ++way) {
         const int vector = way * kVectors;
@@ -82,7 +83,7 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
         for (int v = 0; v < kVectors; ++v) {
             const int64_t column = panel * kPanel + (vector + v) * kLanes, left = a.outputs - column;
             if (left <= 0) break;
-            const vf bias = a.bias != nullptr ? load_part(a.bias + column, left) : -vf{};  // x + -0 is x, for x = -0 too
+            const vf bias = a.bias != nullptr ? load_part(a.bias + column, left) : -vf{};  // x + -0 is x, also for x = -0
             for (int r = 0; r < MR; ++r) store_part(a.y + (tile.row + r) * a.outputs + column, total[r][v] + bias, left);
         }
     }

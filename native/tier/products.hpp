@@ -1,9 +1,9 @@
 // How one step of a product of floats goes, per format, and the one inner loop that they all share: the panels of a
 // weight, the keys of a page, its values. step() takes an input spread over all lanes, step_each() spreads it itself.
 //
-// An output is one f32 accumulator that takes its terms in ascending k. Nothing else touches it, so its bits depend on
-// neither rows nor panels nor threads; latency is hidden by more accumulators, never by splitting k. A step of more terms than
-// an instruction adds has as many parts: all accumulators take one before the next, whose factors need no registers till then.
+// An output is one f32 accumulator that adds its terms in ascending k. So its bits do not depend on rows, panels or
+// threads. More accumulators hide the latency; k is never split. A step with more terms than an instruction adds has
+// several parts: all accumulators take one part before the next, whose factors then need no registers.
 #pragma once
 
 #include "math.hpp"
@@ -13,7 +13,7 @@ namespace ferrum::FERRUM_TIER {
 // f32: a word is one k.
 struct F32 {
     static constexpr int kDepth = 1, kParts = 1;
-    static constexpr int64_t kPanelStep = kPanel * 4;  // bytes of a panel's step
+    static constexpr int64_t kPanelStep = kPanel * 4;  // bytes per step of a panel
     static constexpr int64_t kItem = 4;
     using X = float;
     using W = vf;
@@ -48,10 +48,10 @@ struct Bf16 {
         return step(total, w, spread_x(x, 0));
 #endif
     }
-    // The instruction makes 0 of numbers below 2^-126, which the product would take as 0.
+    // The instruction flushes numbers below 2^-126 to 0, as the product does.
     static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }
 #else
-    // Without bf16 arithmetic a pair is two f32 terms, each exact before it is added.
+    // Without bf16 arithmetic a pair is two f32 terms, each exact before the addition.
     static constexpr int kParts = 2;
     struct X {
         float part[kParts];
@@ -85,13 +85,13 @@ struct F16 {
     static void pack(vf x, X* out) { store(out, x); }
 };
 
-// Where the vectors of a step lie: side by side.
+// The vectors of a step, adjacent.
 template <class P>
 struct SideBySide {
     static constexpr int64_t at(int vector) { return vector * kLanes * P::kItem * P::kDepth; }
 };
 
-// Adds one step to MR x NV accumulators: the weight's vectors where `vectors` says from w on, row r's word at x[r * XR].
+// Add one step to MR x NV accumulators: weight vectors at `vectors` from w on, row r's word at x[r * XR].
 template <class P, int MR, int NV, int XR, class Vectors = SideBySide<P>>
 inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::X* x, Vectors vectors = {}) {
 #pragma GCC unroll 2
@@ -110,12 +110,12 @@ inline void add_step(vf (&total)[MR][NV], const std::byte* w, const typename P::
     }
 }
 
-// Cache lines that NV vectors fill: one at least.
+// Cache lines of NV vectors, at least one.
 template <int NV>
 constexpr int64_t kLinesOf = most(1, NV * kLanes * 4 / 64);
 
-// What a loop fetches meanwhile: in each of its first `steps` steps, `stride` bytes on, as many lines as the step itself reads,
-// so many bytes apart.
+// The prefetch of a loop: in each of its first `steps` steps, `stride` bytes ahead, as many lines as the step reads, at
+// this distance.
 struct Ahead {
     const std::byte* from;
     int64_t stride, steps, apart = 64;
@@ -128,7 +128,7 @@ struct Ahead {
     }
 };
 
-// Adds `steps` steps. Step s of the weight lies at w + s * stride; row r's word of it at x[s * XS + r * XR].
+// Add `steps` steps. Step s of the weight is at w + s * stride; row r's word of it at x[s * XS + r * XR].
 template <class P, int MR, int NV, int XS, int XR, class Vectors = SideBySide<P>>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
                        const Ahead& ahead, Vectors vectors = {}) {

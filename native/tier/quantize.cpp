@@ -1,8 +1,8 @@
-// Rounding a matrix of floats to integers in groups, straight into panels: the bits of quant/int8.py and quant/int4.py, which
-// say what is done and why.
+// Quantisation of a float matrix to integers in groups, directly into panels, with the bits of quant/int8.py and
+// quant/int4.py, which explain the method.
 //
-// A vector holds one input of kLanes outputs, so that a group is folded by plain vector operations and its codes fall into
-// the panel's words as they lie.
+// A vector has one input of kLanes outputs. So plain vector operations reduce a group, and its codes are in the order
+// of the panel's words.
 #include "grouping.hpp"
 #include "tier.hpp"
 #include "transpose.hpp"
@@ -11,17 +11,17 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// A group of kLanes outputs: what goes in, and what comes out.
+// A group of kLanes outputs: inputs and results.
 template <int GROUP>
 struct Block {
     vf x[GROUP];       // [k][lane]
-    vi stored[GROUP];  // codes as a panel stores them
+    vi stored[GROUP];  // codes as in a panel
     vf scale;
     vh half;  // the scale in f16
     vi zero;  // zero point
 };
 
-// Without the sign: as integers these order alike, and NaN above all, so that the largest of a group hands it on.
+// Magnitude bits: as integers they have the same order, with NaN the largest, so the maximum of a group propagates NaN.
 vi magnitude(vf x) { return (vi)x & 0x7fffffff; }
 vi finite(vf x) { return magnitude(x) < 0x7f800000; }
 
@@ -33,7 +33,7 @@ vf bounded(vf x, float low, float high) {
     return select(above > high, spread(high), above);
 }
 
-// To f16, to the nearest, ties to even.
+// Convert to f16, to the nearest, ties to even.
 vh narrow_halves(vf x) {
 #if defined(__AVX512VNNI__)
     return (vh)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -42,14 +42,14 @@ vh narrow_halves(vf x) {
 #else
     const vu sign = ((vu)x >> 16) & 0x8000u, size = (vu)magnitude(x);
     const vu normal = (size + 0xfffu + ((size >> 13) & 1u) - 0x38000000u) >> 13;
-    const vu small = (vu)((vf)size + 0.5f) - 0x3f000000u;  // the sum keeps whole multiples of the least half
+    const vu small = (vu)((vf)size + 0.5f) - 0x3f000000u;  // the sum keeps multiples of the least half
     const vu large = 0x7c00u | ((vu)(size > 0x7f800000u) & 0x200u);
     const vu half = size < 0x38800000u ? small : size < 0x47800000u ? normal : large;
     return __builtin_convertvector(half | sign, vh);
 #endif
 }
 
-// The scale rounded to f16, and what was wrong with it: what is refused gets no codes, as there are no integers for it.
+// Round the scale to f16 and return its error code. A refused group gets no codes, because no integers represent it.
 template <int GROUP>
 Rounding set_scale(Block<GROUP>& b, vf exact) {
     b.half = narrow_halves(exact);
@@ -58,7 +58,7 @@ Rounding set_scale(Block<GROUP>& b, vf exact) {
     return lanes_where(~finite(exact)) != 0 ? Rounding::not_finite : Rounding::too_large;
 }
 
-// To the nearest integer, halves away from zero.
+// Round to the nearest integer, halves away from zero.
 vi round_half_away(vf x) {
     const vi cut = whole(x);
     return cut + whole(2.0f * (x - __builtin_convertvector(cut, vf)));
@@ -94,7 +94,7 @@ vf squared_error(const Block<GROUP>& b, const vi* stored, vf scale) {
     return terms[0];
 }
 
-// The number of largest magnitude of each lane, the first one of equals.
+// The number of largest magnitude of each lane, the first of equals.
 template <int GROUP>
 vf signed_largest(const Block<GROUP>& b) {
     vf best = b.x[0];
@@ -102,7 +102,7 @@ vf signed_largest(const Block<GROUP>& b) {
     return best;
 }
 
-// Another scale in place of the one there, in lanes where its squared error is below `least`.
+// Try another scale; replace it in lanes whose squared error is below `least`.
 template <int GROUP>
 void try_scale(Block<GROUP>& b, float multiple, vf plain, vf& least) {
     const vh half = narrow_halves(plain * multiple);
@@ -135,7 +135,7 @@ Rounding round_int4_zero_points(Block<GROUP>& b) {
     for (int64_t k = 0; k < GROUP; ++k) {
         smallest = select(b.x[k] < smallest, b.x[k], smallest);
         largest = select(b.x[k] > largest, b.x[k], largest);
-        spoiled += b.x[k] * 0.0f;  // stays 0, but for infinities and NaN
+        spoiled += b.x[k] * 0.0f;  // stays 0, except for infinities and NaN
     }
     const Rounding found = set_scale(b, (largest - smallest) / 15.0f + spoiled);
     if (found != Rounding::fine) return found;
@@ -145,7 +145,7 @@ Rounding round_int4_zero_points(Block<GROUP>& b) {
     return found;
 }
 
-// Words of the panel's rows: a word is four inputs of one output, of int4 twice four.
+// Words of the panel's rows: a word is four inputs of one output, or eight of int4.
 template <int GROUP>
 void store_words(const Block<GROUP>& b, bool nibbles, std::byte* to) {
     const int64_t quads = GROUP / 4, step = nibbles ? 2 : 1;
@@ -159,7 +159,7 @@ void store_words(const Block<GROUP>& b, bool nibbles, std::byte* to) {
 
 void store_lanes(std::byte* to, vh v, int64_t lanes) { std::memcpy(to, &v, static_cast<size_t>(lanes) * 2); }
 
-// kLanes elements of a row that has `left` more, as f32; beyond its end, zeros.
+// kLanes elements of a row with `left` more, as f32; zeros after its end.
 vf widen_row(Format format, const std::byte* from, int64_t left) {
     if (format == Format::f32) return left > 0 ? load_part(reinterpret_cast<const float*>(from), left) : vf{};
     vh part{};

@@ -1,4 +1,4 @@
-// Operations on whole rows: norms, QK-norm with rotation and the write to the pool, the finite check.
+// Operations on whole rows: norms, QK-norm with rotation and the write to the pool, the check for finite numbers.
 #include "rows.hpp"
 #include "tier.hpp"
 
@@ -6,8 +6,8 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps) of a row that `load` gives, lanes from an index on of so many that are left; four running sums, so
-// that their latencies overlap.
+// 1 / sqrt(mean(x^2) + eps) of a row; `load` returns the lanes from an index on, given how many are left. Four running
+// sums hide their latencies.
 template <class Load>
 float inverse_rms(int64_t columns, float eps, Load load) {
     vf sums[4] = {};
@@ -57,7 +57,7 @@ void turn(const RopeArgs& a, const float* from, const float* norm, int64_t posit
     if (a.cosines != nullptr) rotate(to, a.cosines + position * a.pairs, a.sines + position * a.pairs, a.pairs);
 }
 
-// Rows whose tokens' keys lie side by side in the store.
+// Rows whose tokens have adjacent keys in the store.
 struct Run {
     Slot slot;
     int64_t count;
@@ -88,11 +88,11 @@ void store_run(const RopeArgs& a, const Run& run, int64_t row, int64_t kv_head) 
     }
 }
 
-// A head of a block of rows. Heads are counted in turns of a KV head and the query heads that share it, so that threads get
-// as much of both.
+// A head of a block of rows. Heads are ordered by KV head, each with the query heads that share it, so that threads get
+// an equal part of both.
 struct RopeItem {
     int64_t begin, end;      // rows
-    int64_t kv_head, query;  // the query head, or -1: the KV head itself
+    int64_t kv_head, query;  // the query head, or -1 for the KV head
 
     RopeItem(const RopeArgs& a, int64_t item) {
         const int64_t heads = a.num_heads + a.num_kv_heads, share = a.num_heads / a.num_kv_heads;
@@ -118,8 +118,8 @@ void turn_queries(const RopeArgs& a, const RopeItem& item) {
     }
 }
 
-// The inputs of an item lie in short pieces far apart, and so do the lines that its tokens and queries are written to: the
-// hardware foresees none of them.
+// The inputs of an item are short pieces far apart, and so are the lines of its tokens and queries. The hardware
+// prefetches none of them.
 void fetch(const RopeArgs& a, const RopeItem& item) {
     const int64_t heads = item.query >= 0 ? a.num_heads : a.num_kv_heads, head = item.query >= 0 ? item.query : item.kv_head;
     for (int64_t row = item.begin; row < item.end; ++row) {
@@ -149,7 +149,7 @@ void norm(const NormArgs& a, int64_t row_begin, int64_t row_end) {
         }
         const float* delta = a.delta + row * a.columns;
         float* total = a.total + row * a.columns;
-        prefetch_floats(x + a.columns, a.columns);  // of the next row: the hardware foresees nothing beyond a page's end
+        prefetch_floats(x + a.columns, a.columns);  // the next row: hardware prefetch stops at a page's end
         prefetch_floats(delta + a.columns, a.columns);
         const float factor = inverse_rms(a.columns, a.eps, [=](int64_t i, int64_t left) {
             const vf sum = load_part(x + i, left) + load_part(delta + i, left);
@@ -171,7 +171,7 @@ void rope_store(const RopeArgs& a, int64_t item_begin, int64_t item_end) {
 
 bool finite(const float* x, int64_t count) {
     vi bad{};
-    for (int64_t i = 0; i < count; i += kLanes)  // of a non-finite number all exponent bits are set
+    for (int64_t i = 0; i < count; i += kLanes)  // a number that is not finite has all exponent bits set
         bad |= ((vi)load_part(x + i, count - i) & 0x7f800000) == 0x7f800000;
     return lanes_where(bad) == 0;
 }

@@ -1,4 +1,4 @@
-// Where a token's key and value lie in the pool, in each format, and how they get there.
+// The location of a token's key and value in the pool, and how they are written, per format.
 #pragma once
 
 #include <type_traits>
@@ -9,8 +9,8 @@
 
 namespace ferrum::FERRUM_TIER {
 
-// A format of keys and values: the type of an element, of which kDepth fill a word; whether a token has a scale; what is
-// flipped in a word of keys; and how a token's elements are rounded, with zeros up to a whole vector.
+// A KV format: the type of an element (kDepth fill a word), whether a token has a scale, the bits flipped in a word of
+// keys, and the rounding of a token's elements, padded with zeros to a whole vector.
 template <class P>
 struct FloatStore {
     using Element = std::conditional_t<P::kItem == 2, uint16_t, float>;
@@ -28,14 +28,14 @@ struct FloatStore {
         return 1;
     }
 
-    // kLanes elements, their bits alone.
+    // The bits of kLanes elements.
     static vu widen(const Element* from) {
         if constexpr (P::kItem == 2) return __builtin_convertvector(load<vh>(from), vu);
         return load<vu>(from);
     }
 };
 
-// Bytes with a scale for all elements of a head; keys are offset by 128, as weights are: see dots.hpp.
+// Bytes with one scale per head; keys are offset by 128, like weights (dots.hpp).
 struct ByteStore {
     using Element = int8_t;
     static constexpr int kDepth = 4;
@@ -49,7 +49,7 @@ struct ByteStore {
     }
 };
 
-// One token's place: its block's keys and values, and its number within the block.
+// The location of a token: its block's keys and values, and its index in the block.
 struct Slot {
     std::byte* keys;
     std::byte* values;
@@ -62,26 +62,26 @@ inline Slot slot_of(const GroupStore& s, int64_t layer, int64_t page, int64_t he
     return {block, block + s.key_bytes, offset % s.block};
 }
 
-// Element d of a token's key within its block, in elements; keys have `padded` of them, `side` tokens lie side by side.
+// Index of element d of a token's key in its block; keys have `padded` elements, `side` tokens are adjacent.
 template <class S>
 inline int64_t key_index(int64_t side, int64_t padded, int64_t token, int64_t d) {
     return (token / side * (padded / S::kDepth) + d / S::kDepth) * side * S::kDepth + token % side * S::kDepth + d % S::kDepth;
 }
 
-// Where the vectors of a step's keys of so many words lie: those of kKeySide tokens side by side. It holds from the first vector
-// of a part on, too (see step_parts), since parts begin where a side does, or end with it.
+// The key vectors of a step: those of kKeySide adjacent tokens. Also valid from the first vector of a part on (see
+// step_parts), because parts begin with a side or end with it.
 struct KeyVectors {
     int64_t words;
 
     int64_t at(int vector) const { return (vector * kLanes / kKeySide * words * kKeySide + vector * kLanes % kKeySide) * 4; }
 };
 
-// The first word of a token's key; its next words are s.key_side words apart.
+// The first word of a token's key; the next words are s.key_side words apart.
 inline std::byte* key_of(const GroupStore& s, const Slot& slot, int64_t words) {
     return slot.keys + (slot.token / s.key_side * words * s.key_side + slot.token % s.key_side) * 4;
 }
 
-// Dimensions of values that lie side by side from `first` on.
+// Number of adjacent dimensions of values from `first` on.
 inline int64_t value_width(int64_t padded, int64_t first) { return least(kSide, padded - first); }
 
 // The first of those dimensions of a token.
@@ -90,12 +90,12 @@ inline int64_t value_index(int64_t tokens, int64_t padded, int64_t token, int64_
     return (first * (tokens / S::kDepth) + token / S::kDepth * value_width(padded, first)) * S::kDepth + token % S::kDepth;
 }
 
-// The block that is gone over after another one: so many bytes behind it, and its first `tokens` will be read. None: nothing is.
+// The block after the current one: its distance in bytes, and the number of first tokens to read. None: no prefetch.
 struct NextBlock {
     int64_t distance = 0, tokens = 0;
 
-    // What NV vectors of keys, from `part` on, fetch of it: the sides that lie where theirs do, a line of each side in turn, or,
-    // of fewer sides, one line after the other. A side has a line for each word.
+    // The prefetch for NV vectors of keys from `part` on: the same sides of the next block, one line of each side in
+    // turn, or with fewer sides one line after the other. A side has a line per word.
     template <int NV>
     Ahead keys(const std::byte* keys, int part, const KeyVectors& vectors) const {
         const std::byte* from = keys + vectors.at(part) + distance;
@@ -104,21 +104,21 @@ struct NextBlock {
         return {from, kLinesOf<NV> * 64, ceil_divide(sides * vectors.words, kLinesOf<NV>)};
     }
 
-    // What vectors of values, in rows of `depth` tokens, fetch of it: those that lie where they do.
+    // The prefetch for vectors of values in rows of `depth` tokens: the same vectors of the next block.
     Ahead values(const std::byte* values, int64_t stride, int depth) const {
         return {values + distance, stride, ceil_divide(tokens, depth)};
     }
 
-    // Fetches the scales of its keys or values, behind those.
+    // Prefetch the scales after its keys or values.
     void fetch_scales(const std::byte* scales) const { prefetch_bytes(scales + distance, tokens * 4); }
 };
 
-// The scales of a block's tokens, behind its keys or its values.
+// The scales of a block's tokens, after its keys or its values.
 inline float* scales_of(std::byte* keys, int64_t bytes, int64_t tokens) {
     return reinterpret_cast<float*>(keys + bytes) - tokens;
 }
 
-// Fetches the lines of a block that `count` tokens from `slot` on are written to, all side by side.
+// Prefetch the lines of a block for `count` adjacent tokens from `slot` on.
 inline void prefetch_tokens(const GroupStore& s, const Slot& slot, int64_t count) {
     const int64_t depth = s.format == KvFormat::f32 ? 1 : s.format == KvFormat::bf16 ? 2 : 4, words = s.key_padded / depth;
     const std::byte* key = key_of(s, slot, words);
@@ -131,7 +131,7 @@ inline void prefetch_tokens(const GroupStore& s, const Slot& slot, int64_t count
     }
 }
 
-// Some tokens that follow each other within a block, rounded to the store's elements: kRowBlock at most.
+// Some consecutive tokens of a block, rounded to the store's elements: kRowBlock at most.
 template <class S>
 struct RoundedTokens {
     typename S::Element rows[kRowBlock][kMaxHead + kLanes];
@@ -142,7 +142,7 @@ struct RoundedTokens {
     }
 };
 
-// Keys go out as whole words, one per step of the product. Of several tokens a step's words lie side by side.
+// Keys are written as whole words, one per step of the product. The words of a step of several tokens are adjacent.
 template <class S>
 inline void write_keys(const GroupStore& s, const Slot& slot, int64_t count, const RoundedTokens<S>& keys) {
     const int64_t words = s.key_padded / S::kDepth;
@@ -158,7 +158,7 @@ inline void write_keys(const GroupStore& s, const Slot& slot, int64_t count, con
         }
 }
 
-// The same for one token, whose words are nowhere side by side.
+// The same for one token, whose words are never adjacent.
 template <class S>
 inline void write_key(const GroupStore& s, const Slot& slot, const RoundedTokens<S>& keys) {
     const int64_t words = s.key_padded / S::kDepth;
@@ -170,7 +170,7 @@ inline void write_key(const GroupStore& s, const Slot& slot, const RoundedTokens
     }
 }
 
-// The values of token `t` of some. Those that share its words may be another thread's: it writes no more than its own part.
+// The value of token `t`. Other tokens of its words may belong to another thread, so it writes only its part.
 template <class S>
 inline void write_value(const GroupStore& s, const Slot& slot, int64_t t, const RoundedTokens<S>& values) {
     for (int64_t first = 0; first < s.value_dim; first += kSide) {
@@ -180,7 +180,7 @@ inline void write_value(const GroupStore& s, const Slot& slot, int64_t t, const 
     }
 }
 
-// The values of the tokens that fill whole words, from token `t` of some on.
+// The values of the tokens that fill whole words, from token `t` on.
 template <class S>
 inline void write_value_words(const GroupStore& s, const Slot& slot, int64_t t, const RoundedTokens<S>& values) {
     for (int64_t first = 0; first < s.value_dim; first += kSide) {
@@ -195,7 +195,7 @@ inline void write_value_words(const GroupStore& s, const Slot& slot, int64_t t, 
     }
 }
 
-// `count` tokens from `slot` on, whose keys lie side by side.
+// Write `count` tokens from `slot` on, with adjacent keys.
 template <class S>
 inline void write_tokens(const GroupStore& s, const Slot& slot, int64_t count, const float* keys, const float* values,
                          int64_t value_stride) {

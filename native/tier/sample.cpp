@@ -1,5 +1,5 @@
-// What a sampler does over a whole row of logits: the functions of sampling/probability_mass.py and sampling/philox.py, bit for bit.
-// Nothing is fused here: every product and every sum is rounded by itself, as numpy rounds them.
+// Functions over a row of logits, with the bits of sampling/probability_mass.py and sampling/philox.py. No products and
+// sums are fused: each is rounded separately, as in numpy.
 #include "math.hpp"
 #include "tier.hpp"
 
@@ -7,7 +7,7 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// Half as many lanes as a vector has: their whole numbers fill one.
+// Half the lanes of a vector: their 64-bit integers fill one.
 using vhf = float __attribute__((vector_size(2 * kLanes)));
 using vd = double __attribute__((vector_size(4 * kLanes)));
 using vl = int64_t __attribute__((vector_size(4 * kLanes)));
@@ -20,7 +20,7 @@ vf exact_polynomial(vf x, const float* c, int count) {
     return total;
 }
 
-// e^x of x <= 0, the reference's: 0 below 2^-126. Several vectors in step: one after the other they would wait for themselves.
+// e^x of x <= 0, as the reference: 0 below 2^-126. Several vectors at once hide the latency.
 template <int N>
 void exact_exp(vf (&x)[N]) {
     vf n[N], total[N];
@@ -54,15 +54,15 @@ vf exact_log(vf x) {
 template <int N>
 void to_masses(vf (&x)[N]) {
     exact_exp(x);
-    const vf integer = spread(8388608.0f);  // from 2^23 on all floats are whole numbers
+    const vf integer = spread(8388608.0f);  // from 2^23 on all floats are integers
     for (vf& each : x) {
         const vf scaled = each * spread(1099511627776.0f);
         each = scaled >= integer ? scaled : (scaled + integer) - integer;
     }
 }
 
-// The whole numbers of one half of a vector as integers; at least 0 and below 2^52, so that 2^52 more is a double whose low bits
-// they are.
+// Convert half a vector of whole floats to integers in [0, 2^52): adding 2^52 gives a double with the integer in its
+// low bits.
 template <int HALF>
 vl whole_half(vf x) {
 #if defined(__AVX512VNNI__)
@@ -105,9 +105,9 @@ vf gumbel(vu word) {
     return -exact_log(-exact_log(u));
 }
 
-constexpr int64_t kDrawn = 4 * kLanes;  // tokens of a block: a vector of counters makes their words
+constexpr int64_t kDrawn = 4 * kLanes;  // tokens of a block: the words of a vector of counters
 
-// Those of the block from `first` on: of token first + i, word[i % 4] of lane i / 4.
+// The words of the block from `first` on: token first + i has word[i % 4] of lane i / 4.
 Words words_of(int64_t first, const DrawKey& key) { return philox((vu)lane_index() + static_cast<uint32_t>(first / 4), key); }
 
 struct Best {
@@ -130,22 +130,22 @@ struct Best {
 
 constexpr int kNoiseBits = 23;  // of a word
 
-// How many leading bits of a word are ones where it makes at least so much noise: its u is at least exp(-exp(-noise)), which is
-// above 1 - exp(-noise). A fiftieth less, which is far more than roundings hide.
+// Number of leading one bits of a word with at least that much noise: its u is at least exp(-exp(-noise)), which is
+// above 1 - exp(-noise). A fiftieth is subtracted, far more than rounding errors.
 float octaves_to(float noise) { return noise * 1.4426950408889634f - 0.02f; }
 
 uint32_t least_word(float octaves) {
     return octaves < 1.0f ? 0 : ~uint32_t{0} << (32 - static_cast<int>(octaves));
 }
 
-// `filler` in the lanes that `left` numbers do not fill.
+// `filler` in the lanes after `left` numbers.
 vf load_or(const float* x, int64_t left, float filler) {
     if (left >= kLanes) return load<vf>(x);
     if (left <= 0) return spread(filler);
     return lane_index() < static_cast<int32_t>(left) ? load_part(x, left) : spread(filler);
 }
 
-// The largest of what is taken, and whether something was NaN, lane by lane.
+// The largest number so far, and whether one was NaN, per lane.
 struct Peak {
     vf top = spread(kNever);
     vi unordered{};
@@ -161,7 +161,7 @@ struct Peak {
     float value() const { return lanes_where(unordered) != 0 ? __builtin_nanf("") : max_lanes(top); }
 };
 
-// Of a vector's lanes those that `left` numbers fill.
+// A bit per lane for the first `left` numbers.
 uint32_t first_lanes(int64_t left) { return left >= kLanes ? ~uint32_t{0} : (uint32_t{1} << left) - 1; }
 
 }  // namespace
@@ -249,7 +249,7 @@ int64_t collect_from(const float* x, int64_t count, float cut, int32_t* tokens) 
         uint32_t enough = lanes_where(load_part(x + i, count - i) >= spread(cut)) & first_lanes(count - i);
         if (enough == 0) continue;
 #if defined(__AVX512VNNI__)
-        if (i + kLanes <= count) {  // so many are free: no more have been found than looked at
+        if (i + kLanes <= count) {  // enough room: no more tokens were found than read
             const __m512i ids = (__m512i)(lane_index() + static_cast<int32_t>(i));
             _mm512_storeu_si512(tokens + found, _mm512_maskz_compress_epi32(static_cast<__mmask16>(enough), ids));
             found += __builtin_popcount(enough);
@@ -286,8 +286,8 @@ int64_t draw_among(const float* x, const int32_t* tokens, int64_t count, const D
     return best.token;
 }
 
-// The likeliest token's block comes first: beside what it offers, few others have a word that is worth turning into noise, and
-// where all tokens are so unlikely that the greatest noise would not do, words need not be made either.
+// The block of the most likely token comes first. Compared with its offer, few other words can win and need their
+// noise. If all tokens of a block are so unlikely that the greatest noise is not enough, its words are not computed.
 int64_t draw_from_all(const float* x, int64_t count, const DrawKey& key) {
     Best best;
     const int64_t likeliest = first_equal(x, count, 0.0f) / kDrawn * kDrawn;

@@ -1,6 +1,6 @@
-// One vector type per instruction tier, over the compiler's own vector extensions; intrinsics only where those lack the
-// operation. FERRUM_TIER names the tier's namespace: the same sources are compiled once per tier, so nothing in them may
-// have a name that another tier shares (the linker would keep one of the two).
+// One vector type per instruction tier, over the compiler's vector extensions, with intrinsics for the operations that
+// these lack. FERRUM_TIER is the namespace of the tier: the same sources are compiled once per tier, so no name may be
+// shared between tiers (the linker would keep one of the two).
 #pragma once
 
 #include <cstddef>
@@ -29,13 +29,13 @@ using vi = int32_t __attribute__((vector_size(4 * kLanes)));
 using vu = uint32_t __attribute__((vector_size(4 * kLanes)));
 using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 
-// Register tiles: rows by vectors of a product of floats, and of one of integers. They fill the register file without spilling
-// what the inner loop touches.
+// Register tiles: rows by vectors of a product of floats, and of one of integers. They fill the register file without
+// spilling in the inner loop.
 constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 3;
 constexpr int product_vectors(int rows) { return rows <= (kLanes == 16 ? 6 : 3) ? 4 : 2; }
 constexpr int kGroupRows = kLanes == 16 ? 6 : 4;
 constexpr int group_vectors(int rows) { return kLanes <= 8 && rows <= 2 ? 4 : 2; }
-constexpr int kPartSums = kLanes == 16 ? 12 : 4;  // up to here a group's sums and a block's are in registers together
+constexpr int kPartSums = kLanes == 16 ? 12 : 4;  // up to this, the sums of a group and of a block are in registers together
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;
 
@@ -51,7 +51,7 @@ inline void store(T* to, V v) {
     std::memcpy(to, &v, sizeof v);
 }
 
-// The first `count` lanes, the others 0.
+// The first `count` lanes; the others are 0.
 inline vf load_part(const float* from, int64_t count) {
     if (count >= kLanes) return load<vf>(from);
 #if defined(__AVX512VNNI__)
@@ -82,7 +82,7 @@ inline vi lane_index() {
     return v;
 }
 
-// a * b + c: fused where the tier has it. The portable tier rounds twice, as the numpy reference does.
+// a * b + c, fused if the tier has it. The portable tier rounds twice, as the numpy reference.
 inline vf multiply_add(vf a, vf b, vf c) {
 #if defined(__AVX512VNNI__)
     return _mm512_fmadd_ps(a, b, c);
@@ -97,35 +97,35 @@ inline vf multiply_add(vf a, vf b, vf c) {
 inline vf fused(vf a, vf b, vf c) {
 #if defined(__AVX2__)
     return multiply_add(a, b, c);
-#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)  // an instruction
+#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)  // the compiler has an instruction
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
 #else
-    // In double the product is exact. A sum that is not is made odd, away from what lies half way between two floats: rounding it
-    // once more then gives what rounding once would have (Boldo and Melquiond 2008).
+    // The product is exact in double. An inexact sum is made odd, away from the middle between two floats, so that
+    // rounding it again equals one rounding (Boldo and Melquiond 2008).
     using vd = double __attribute__((vector_size(8 * kLanes)));
     using vl = uint64_t __attribute__((vector_size(8 * kLanes)));
     const vd product = __builtin_convertvector(a, vd) * __builtin_convertvector(b, vd), addend = __builtin_convertvector(c, vd);
     const vd sum = product + addend, added = sum - product, error = (product - (sum - added)) + (addend - added);
     const vl inexact = (vl)((error < 0) | (error > 0)), even = ((vl)sum & 1) - 1;
-    const vl onward = 1 - 2 * (((vl)error ^ (vl)sum) >> 63);  // to the side on which the exact sum lies
+    const vl onward = 1 - 2 * (((vl)error ^ (vl)sum) >> 63);  // towards the exact sum
     return __builtin_convertvector((vd)((vl)sum + (inexact & even & onward)), vf);
 #endif
 }
 
-// Has an array in memory at this point. A compiler that gives registers to some of it, too few for what a loop touches more
-// often, copies back and forth.
+// Force an array into memory at this point. Otherwise compilers give registers to part of it and spill others that the
+// loop uses more often.
 template <class Array>
 inline void stay_in_memory(Array& array) {
     asm("" : "+m"(array));
 }
 
-// Whether an instruction that multiplies can spread a number of memory itself. Sanitizers do not see what assembly reads.
+// Whether a multiply instruction can broadcast from memory. Sanitizers do not see what inline assembly reads.
 #if defined(__AVX512VNNI__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FERRUM_SPREADS
 #endif
 
-// multiply_add(a, spread(*b), c), in one instruction where it can be.
+// multiply_add(a, spread(*b), c), in one instruction if possible.
 inline vf multiply_add_each(vf a, const float* b, vf c) {
 #if defined(FERRUM_SPREADS)
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
@@ -135,12 +135,12 @@ inline vf multiply_add_each(vf a, const float* b, vf c) {
 #endif
 }
 
-// Whether the word of a tile's row is spread by each instruction that multiplies it, of so many vectors, or once for all of
-// them. The one costs loads, the other instructions, and a core that a stranger's thread shares is short of both: with few
-// vectors half the rows go either way.
+// Whether each multiply instruction broadcasts the word of a row from memory, or one instruction does it for all
+// vectors. The first costs loads, the second instructions, and both are scarce on a core shared with another thread:
+// with few vectors, half of the rows use each way.
 constexpr bool spread_each(int row, int vectors) { return row % 2 == 1 && vectors <= 2; }
 
-// The larger of each pair; b where a is NaN.
+// The larger of each pair; b if a is NaN.
 inline vf larger(vf a, vf b) {
 #if defined(__AVX512VNNI__)
     return _mm512_max_ps(a, b);
@@ -151,7 +151,7 @@ inline vf larger(vf a, vf b) {
 #endif
 }
 
-// The smaller of each pair; b where a is NaN.
+// The smaller of each pair; b if a is NaN.
 inline vf smaller(vf a, vf b) {
 #if defined(__AVX512VNNI__)
     return _mm512_min_ps(a, b);
@@ -178,7 +178,7 @@ inline vu multiply_high(vu a, uint32_t by) {
 #endif
 }
 
-// Lanes are folded in halves, upper onto lower: one order for every caller.
+// Lanes are reduced in halves, upper onto lower: one order for all callers.
 inline float sum_lanes(vf v) {
 #if defined(__AVX512VNNI__)
     return _mm512_reduce_add_ps(v);
@@ -221,7 +221,7 @@ inline int32_t max_lanes(vi v) {
 #endif
 }
 
-// Of a comparison, a bit for each lane in which it holds, the lowest for the first.
+// A bit per lane in which a comparison holds, the lowest for the first lane.
 inline uint32_t lanes_where(vi holds) {
 #if defined(__AVX512VNNI__)
     return _mm512_movepi32_mask((__m512i)holds);
@@ -234,10 +234,11 @@ inline uint32_t lanes_where(vi holds) {
 #endif
 }
 
-// Into the second-level cache: it waits for more lines at once than the first-level one, which the hardware fills from it.
+// Prefetch into the second-level cache: it can wait for more lines at once than the first-level cache, which hardware
+// fills from it.
 inline void prefetch(const std::byte* line) {
     __builtin_prefetch(line, 0, 2);
-    asm volatile("");  // a function that does nothing else would be one without effects to GCC, which leaves out calls of those
+    asm volatile("");  // GCC removes calls of functions without effects
 }
 
 inline void prefetch_bytes(const std::byte* from, int64_t count) {

@@ -7,7 +7,7 @@ namespace ferrum::FERRUM_TIER {
 
 constexpr float kMasked = -1e30f;
 
-// The keys of a step that a row sees: `low` to `high`, both included, either of which may lie beyond the step.
+// The keys of a step that a row sees: `low` to `high`, inclusive; either may be outside the step.
 struct Sight {
     int64_t low, high;
 
@@ -17,8 +17,8 @@ struct Sight {
     }
 };
 
-// Calls `work` with the first and the number of the vectors, MOST at a time, fewer at the end, that hold the scores of a step's
-// first `tokens` keys: of a page that is hardly begun most keys need not be read.
+// Call `work` with the first vector and the number of vectors (at most MOST) for the scores of a step's first `tokens`
+// keys. In a short page most keys need not be read.
 template <int MOST, class Work>
 inline void step_parts(int64_t tokens, Work work) {
     for (int part = 0; part * kLanes < tokens;) {
@@ -32,7 +32,7 @@ inline void step_parts(int64_t tokens, Work work) {
     }
 }
 
-// Scales a row's scores, masking those that it does not see; returns the largest of them and of `maximum`.
+// Scale a row's scores and mask those that it does not see; returns the largest of them and of `maximum`.
 template <bool WHOLE>
 inline float scale_scores(float* scores, float scale, Sight sight, float maximum) {
     vf top = spread(maximum);
@@ -45,7 +45,7 @@ inline float scale_scores(float* scores, float scale, Sight sight, float maximum
     return max_lanes(top);
 }
 
-// From a row's scaled scores to its weights, 0 where it sees nothing; returns their sum.
+// Turn a row's scaled scores into its weights, 0 for masked keys; returns their sum.
 template <bool WHOLE>
 inline float weigh(float* scores, float maximum, Sight sight) {
     vf sum{};
@@ -58,8 +58,8 @@ inline float weigh(float* scores, float maximum, Sight sight) {
     return sum_lanes(sum);
 }
 
-// From MR rows' scores to their weights, in place; `maximum` and `total` are the rows' running state, `decay` what all that
-// was summed before is to be multiplied by. WHOLE: each row sees the whole step.
+// Turn the scores of MR rows into weights in place. `maximum` and `total` are the running state of the rows; `decay` is
+// the factor of all earlier sums. WHOLE: each row sees the whole step.
 template <bool WHOLE, int MR>
 inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&sights)[MR], float* maximum, float* total,
                        float (&decay)[MR]) {

@@ -1,4 +1,4 @@
-// The tier's table.
+// The kernel table of the tier.
 #include "tier.hpp"
 
 #define FERRUM_NAME(tier) #tier

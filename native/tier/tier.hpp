@@ -1,4 +1,4 @@
-// The functions of a tier, gathered by table.cpp; see kernel_table.hpp for what they do.
+// Declarations of the tier's functions, for table.cpp; kernel_table.hpp describes them.
 #pragma once
 
 #include "simd.hpp"

@@ -1,49 +1,49 @@
-// A tile: a few packed rows by some vectors of one panel's outputs, for floats. groups.hpp has the integer formats'.
+// A tile of floats: a few packed rows by some vectors of one panel's outputs. groups.hpp has the tiles of the integer
+// formats.
 //
-// A tile type says how many rows and vectors fill the registers, how rows are packed for it and how large a panel is.
+// A tile type defines the rows and vectors that fill the registers, the packing of rows and the size of a panel.
 #pragma once
 
 #include "products.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
-constexpr int64_t kFewRows = 4;  // up to here a product is no more than reading its weights
+constexpr int64_t kFewRows = 4;  // up to this, a product takes as long as reading its weights
 
-// What a tile fetches while it computes: weights that come next, a few lines many times in each stretch of its panel.
+// The prefetch of a tile: the next weights, a few lines at a time in each stretch of its panel.
 //
-// With few rows, which go over a panel once, the memory is the limit, and a stream a few kilobytes ahead of use keeps it busy. Else
-// the tiles of a panel, and their ways over it, take longer than its bytes do: each fetches an even part of the next panel, so that
-// neither memory nor arithmetic ever waits for the other to have its turn. Lines asked for many at once would have to wait for each
-// other, and hold up what the tile itself reads.
+// With few rows, which pass over a panel once, memory is the limit, and a stream a few kilobytes ahead keeps it busy.
+// Otherwise the passes over a panel take longer than its bytes: each pass prefetches an even part of the next panel, so
+// that memory and arithmetic overlap. Many lines at once would wait for each other and delay the reads of the tile.
 struct Fetch {
     static constexpr int64_t kLine = 256;
 
     const std::byte* line;
-    int64_t pace;             // lines at each time, in 256ths
-    int64_t turn;             // so many stretches before the panel's end the stream goes on ...
-    const std::byte* onward;  // ... here, or ends where this is null
-    int64_t hop = 64;         // bytes to the next line; two streams take turns, so that every other hop
-    int64_t two_hops = 128;   // goes back, and this is how far two of them lead
-    int64_t due = kLine - 1;  // a line at once: what is less than one in all would never be fetched
+    int64_t pace;             // lines per time, in 256ths
+    int64_t turn;             // the stream continues this many stretches before the panel's end ...
+    const std::byte* onward;  // ... here, or ends if null
+    int64_t hop = 64;         // bytes to the next line; with two streams, every other hop
+    int64_t two_hops = 128;   // goes back, and this is the distance of two hops
+    int64_t due = kLine - 1;  // start with one line: less than one in total would never be fetched
 
-    // `lines` of them from `from` on, in two streams or in one.
+    // `lines` lines from `from` on, in two streams or in one.
     static Fetch part(const std::byte* from, int64_t lines, int64_t pace, bool two) {
         if (two) return {from, pace, -1, nullptr, ceil_divide(lines, 2) * 64, 64};
         return {from, pace, -1, nullptr};
     }
 
-    // At the beginning of a stretch, `left` being those that are left.
+    // At the beginning of a stretch; `left` stretches remain.
     void enter(int64_t left) {
         if (left == turn) line = onward, pace = onward != nullptr ? pace : 0;
     }
 
-    // kStretchGoes times in each stretch of the tile's.
+    // Called kStretchGoes times in each stretch of the tile.
     void go() {
         for (due += pace; due >= kLine; due -= kLine, line += hop, hop = two_hops - hop) prefetch(line);
     }
 };
 
-// Rows are cut into tiles as even as possible: 16 rows are 8 + 8, not 12 + 4.
+// Rows are split into tiles as evenly as possible: 16 rows are 8 + 8, not 12 + 4.
 struct TileRows {
     int64_t first, height;
 };
@@ -66,7 +66,7 @@ struct FloatTiles {
     static int64_t row_words(int64_t depth) { return steps(depth); }
     static int64_t panel_bytes(int64_t depth) { return steps(depth) * P::kPanelStep; }
 
-    // The rows of a tile, to [step][row].
+    // Pack the rows of a tile to [step][row].
     static void pack_rows(const float* rows, int64_t depth, int64_t height, X* out) {
         for (int64_t r = 0; r < height; ++r) pack_row(rows + r * depth, depth, height, out + r);
     }
@@ -80,11 +80,11 @@ struct FloatTiles {
         }
     }
 
-    // total = the tile's rows times the panel's vectors `vector` and on.
+    // total = the tile's rows times the panel's vectors from `vector` on.
     template <int MR, int NV>
     static void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const X* x, int64_t depth, Fetch fetch) {
         const std::byte* w = panel + vector * kLanes * P::kPanelStep / kPanel;
-        vf sum[MR][NV] = {};  // an array of its own stays in registers; the caller's would be written at every step
+        vf sum[MR][NV] = {};  // a local array stays in registers; the caller's would be written at every step
         for (int64_t left = steps(depth); left > 0; left -= kStretch) {
             fetch.enter(ceil_divide(left, kStretch));
             for (const X* end = x + least(left, kStretch) * MR; x != end; x += MR, w += P::kPanelStep) {

@@ -1,11 +1,12 @@
-// Rows of a matrix turned into vectors of outputs, which is how panels hold them.
+// Transposition of matrix rows to vectors of outputs, the layout of panels.
 #pragma once
 
 #include "math.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
-// Lanes of two vectors, At::lane(i) for lane i, those of b after those of a. GCC has Clang's form only since version 12.
+// Lanes of two vectors: At::lane(i) for lane i, where the lanes of b follow those of a. GCC has Clang's form since
+// version 12.
 template <class At, int... I>
 inline vf picked(vf a, vf b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
@@ -20,7 +21,7 @@ inline vf pick(vf a, vf b) {
     return picked<At>(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
-// Lanes of both in turns, from lane FIRST of each on.
+// Alternate the lanes of both, from lane FIRST of each on.
 template <int FIRST>
 struct InTurns {
     static constexpr int lane(int i) { return FIRST + i / 2 + i % 2 * kLanes; }
@@ -28,13 +29,13 @@ struct InTurns {
 using LowInTurns = InTurns<0>;
 using HighInTurns = InTurns<kLanes / 2>;
 
-// The upper half of the lanes before the lower one.
+// Swap the halves of the lanes.
 struct HalvesSwapped {
     static constexpr int lane(int i) { return (i + kLanes / 2) % kLanes; }
 };
 
-// kLanes vectors of kLanes words, transposed in place. To interleave rows i and i + half is to rotate the bits of a word's
-// place, (row, column), by one: after as many times as a row number has bits, the two have changed places.
+// Transpose kLanes vectors of kLanes words in place. Interleaving rows i and i + half rotates the bits of a word's
+// index (row, column) by one; after one rotation per bit of a row number, rows and columns are exchanged.
 inline void transpose(vf (&rows)[kLanes]) {
     for (int times = kLanes; times > 1; times /= 2) {
         vf turned[kLanes];
@@ -47,7 +48,7 @@ inline void transpose(vf (&rows)[kLanes]) {
     }
 }
 
-// Rows 0 to kLanes - 1 of a matrix, `row(i)` a vector of each, as columns[i][lane]; rows from `count` on are zeros.
+// Rows 0 to kLanes - 1 of a matrix (`row(i)` is a vector of each), as columns[i][lane]; rows from `count` on are zeros.
 template <class Row>
 inline void turn_rows(int64_t count, vf (&columns)[kLanes], Row row) {
 #pragma GCC unroll 16
@@ -55,8 +56,8 @@ inline void turn_rows(int64_t count, vf (&columns)[kLanes], Row row) {
     transpose(columns);
 }
 
-// Folds the lanes of each vector into one lane: that of its number. This is a transposition of which only the folds are made:
-// what is interleaved is folded in halves, so that each time half as many vectors are left.
+// Reduce the lanes of each vector to one lane: the lane with its number. This is a transposition that only computes the
+// sums: interleaved vectors are reduced in halves, so that each step halves the number of vectors.
 template <class Fold>
 inline vi fold_each(const vi (&vectors)[kLanes], Fold fold) {
     vf lanes[kLanes];
@@ -71,8 +72,8 @@ inline vi fold_each(const vi (&vectors)[kLanes], Fold fold) {
     return (vi)lanes[0];
 }
 
-// words [rows][stride], the first `count` of each row: word i of all rows, side by side, goes to place(i). A vector takes TIMES
-// pieces of a row, each in a part of its lanes that holds all rows.
+// words [rows][stride], the first `count` of each row: word i of all rows is written to place(i). A vector has TIMES
+// pieces of a row, each in a group of lanes for all rows.
 template <int TIMES, class Place>
 inline void turn_words(const uint32_t* words, int64_t stride, int64_t count, int64_t rows, Place place) {
     constexpr int64_t kRoom = kLanes / TIMES;

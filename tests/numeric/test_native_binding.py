@@ -70,10 +70,10 @@ def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 @pytest.mark.parametrize(
     ("span_rows", "pages", "reason"),
     [
-        (ids(0, 0, 2), zeros(2, 1, dtype=np.int32), "without rows"),
-        (ids(0, 3, 2), zeros(2, 1, dtype=np.int32), "without rows"),
-        (ids(0, 1), zeros(1, 1, dtype=np.int32), "other rows"),
-        (ids(1, 2), zeros(1, 1, dtype=np.int32), "other rows"),
+        (ids(0, 0, 2), zeros(2, 1, dtype=np.int32), "no rows"),
+        (ids(0, 3, 2), zeros(2, 1, dtype=np.int32), "no rows"),
+        (ids(0, 1), zeros(1, 1, dtype=np.int32), "span_rows"),
+        (ids(1, 2), zeros(1, 1, dtype=np.int32), "span_rows"),
         (ids(0, 2), zeros(2, 1, dtype=np.int32), "pages per span"),
         (ids(0, 2), zeros(1, dtype=np.int32), "pages per span"),
     ],
