@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 from ferrum.bench.machine import NativeProber
-from ferrum.bench.probes import COUNTS, state_levels
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.cpu.lowering import placed
+from ferrum.kernels.cpu.lowering import operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
+from series import COUNTS, state_levels
 
 HEADS: Final = 16
 KV_HEADS: Final = 8
@@ -54,7 +54,7 @@ class Cell:
         self._store(pages)
         order = self._rng.permutation(pages).astype(np.int32) + 1
         self._begin(np.full(sequences, context - 1, np.int32), order.reshape(sequences, -1), 1)
-        self._places = [placed(self._normal(sequences, HEADS)) for _ in range(2)]  # queries and results, only borrowed
+        self._places = [operand(self._normal(sequences, HEADS)) for _ in range(2)]  # queries and results, only borrowed
         q, out = self._places
         lower, repeats = self._kernels.lowering.operation, -(-READ // (self.bytes * self.layers))
         self._operations = [

@@ -18,7 +18,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Final
 
-from ferrum.bench.loop import time_engine_steps
+from engine_loop import time_engine_steps
 from ferrum.bench.shapes import shape_config
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config, with_scheduler

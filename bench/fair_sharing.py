@@ -29,9 +29,9 @@ from statistics import median
 from typing import Any, Final, cast
 from urllib.request import urlopen
 
-from ferrum.bench.serve_process import own_server
 from ferrum.core.config import HOSTS, POLICIES
 from ferrum.runtime.hub import BUILT_IN
+from own_server import own_server
 
 PROMPT: Final = "def read(path):\n"
 GREEDY_PAUSE: Final = 0.02

@@ -22,8 +22,8 @@ from random import Random
 from statistics import geometric_mean, mean
 from typing import Any, Final
 
+from arm import Arm, race
 from ferrum import SamplingParams
-from ferrum.bench.arm import Arm, race
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request
 from ferrum.engine.build import with_scheduler

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import httpx
 
-from ferrum.bench.serve_process import own_server
 from ferrum.runtime.hub import BUILT_IN
+from own_server import own_server
 
 PROMPTS: Final = ("def read(path):\n", "import os\n", "class Tree:\n    def ", "for line in ")
 LENGTHS: Final = (40, 90, 160)

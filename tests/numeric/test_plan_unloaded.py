@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import shape_config
 from ferrum.cli.main import execute
 from ferrum.core.config import ModelConfig
@@ -27,6 +26,7 @@ from ferrum.runtime.load import build_executor, plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import PlannedParameters
 from native_twin import require_native
+from own_server import write_shape
 from tiny import directory_of, find
 
 OPTIONS = (
@@ -189,9 +189,9 @@ def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPa
     with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         free = executor.memory_plan.kv_pool + (1 << 20)
         monkeypatch.setattr("ferrum.runtime.local_executor.free_memory", lambda: free)
-        executor.swap_pages(1 << 20, lambda: 0.0)
+        executor.use_swap_tier(1 << 20, lambda: 0.0)
         with pytest.raises(CapacityError, match=r"swapped pages \(swap_gib\)"):
-            executor.swap_pages((1 << 20) + 1, lambda: 0.0)
+            executor.use_swap_tier((1 << 20) + 1, lambda: 0.0)
 
 
 def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:

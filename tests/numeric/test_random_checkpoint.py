@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ferrum.bench.serve_process import write_shape
 from ferrum.bench.shapes import SHAPES, shape_config
 from ferrum.contract.io_types import PrefillInput
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint
+from own_server import write_shape
 
 # Parameters without the embedding, as their model cards state them, in billions.
 STATED = {"qwen3-0.6b": 0.44, "qwen3-1.7b": 1.4, "qwen3-4b": 3.6, "qwen3-8b": 6.95}

@@ -1,8 +1,9 @@
-"""The command line: what reaches the engine, what is printed where, and how every end looks."""
+"""The command line: options reach the engine, output goes to the right stream, every end has its exit code."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -14,13 +15,14 @@ from typer.main import get_command
 
 from command_kit import Outcome, command_line
 from engine_fakes import CONTEXT, EOS, POISON, LetterTokenizer, parts
-from ferrum.cli.bench_serve import server_arguments
-from ferrum.cli.main import NEXT_STEPS, app, explain
-from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, sampling_fields
+from ferrum.cli.errors import NEXT_STEPS, explain
+from ferrum.cli.main import app
+from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, option_names, sampling_fields
 from ferrum.cli.options_file import read_options
 from ferrum.cli.run import DEMONSTRATION
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import CapacityError, ConfigError, FerrumError, RequestError
+from ferrum.core.errors import CapacityError, FerrumError, RequestError
+from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
 from ferrum.engine.llm import LLM
@@ -38,7 +40,7 @@ def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Puts the fake engine in the place of every model; the models and options that were asked for."""
+    """Replace every model by the fake engine; return the requested models and options."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
     def build(model: str, **options: Any) -> Parts:
@@ -54,7 +56,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture
 def asked_params(monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
-    """The parameters of every stream; nothing is generated."""
+    """Return the parameters of every stream; nothing is generated."""
     asked: list[SamplingParams] = []
 
     def stream(self: LLM, prompt: str, params: SamplingParams, **options: Any) -> Iterator[Delta]:
@@ -66,7 +68,7 @@ def asked_params(monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
 
 
 def answer(prompt: str, max_tokens: int, **options: Any) -> str:
-    """What the fake model says."""
+    """Return the fake model's output."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **options)
     with LLM.from_parts(parts()) as llm:
         text = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
@@ -75,16 +77,14 @@ def answer(prompt: str, max_tokens: int, **options: Any) -> str:
 
 
 @pytest.mark.contract("0.ferrum")
-def test_run_streams_the_text_to_standard_output_and_its_speed_to_standard_error(
-    ferrum: Callable[..., Outcome], built: list[Any]
-) -> None:
+def test_run_prints_text_to_stdout_and_speed_to_stderr(ferrum: Callable[..., Outcome], built: list[Any]) -> None:
     code, out, err = ferrum("run", "some/model", "abc", "--max-tokens", "30", "--ignore-eos", "--seed", "5")
     assert (code, out) == (0, answer("abc", 30, ignore_eos=True) + "\n")
     assert "tokens/s" in err and "first token after" in err and "seed 5" in err
     assert built == [("some/model", {})]
 
 
-def test_run_without_words_completes_python_with_the_built_in_model(
+def test_run_without_arguments_completes_python_with_the_built_in_model(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LetterTokenizer, "encode", lambda self, text, **_: [1 + ord(letter) % 90 for letter in text])
@@ -136,40 +136,41 @@ NEEDED: dict[str, dict[str, Any]] = {
     "prefix_cache_gib": {"prefix_cache_dir": "here"},
     "record_gib": {"record_dir": "here"},
 }
-"""Without which an option's example cannot be had."""
+"""Options that an option requires."""
 
 
 @pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)
-def test_every_engine_option_reaches_the_engine_and_is_checked_there(
+def test_every_engine_option_reaches_the_engine(
     field: Any, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
-    choices, name = field.metadata["choices"], field.metadata["flag"] or field.name.replace("_", "-")
+    choices = accepted(field.metadata)
     number = 16 if field.default != 16 else 15
     value: Any = choices[-1] if choices else "text" if str(field.type).startswith("str") else number
-    words = [f"--{name}", str(value)]
     if field.type == "bool":
         value = not field.default
-        words = [f"--{name}" if value else f"--no-{name}"]
-    assert ferrum("run", "m", "p", *words)[0] == 0
-    assert built == [("m", {field.name: value})]
     needed = NEEDED.get(field.name, {})
-    config = engine_config("m", needed | built[0][1])
-    found = getattr(config if hasattr(config, field.name) else config.model, field.name)
-    assert found == value
+    words = [word for name, each in {**needed, field.name: value}.items() for word in words_of(name, each)]
+    assert ferrum("run", "m", "p", *words)[0] == 0
+    assert built == [("m", {**needed, field.name: value})]
+    config = engine_config("m", built[0][1])
+    assert getattr(config if hasattr(config, field.name) else config.model, field.name) == value
     if needed:
-        with pytest.raises(ConfigError) as caught:
-            engine_config("m", built[0][1])
-        assert caught.value.param == field.name, "it is not ignored"
+        code, _, err = ferrum("run", "m", "p", *words_of(field.name, value))
+        assert code == 2 and words[-2] in err, "an option without effect is refused"
 
 
-@pytest.mark.parametrize("field", engine_fields(), ids=lambda field: field.name)
-def test_every_engine_option_reaches_a_server_of_the_benchmarks_own(field: Any) -> None:
-    program = get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    values = [True, False] if field.type == "bool" else [(field.metadata["choices"] or [16])[-1]]
-    for value in values:
-        given = program.make_context("serve", ["m", *server_arguments({field.name: value})]).params
-        found = given["engine_host" if field.name == "host" else field.name]
-        assert found in (value, str(value))
+def words_of(name: str, value: Any) -> list[str]:
+    """Return an engine option as it is typed."""
+    field = next(each for each in engine_fields() if each.name == name)
+    yes, *no = option_names(field)
+    return [yes, str(value)] if not no else [yes] if value else no
+
+
+def test_values_that_this_build_refuses_are_hidden(ferrum: Callable[..., Outcome]) -> None:
+    for option in ("--kernels", "--device"):
+        code, _, err = ferrum("run", "m", "p", option, "cuda")
+        assert code == 2 and f"{option} cuda" in err
+    assert "cuda" not in ferrum("run", "--help")[1]
 
 
 OPTIONS_FILE = """
@@ -186,7 +187,7 @@ port = 9000
 """
 
 
-def test_a_file_gives_the_options_that_the_command_line_does_not(
+def test_the_command_line_overrides_the_options_file(
     ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams], tmp_path: Path
 ) -> None:
     (tmp_path / "options.toml").write_text(OPTIONS_FILE)
@@ -195,10 +196,10 @@ def test_a_file_gives_the_options_that_the_command_line_does_not(
     assert ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p")[0] == 0
     params, others = asked_params
     assert (params.temperature, params.max_tokens, params.stop) == (0.25, 5, ("x", "y"))
-    assert others.max_tokens == 3, "what is said of a command goes before what is said of all"
+    assert others.max_tokens == 3, "a table overrides the general options"
 
 
-def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp_path: Path) -> None:
+def test_a_name_of_a_command_and_an_option_is_the_command_only_as_a_table(tmp_path: Path) -> None:
     program = get_command(app)
     (tmp_path / "options.toml").write_text("quantize = 'int4'")
     found = read_options(tmp_path / "options.toml", program)
@@ -222,7 +223,7 @@ def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp
         ("stop = 'x'", "stop"),
         ("seed = [1]", "seed"),
         ("[bench]\nport = 1", "port"),
-        ("temperature =", "config"),
+        ("temperature =", "options.toml"),
         ("version = true", "version"),
         ("config = 'other.toml'", "config"),
         ("stop = [['x']]", "stop"),
@@ -230,12 +231,12 @@ def test_a_name_of_a_command_and_an_option_is_the_commands_with_a_table_only(tmp
         ("max-tokens = 3\nmax_tokens = 4", "max_tokens"),
     ],
 )
-def test_a_file_that_says_what_cannot_be_is_refused_by_name(
+def test_an_invalid_options_file_is_refused_with_the_name(
     ferrum: Callable[..., Outcome], built: list[Any], tmp_path: Path, text: str, named: str
 ) -> None:
     (tmp_path / "options.toml").write_text(text)
     code, _, err = ferrum("--config", str(tmp_path / "options.toml"), "run", "m", "p")
-    assert (code, built) == (2, []) and err.startswith(f"ferrum: {named}: ")
+    assert (code, built) == (2, []) and err.startswith("ferrum: --config: ") and named in err
     assert ferrum("--config", str(tmp_path / "missing.toml"), "run", "m", "p")[0] == 2
 
 
@@ -245,7 +246,7 @@ def test_an_option_has_one_name_only() -> None:
     assert {*names} >= {f.name for f in (*fields(EngineConfig), *fields(ModelConfig))} - {"model", "switches"}
 
 
-def test_recommended_parameters_apply_unless_an_option_says_otherwise(
+def test_options_override_recommended_parameters(
     ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
     ferrum("run", "m", "p")
@@ -257,14 +258,14 @@ def test_recommended_parameters_apply_unless_an_option_says_otherwise(
 def test_chat_keeps_the_conversation(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nyo\n\nnever\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\nyo\n/quit\nnever\n"))
     code, out, _ = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
     first = answer("[system]be[user]hi[bot]", 5)
     second = answer(f"[system]be[user]hi[assistant]{first}[user]yo[bot]", 5)
-    assert code == 0 and out == f"> {first}\n> {second}\n> "
+    assert code == 0 and out == f"> {first}\n> > {second}\n> ", "an empty line is skipped"
 
 
-def test_a_conversation_that_outgrows_the_context_goes_on(
+def test_a_conversation_beyond_the_context_continues(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, longer = "a" * (CONTEXT // 4), "b" * (CONTEXT // 3)
@@ -276,10 +277,60 @@ def test_a_conversation_that_outgrows_the_context_goes_on(
     third = answer(f"[system]be[user]{lines[2]}[bot]", 5)
     last = answer(f"[system]be[user]{lines[2]}[assistant]{third}[user]e[bot]", 5)
     assert code == 0 and out == f"> {first}\n> {second}\n> {third}\n> > {last}\n> "
-    assert err.count("its beginning is forgotten") == 1 and err.count("leave no room for output") == 1
+    assert err.count("oldest messages were dropped") == 1 and err.count("leave no room for output") == 1
 
 
-def test_a_line_that_is_no_text_ends_no_conversation(
+CHAT_COMMANDS = """\
+hi
+/system be brief
+yo \\
+ya
+/save {path}
+/reset
+\"""
+two
+
+lines
+\"""
+/nonsense
+/save
+/help
+"""
+
+
+def test_chat_has_commands_and_messages_of_several_lines(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    monkeypatch.setattr("sys.stdin", io.StringIO(CHAT_COMMANDS.format(path=path)))
+    code, out, err = ferrum("chat", "m", "--max-tokens", "5")
+    first = answer("[user]hi[bot]", 5)
+    second = answer(f"[system]be brief[user]hi[assistant]{first}[user]yo \nya[bot]", 5)
+    third = answer("[system]be brief[user]two\n\nlines[bot]", 5)
+    assert code == 0 and [text in out for text in (first, second, third)] == [True] * 3
+    saved = [(each["role"], each["content"]) for each in json.loads(path.read_text())]
+    assert saved[0] == ("system", "be brief") and saved[-2:] == [("user", "yo \nya"), ("assistant", second)]
+    assert "unknown command /nonsense" in err and "/save requires a FILE" in err and "/system TEXT" in err
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(
+    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrum.cli.chat.echo_text", _interrupt)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nyo\n"))
+    code, _, err = ferrum("chat", "m")
+    assert code == 0 and err.count("(stopped") == 2
+
+
+@pytest.mark.parametrize("text", ["some text", "def add(a, b):\n"])
+def test_run_with_a_text_alone_completes_it_with_the_built_in_model(
+    text: str, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
+) -> None:
+    assert ferrum("run", text)[0] == 0
+    assert built == [(hub.BUILT_IN, {})]
+
+
+def test_an_invalid_message_does_not_end_the_conversation(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = LetterTokenizer.encode
@@ -296,15 +347,15 @@ def test_a_line_that_is_no_text_ends_no_conversation(
     assert code == 0 and out == f"> > {answer('[user]hi[bot]', 5)}\n> " and f"({refusal})" in err
 
 
-def test_a_model_without_a_template_has_no_conversation(
+def test_chat_without_a_template_names_ferrum_run(
     ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ferrum.engine.client_base.build", lambda model, **options: parts())
     code, out, err = ferrum("chat", "m")
-    assert (code, out) == (2, "") and err.startswith("ferrum: model: ") and "`ferrum run`" in err
+    assert (code, out) == (2, "") and err.startswith("ferrum: MODEL 'm' ") and "`ferrum run m PROMPT`" in err
 
 
-def test_answers_in_a_long_conversation_have_room(
+def test_answers_keep_their_length_in_a_long_conversation(
     ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"line {number}\n" for number in range(40))))
@@ -313,9 +364,7 @@ def test_answers_in_a_long_conversation_have_room(
     assert code == 0 and tokens == [CONTEXT // 5] * 40
 
 
-def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(
-    ferrum: Callable[..., Outcome], built: list[Any]
-) -> None:
+def test_a_failure_is_one_line_with_exit_code_2(ferrum: Callable[..., Outcome], built: list[Any]) -> None:
     for arguments in (
         ["run", "m", chr(POISON + 31)],
         ["run", "m", ""],
@@ -329,44 +378,43 @@ def test_a_failure_is_one_line_with_the_next_step_and_exit_code_2(
     ):
         code, _, err = ferrum(*arguments)
         assert code == 2, arguments
-        assert err.startswith("ferrum: ") and err.count("\n") == 1 and err.find(";") > len("ferrum: "), err
+        assert err.startswith("ferrum: ") and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["run", "no/such/model"], ["run", "nosuchmodel"], ["plan", "nosuchmodel"], ["run", "~nobody-here/m"], ["run", ""]],
 )
-def test_a_model_that_is_not_there_is_named(
+def test_a_missing_model_is_named(
     arguments: list[str], ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
     code, _, err = ferrum(*arguments)
-    assert code == 2 and arguments[1] in err and err.startswith("ferrum: model: ") and err.count("\n") == 1
+    assert code == 2 and arguments[1] in err and err.startswith("ferrum: MODEL") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["record", "prefix-cache-dir"])
 @pytest.mark.parametrize("path", ["", "~nobody-here/x"])
-def test_a_directory_that_is_none_is_refused_by_its_option(
+def test_an_invalid_directory_is_refused_with_its_option(
     option: str, path: str, ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = ferrum("run", hub.BUILT_IN, "p", "--max-tokens", "1", f"--{option}", path)
-    name = {"record": "record_dir"}.get(option, "prefix_cache_dir")
-    assert code == 2 and f"ferrum: {name}: " in err and not list(tmp_path.iterdir())
+    assert code == 2 and f"ferrum: --{option}" in err and not list(tmp_path.iterdir())
 
 
 def test_every_kind_of_error_has_a_next_step() -> None:
     for kind in (RequestError, CapacityError, FerrumError, OSError, RuntimeError):
-        problem, step = explain(kind("it broke"))
+        problem, step = explain(kind("it broke"), get_command(app), ["run"])
         assert "it broke" in problem and step
     for wider, narrower in ((a, b) for i, (a, _) in enumerate(NEXT_STEPS) for b, _ in NEXT_STEPS[i + 1 :]):
         assert not issubclass(narrower, wider), f"{narrower} is hidden by {wider}"
 
 
-def test_memory_that_is_used_up_is_no_internal_error() -> None:
-    problem, step = explain(MemoryError("std::bad_alloc"))
-    assert "no memory" in problem and "report" not in step
+def test_running_out_of_memory_is_no_internal_error() -> None:
+    problem, step = explain(MemoryError("std::bad_alloc"), get_command(app), ["run"])
+    assert "out of memory" in problem and "report" not in step
 
 
 def test_ctrl_c_ends_with_130_and_ends_the_request(

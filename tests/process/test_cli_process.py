@@ -1,4 +1,4 @@
-"""How the `ferrum` command begins and ends as a process: signals, closed streams, readers that leave."""
+"""Start and end of the `ferrum` process: signals, closed streams, closed pipes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ EntryPoint("ferrum", sys.argv.pop(1), "console_scripts").load()()
 """
 
 
-def test_ctrl_c_ends_with_130_while_the_command_is_imported() -> None:
+def test_ctrl_c_during_imports_exits_with_130() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
     for entry in (scripts["ferrum"], "ferrum.__main__:main"):
         done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, entry, "doctor"], capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_a_reader_that_has_enough_is_no_error_and_no_difference() -> None:
-    """A code of 1 would mean that `ferrum replay` or `ferrum bench compare` found one."""
+def test_a_closed_pipe_exits_with_two_and_prints_nothing() -> None:
+    """Exit code 1 would mean a difference found by `ferrum replay` or `ferrum bench compare`."""
     command = f"{sys.executable} -m ferrum doctor | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "")
 
 
-def test_a_line_of_a_chat_can_be_edited() -> None:
+def test_a_chat_message_can_be_edited() -> None:
     ours, theirs = os.openpty()
-    code = "from ferrum.cli.chat import _ask; print(ascii(_ask()))"
+    code = "from ferrum.cli.chat import ask; print(ascii(ask()))"
     with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as command:
         said = b""
         while b"> " not in said:
@@ -80,19 +80,17 @@ start()
 """
 
 
-@pytest.mark.parametrize(("told", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_command_that_is_told_to_end_takes_what_it_started_with_it(told: signal.Signals, code: int) -> None:
-    script = (
-        f"import signal; signal.signal({told:d}, signal.SIG_DFL)\n{LINGER}"  # nohup may have started the tests, too
-    )
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_terminated_command_ends_what_it_started(number: signal.Signals, code: int) -> None:
+    script = f"import signal; signal.signal({number:d}, signal.SIG_DFL)\n{LINGER}"  # nohup may have started the tests
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
         assert command.stdout is not None and command.stderr is not None
         assert command.stdout.readline() == b"running\n"
-        command.send_signal(told)
+        command.send_signal(number)
         assert (command.stdout.read(), command.stderr.read(), command.wait()) == (b"ended\n", b"", code)
 
 
-def test_a_command_that_is_to_outlive_its_terminal_does() -> None:
+def test_nohup_keeps_a_command_running() -> None:
     with subprocess.Popen(["nohup", sys.executable, "-c", LINGER], stdout=subprocess.PIPE, stderr=-1) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == b"running\n"
@@ -127,7 +125,7 @@ start()
         ("exec_python <&- >&-", b""),
     ],
 )
-def test_no_stream_keeps_a_command_from_running(shell: str, out: bytes) -> None:
+def test_a_command_runs_with_any_standard_streams(shell: str, out: bytes) -> None:
     command = shell.replace("exec_python", '"$0" -c "$1"')
     done = subprocess.run(["bash", "-c", command, sys.executable, SAY], capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, out, b"")

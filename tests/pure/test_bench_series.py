@@ -1,42 +1,41 @@
-"""Probes, samples and their verdicts, on scripted time lines: which count, and what they are judged by."""
+"""Scripts in bench/: series that count samples of an undisturbed machine, peers, and turns of servers."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench_kit import rates
+from bench_kit import cell_of, costs_of, rates
 from ferrum.bench import machine
 from ferrum.bench.limits import Rates
-from ferrum.bench.machine import NumpyProber, choose_prober, seconds_of_others
-from ferrum.bench.probes import Judge, state_levels
-from ferrum.bench.series import Bench, Sample, judge, judge_of
+from ferrum.bench.machine import NumpyProber, choose_prober
+from ferrum.bench.serve_options import Load
 from ferrum.bench.subject import Times
 from ferrum.bench.workloads import Kind, Workload
-from ferrum.core.errors import Unsupported
+from ferrum.core.errors import ConfigError, Unsupported
+from overhead import Arm, take_turns
+from peers import PeerChoice, PeerSeries, find_peer, run_command
+from series import Judge, Series, Taken, seconds_of_others, state_levels
+from series import cell_of as counted_cell
 
 DECODE = Workload("decode", Kind.DECODE, 2, 8, 5)
 PREFILL = Workload("prefill", Kind.PREFILL, 1, 0, 10)
-
-
-def reading(by: Rates) -> float:
-    """Limit of a workload that only reads: 10e9 bytes."""
-    return 10e9 / by.read
-
-
-def multiplying(by: Rates) -> float:
-    """Limit of a workload that only multiplies."""
-    return 10e9 / by.bfloat16
+COSTS = costs_of("tiny", "bfloat16")
+WORK = COSTS.work(DECODE.passes(512))
+"""A decode of a small model reads all the time: its limit follows the read bandwidth."""
 
 
 @dataclass
 class Script:
-    """A subject, a prober, an account of others' time and a clock that read from one script; notes who was asked."""
+    """A subject, a prober, other processes' time and a clock, all scripted; `asked` is the order of the calls."""
 
     times: Iterable[float]
     probes: Iterable[Rates] = field(default_factory=lambda: itertools.repeat(rates()))
@@ -58,134 +57,60 @@ class Script:
         self.asked.append("probe")
         return next(self.probes)
 
-    def bench(self) -> Bench:
-        return Bench(self, self.probe, lambda: self.used, lambda: self.now)
+    def series(self) -> Series:
+        return Series(self, self.probe, lambda: self.used, lambda: self.now)
 
 
-def quiet(text: str) -> None:
-    """Nobody listens."""
+def taken(before: Rates, after: Rates, others: float = 0.0) -> Taken:
+    return Taken("decode", Times(0.5, 1.0), others, before, after)
 
 
-# States and probes
-
-
-def test_two_states_of_a_shared_host_are_both_found():
-    seen = [82, 80, 79, 81, 52, 51, 50.5, 52, 81]
-    assert state_levels(seen) == (82, 52)
-
-
-def test_a_weak_probe_is_no_state_unless_others_confirm_it():
-    assert state_levels([80, 79, 78, 55]) == (80,)
+def test_a_lower_bandwidth_is_a_level_only_if_three_probes_confirm_it():
+    assert state_levels([82, 80, 79, 81, 52, 51, 50.5, 52, 81]) == (82, 52)
     assert state_levels([80, 79, 78, 55, 54]) == (80,)
-    assert state_levels([80, 79, 78, 55, 54, 53]) == (80, 55)
+    assert state_levels([80, 52, 52, 52]) == (80, 52), "the best is always a level"
 
 
-def test_a_single_fast_probe_is_a_state_because_nothing_reads_too_fast():
-    assert state_levels([80, 52, 52, 52]) == (80, 52)
+def test_a_sample_counts_if_its_probes_agree_on_a_level_and_the_machine_was_quiet():
+    slow = [taken(rates(52), rates(52))] * 2
+    judge = Judge.of([taken(rates(80), rates(80)), *slow])
+    assert judge.levels == (80e9, 52e9)
+    assert judge.counted(taken(rates(80), rates(78)), WORK) and judge.counted(slow[0], WORK)
+    for unfit in (taken(rates(80), rates(52)), taken(rates(60), rates(60)), taken(rates(80), rates(80), others=1.5)):
+        assert not judge.counted(unfit, WORK)
 
 
-@pytest.mark.parametrize(
-    ("read", "counts"), [(80, True), (76.1, True), (75.9, False), (52, True), (49.5, True), (49, False)]
-)
-def test_a_probe_counts_within_five_percent_of_its_states_best(read, counts):
-    probes = [rates(80), rates(79), rates(52), rates(51), rates(52)]
-    by = Judge.of([*probes, rates(read)], probes)
-    assert by.counts(rates(read), reading) is counts
-
-
-def test_disturbed_probes_cannot_make_a_state():
-    slow = [rates(40)] * 5
-    assert Judge.of([rates(80), *slow], [rates(80)]).levels == (80e9,)
-    assert Judge.of([rates(80), *slow], [rates(80), *slow]).levels == (80e9, 40e9)
-
-
-def test_weakness_in_what_a_workload_does_not_lean_on_is_forgiven():
-    by = Judge.of([rates(80, 1000), rates(60, 1000), rates(80, 700)], [])
-    assert by.counts(rates(60, 1000), multiplying)
-    assert not by.counts(rates(60, 1000), reading)
-    assert by.counts(rates(80, 700), reading)
-    assert not by.counts(rates(80, 700), multiplying)
-
-
-def test_a_sample_is_judged_by_the_stronger_probe_and_counts_where_both_agree():
-    probes = [rates(80), rates(78), rates(52), rates(52), rates(52)]
-    by = Judge.of(probes, probes)
-    assert by.limit_between(rates(80), rates(78), reading) == (10 / 80, True)
-    assert by.limit_between(rates(78), rates(80), reading) == (10 / 80, True)
-    assert by.limit_between(rates(80), rates(52), reading) == (10 / 80, False)
-    assert by.limit_between(rates(52), rates(40), reading) == (10 / 52, False)
-
-
-# Series
+def test_a_cell_has_the_samples_that_count():
+    good, bad = taken(rates(80), rates(80)), taken(rates(80), rates(80), others=1.5)
+    cell, counted = counted_cell([good, bad, good], DECODE, WORK, Judge.of([good, bad]))
+    assert (counted, len(cell.samples), cell.figure, cell.whole) == (2, 2, 20.0, 10.0)
+    cell, counted = counted_cell([bad], DECODE, WORK, Judge.of([bad]))
+    assert (counted, len(cell.samples)) == (0, 1), "without any that count, all are shown"
 
 
 def test_series_are_interleaved_with_a_probe_between_any_two_samples():
     script = Script(times=itertools.repeat(1.0))
     turns = [partial(script.asked.append, peer) for peer in ("one", "other")]
-    samples = script.bench().measure([DECODE, PREFILL], 2, turns, quiet)
+    samples = script.series().measure([DECODE, PREFILL], 2, turns, str)
     ours = ["probe", "decode", "probe", "prefill", "probe"]
     assert script.asked == [*ours, "one", *ours, "other"] * 2
     assert [sample.workload for sample in samples] == ["decode", "prefill"] * 4
 
 
-def test_the_probe_after_a_sample_is_the_one_before_the_next():
-    probes = [rates(80), rates(79), rates(78)]
-    first, second = Script([1, 1], probes).bench().measure([DECODE, PREFILL], 1, [], quiet)
-    assert (first.before, first.after) == (probes[0], probes[1])
-    assert (second.before, second.after) == (probes[1], probes[2])
-
-
-def test_a_disturbed_sample_is_taken_again_once_and_does_not_count():
+def test_a_disturbed_sample_is_taken_again_once():
     script = Script(times=itertools.repeat(1.0), busy=[1.5, 0.0, 1.5, 1.5])
-    told: list[str] = []
-    samples = script.bench().measure([DECODE], 2, [], told.append)
+    samples = script.series().measure([DECODE], 2, [], str)
     assert [sample.quiet for sample in samples] == [False, True, False, False]
     assert samples[0].others == pytest.approx(1.5, abs=0.03)
-    assert sum("disturbed" in each for each in told) == 2
-    judged = judge(samples, DECODE, reading, judge_of(samples))
-    assert [each.counted for each in judged] == [False, True, False, False]
 
 
-def test_without_an_account_of_others_samples_count():
-    bench = Bench(Script([1.0]), rates, lambda: None)
-    (sample,) = bench.measure([DECODE], 1, [], quiet)
-    assert sample.others is None
-    assert sample.quiet
-
-
-def test_figures_are_tokens_of_all_sequences_per_second_and_only_of_the_workload_asked_for():
-    samples = [
-        Sample("prefill", 9.0, 9.0, 0.0, rates(80), rates(80)),
-        Sample("decode", 0.5, 1.0, 0.0, rates(80), rates(80)),
-    ]
-    (judged,) = judge(samples, DECODE, reading, judge_of(samples))
-    assert (judged.figure, judged.whole, judged.limit) == (20.0, 10.0, 80.0)
-    assert judged.ratio == 0.25
-
-
-# The machine
-
-
-def test_others_time_is_all_busy_and_stolen_time_but_ones_own(tmp_path, monkeypatch):
+def test_time_of_others_is_busy_and_stolen_time_minus_our_own(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
     stat.write_text("cpu  1000 200 300 99999 88888 10 20 30 0 0\n")
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(machine.os, "times", lambda: type("T", (), {"user": 2.0, "system": 1.0}))
+    monkeypatch.setattr("series.os.sysconf", lambda name: 100)
+    monkeypatch.setattr("series.os.times", lambda: type("T", (), {"user": 2.0, "system": 1.0}))
     assert seconds_of_others(stat) == pytest.approx(15.6 - 3.0)
     assert seconds_of_others(tmp_path / "none") is None
-    stat.write_text("nonsense\n")
-    assert seconds_of_others(stat) is None
-
-
-def test_of_processors_that_are_not_ours_nothing_counts(tmp_path, monkeypatch):
-    stat = tmp_path / "stat"
-    each = [f"cpu{number} {10**number} 0 0 5 5 0 0 0 0 0" for number in range(4)]
-    stat.write_text("\n".join(["cpu  1111 0 0 20 20 0 0 0 0 0", *each, "intr 5 6"]))
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(machine.os, "times", lambda: type("T", (), {"user": 0.0, "system": 0.0}))
-    for allowed, ticks in (({1, 2}, 110), ({3}, 1000), ({2, 9}, 1111)):
-        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
-        assert seconds_of_others(stat) == pytest.approx(ticks / 100)
 
 
 def test_a_probe_reads_more_than_the_caches_hold(tmp_path):
@@ -199,19 +124,112 @@ def test_a_probe_reads_more_than_the_caches_hold(tmp_path):
     assert machine.probed_bytes(tmp_path) == 4 * 2 * 96 << 20
 
 
-def test_without_the_library_numpy_probes_and_says_that_it_is_weaker(monkeypatch):
+def test_without_the_library_numpy_probes(monkeypatch):
     def missing() -> None:
         raise Unsupported("native CPU kernels", "not built, for this test")
 
     monkeypatch.setattr(machine, "load", missing)
-    monkeypatch.setattr(machine, "_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "_MIN_BYTES", 1 << 20)
     prober = choose_prober(None)
     assert isinstance(prober, NumpyProber)
-    assert "lower" in prober.description
     measured = prober()
     assert measured.read > 0
     assert measured.float32 == measured.bfloat16 == measured.int8 == measured.int4 > 0
 
 
-def test_the_systems_own_account_is_read_where_there_is_one():
-    assert (seconds_of_others() is not None) == Path("/proc/stat").exists()
+class PeerScript:
+    """A peer's script: the figures of each variant, in the order of the calls."""
+
+    def __init__(self, figures: Mapping[str, Sequence[float]]) -> None:
+        self.figures = {variant: iter(values) for variant, values in figures.items()}
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
+        if "-c" in command:
+            return 0, ""
+        self.commands.append(command)
+        record = {"variant": "x", "metric": "decode@128", "unit": "tok/s"}
+        figure = next(self.figures[" ".join(command[-4:])])
+        lines = [{**record, "median": figure}, {**record, "metric": "rss_peak_bench", "unit": "MiB", "median": 1}]
+        Path(extra["RESULTS"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return 0, ""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, Path]:
+    for name in ("llamacpp.py", "python"):
+        (tmp_path / name).touch()
+    return {"scripts": tmp_path, "python": tmp_path / "python"}
+
+
+def peer(run: Any = run_command, **changes: Any) -> PeerSeries:
+    given = {"name": "llama.cpp", "shape": "qwen3-0.6b", "format": "int8", **changes}
+    choice = PeerChoice(given["name"], None, given.get("python"))
+    found = find_peer(choice, shape=given["shape"], scripts=given.get("scripts"), run=run)
+    return PeerSeries(found, given["format"], 2, str)
+
+
+def test_the_best_variant_of_a_peer_counts_by_its_median(installed):
+    script = PeerScript(
+        {
+            "--fa 1 --ubatch 512": [50, 10, 52],
+            "--fa 1 --ubatch 2048": [40, 90, 41],
+            "--fa 0 --ubatch 512": [45, 45, 45],
+            "--fa 0 --ubatch 2048": [1, 1, 1],
+        }
+    )
+    series = peer(script, **installed)
+    for turn in series.turns * 3:
+        turn()
+    (found,) = series.cells([cell_of("decode@128", 1.0), cell_of("prefill512", 1.0)])
+    assert (found.variant, found.figure, found.samples) == ("--fa 1 --ubatch 512", 50.0, (50.0, 10.0, 52.0))
+    assert found.times == 90 / 50
+    assert list(script.commands[0][2:5]) == ["bench", "0.6b", "q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"name": "someone"}, ConfigError), ({"shape": "tiny"}, ConfigError), ({}, Unsupported)],
+)
+def test_a_peer_that_cannot_be_measured_is_refused_before_anything_runs(changes, error):
+    with pytest.raises(error):
+        peer(**changes)
+
+
+def test_an_environment_without_the_peer_is_refused(tmp_path):
+    (tmp_path / "llamacpp.py").touch()
+    with pytest.raises(Unsupported, match="has no llama_cpp"):
+        peer(scripts=tmp_path, python=Path(sys.executable))
+
+
+@pytest.mark.parametrize("line", ["{not json", "[1]", '{"unit": "tok/s", "metric": "prefill512", "median": 0}', ""])
+def test_a_failed_run_of_a_peer_leaves_its_other_results(installed, line):
+    good = json.dumps({"metric": "prefill512", "unit": "tok/s", "median": 50})
+
+    def run(command: Sequence[str], extra: Mapping[str, str]) -> tuple[int, str]:
+        if "RESULTS" in extra:
+            Path(extra["RESULTS"]).write_text(line if "2048" in command else good)
+        return 0, "last words"
+
+    series = peer(run, **installed)
+    for turn in series.turns:
+        turn()
+    assert isinstance(series.failure, Unsupported)
+    assert [each.figure for each in series.cells([cell_of("prefill512", 1.0)])] == [50]
+
+
+def test_arms_take_turns_and_the_first_turn_does_not_count():
+    asked: list[tuple[str, int]] = []
+
+    def arm(name: str, figure: float) -> Any:
+        def turn(load: Load) -> float:
+            asked.append((name, load.seed))
+            return figure + load.seed
+
+        return turn
+
+    turns = {"offline": arm("offline", 100), "thread": arm("thread", 90)}
+    assert take_turns(turns, Load(), 2, lambda _: None) == {"offline": [101, 102], "thread": [91, 92]}
+    assert [name for name, _ in asked] == ["offline", "thread", "thread", "offline", "offline", "thread"]
+    lost = Arm.of("thread", [90, 180, 270], [100, 200, 300])
+    assert lost.figure == 180 and lost.lost == pytest.approx(0.1) and lost.noise == pytest.approx(0, abs=1e-12)

@@ -1,4 +1,4 @@
-"""A model without numbers for tests of the benchmark: real shapes, weights that only know their size."""
+"""Stand-ins for tests of the benchmark: models of real shapes without values, and reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrum.bench.limits import Costs, Rates
-from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting
-from ferrum.bench.series import Judged, Sample
+from ferrum.bench.report import Cell, Origin, Report, Sample, Setting
 from ferrum.bench.shapes import SHAPES
 from ferrum.kernels.program_recorder import record
 from ferrum.models.decoder import build_decoder
@@ -28,7 +27,7 @@ class SizedWeight:
 
 @dataclass(frozen=True)
 class SizedSource:
-    """Parameters of one format, the embedding (and so a tied head) perhaps of another."""
+    """Parameters of one format; the embedding, and so a tied head, may have another."""
 
     format: str
     head: str
@@ -52,7 +51,7 @@ class VectorlessKernels(SizedSource):
 
 
 def costs_of(shape: str, format: str, head: str | None = None, kv_format: str = "bfloat16", **changes: Any) -> Costs:
-    """What a step of a shape costs in a format."""
+    """Return the costs of a step of a shape in a format."""
     spec = decoder_spec({**SHAPES[shape], **changes})
     source = SizedSource(format, head or format)
     program = record(build_decoder(spec, source, VectorlessKernels(format, format), 64))
@@ -63,15 +62,15 @@ def costs_of(shape: str, format: str, head: str | None = None, kv_format: str = 
 
 
 def rates(read: float = 50.0, peak: float = 1000.0) -> Rates:
-    """Rates in units of 1e9 per second; int8 twice as fast as bfloat16, which is twice as fast as float32."""
+    """Return rates in units of 1e9 per second; each narrower format is twice as fast."""
     return Rates(read * 1e9, peak / 2 * 1e9, peak * 1e9, 2 * peak * 1e9, 2 * peak * 1e9)
 
 
-def judged(figure: float, limit: float = 100.0, *, counted: bool = True) -> Judged:
-    return Judged(Sample("w", 1.0, 1.0, 0.0, rates(), rates()), figure, 0.9 * figure, limit, counted)
+def sample(figure: float, limit: float = 100.0) -> Sample:
+    return Sample(figure, 0.9 * figure, limit)
 
 
-def cell_of(workload: str, ratio: float, noise: float | None = 0.001, *, settled: bool = True) -> Cell:
+def cell_of(workload: str, ratio: float, noise: float | None = 0.001) -> Cell:
     return Cell(
         workload=workload,
         figure=100 * ratio,
@@ -79,8 +78,7 @@ def cell_of(workload: str, ratio: float, noise: float | None = 0.001, *, settled
         limit=100.0,
         ratio=ratio,
         noise=noise,
-        settled=settled,
-        samples=(judged(100 * ratio, counted=settled),) * 8,
+        samples=(sample(100 * ratio),) * (1 if noise is None else 8),
     )
 
 
@@ -88,11 +86,10 @@ def report_of(*cells: Cell, **setting: Any) -> Report:
     named = {"model": "m", "formats": ("bfloat16",), "kv_format": "bfloat16", "threads": 2, **setting}
     origin = Origin(ferrum="0", numerics_id="n", started="2026-01-01T00:00:00+00:00", processor="p", prober="q")
     return Report(
-        version=VERSION,
+        version=Report.LAYOUT,
         setting=Setting(**named),
         origin=origin,
         weight_bytes=1,
         best=rates(),
-        levels=(50e9,),
         cells=cells,
     )

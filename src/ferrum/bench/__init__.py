@@ -1,1 +1,1 @@
-"""Measurements of speed: workloads on any model or on random weights, beside the limit of this machine."""
+"""Benchmarks behind `ferrum bench`: steps against this machine's limit, and load on an HTTP server."""

@@ -1,17 +1,18 @@
-"""One run of the benchmark: from a loaded model to a report."""
+"""One run of the benchmark: from a loaded model to a report.
+
+Workloads are interleaved, so that a slow minute of the machine affects all of them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 
-from ferrum.bench.limits import Costs, Rates, seconds_of, weights
+from ferrum.bench.limits import Rates, seconds_of, weights
 from ferrum.bench.machine import Prober
-from ferrum.bench.peers import PeerSeries
-from ferrum.bench.probes import Judge
-from ferrum.bench.report import VERSION, Cell, Origin, Report, Setting, Spent, cell
-from ferrum.bench.series import Bench, Sample, Tell, judge, judge_of
-from ferrum.bench.subject import ExecutorSubject
+from ferrum.bench.report import Cell, Origin, Report, Sample, Setting
+from ferrum.bench.subject import ExecutorSubject, Times
 from ferrum.bench.workloads import Workload
 from ferrum.quant.scale_groups import DEFAULT_GROUP
 
@@ -24,95 +25,53 @@ def run_benchmark(
     series: int,
     setting: Setting,
     origin: Origin,
-    peers: Sequence[PeerSeries],
-    tell: Tell,
+    progress: Callable[[str], object],
 ) -> Report:
-    """Measure, and sum up.
-
-    Args:
-        subject: the model.
-        prober: of this machine.
-        workloads: what to measure.
-        series: how often, before each turn of the peers.
-        setting, origin: for the report.
-        peers: each in all its variants as often.
-        tell: told of each sample before it is taken.
+    """Take `series` samples of every workload, with a probe of the machine between any two samples.
 
     Raises:
         KvExhausted: the pool is too small for a workload.
     """
-    turns = [turn for peer in peers for turn in peer.turns]
-    samples = Bench(subject, prober).measure(workloads, series, turns, tell)
-    by = judge_of(samples)
-    cells = []
-    for workload in workloads:
-        tell(f"receipt  {workload.name}")
-        cells.append(_cell(subject, prober, workload, samples, by))
+    samples: dict[str, list[Sample]] = defaultdict(list)
+    probes = [prober()]
+    for number in range(1, series + 1):
+        for workload in workloads:
+            progress(f"series {number}/{series}  {workload.name}")
+            times = subject.run(workload)
+            probes.append(prober())
+            samples[workload.name].append(sample_of(subject, workload, times, probes[-2:]))
     return Report(
-        version=VERSION,
+        version=Report.LAYOUT,
         setting=setting,
         origin=origin,
         weight_bytes=subject.executor.memory_plan.weights,
-        best=by.best,
-        levels=by.levels,
-        cells=tuple(cells),
-        peers=tuple(beside for peer in peers for beside in peer.cells(cells)),
+        best=best_rates(probes),
+        cells=tuple(Cell.of(name, taken) for name, taken in samples.items()),
     )
 
 
+def best_rates(probes: Sequence[Rates]) -> Rates:
+    """Return the best of every rate: other processes can only slow a probe down."""
+    return Rates(*(max(getattr(probe, field.name) for probe in probes) for field in fields(Rates)))
+
+
+def sample_of(subject: ExecutorSubject, workload: Workload, times: Times, probes: Sequence[Rates]) -> Sample:
+    """Convert seconds to tokens per second, with the limit of the fastest probe around the sample."""
+    work = subject.costs.work(workload.passes(subject.max_rows))
+    seconds = min(seconds_of(work, rates) for rates in probes)
+    return Sample(*(workload.counted_tokens / each for each in (times.bare, times.whole, seconds)))
+
+
 def setting_of(subject: ExecutorSubject, name: str) -> Setting:
-    """What is measured, for the report; `name` is the model's."""
+    """Return what is measured, for the report; `name` is the model's."""
     held: dict[str, int] = defaultdict(int)
     for weight in weights(subject.costs.program):
         held[weight.format] += weight.nbytes
-    formats = tuple(sorted(held, key=lambda format: -held[format]))
     group = subject.executor.traits.group
     return Setting(
         model=name,
-        formats=formats,
+        formats=tuple(sorted(held, key=lambda format: -held[format])),
         kv_format=subject.costs.kv_format,
         threads=subject.threads,
         group=None if group == DEFAULT_GROUP else group,
     )
-
-
-def _cell(subject: ExecutorSubject, prober: Prober, workload: Workload, samples: Sequence[Sample], by: Judge) -> Cell:
-    work = subject.costs.work(workload.passes(subject.max_rows))
-    judged = judge(samples, workload, lambda rates: seconds_of(work, rates), by)
-    before = prober()
-    timed = subject.receipt(workload)
-    after = prober()
-    stronger = min(before, after, key=lambda rates: seconds_of(work, rates))
-    return cell(workload.name, judged, receipt(timed, subject.costs, workload, subject.max_rows, stronger))
-
-
-def receipt(
-    timed: Sequence[tuple[str, float]], costs: Costs, workload: Workload, max_rows: int, rates: Rates
-) -> list[Spent]:
-    """Where a sample's time went, by kind of operation, what took longest first.
-
-    Args:
-        timed: label and seconds of each operation of each pass, in order; empty where the backend cannot tell.
-        costs: what the operations must cost.
-        workload: what they are the passes of.
-        max_rows: how it was cut into passes.
-        rates: the machine at that time.
-    """
-    if not timed:
-        return []
-    count: dict[str, int] = defaultdict(int)
-    seconds: dict[str, float] = defaultdict(float)
-    limit: dict[str, float] = defaultdict(float)
-    for (label, took), least in zip(timed, _limits(costs, workload, max_rows, rates), strict=True):
-        count[label] += 1
-        seconds[label] += took
-        limit[label] += least
-    lines = [Spent(label=each, count=count[each], seconds=seconds[each], limit=limit[each]) for each in count]
-    return sorted(lines, key=lambda line: -line.seconds)
-
-
-def _limits(costs: Costs, workload: Workload, max_rows: int, rates: Rates) -> Iterator[float]:
-    """The limit in seconds of each operation of each pass, in order."""
-    for spans in workload.passes(max_rows):
-        for op in costs.program.ops:
-            yield sum(part.seconds(rates) for part in costs.of(op, spans))

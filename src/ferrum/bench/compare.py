@@ -1,9 +1,8 @@
-"""Two reports side by side: which ratios fell by more than the noise."""
+"""Comparison of two reports: which ratios fell by more than the noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -11,13 +10,13 @@ from ferrum.bench.report import Cell, Report, Setting
 from ferrum.core.errors import RequestError
 
 SIGMAS: Final = ((8, 3.5), (6, 4.1), (4, 5.3), (2, 13.3))
-"""From so many samples on, the standard errors that a change must exceed: of few samples they are guesses.
+"""Standard errors a change must exceed, by the least number of samples: few samples estimate their noise badly.
 
-Simulated: of 400,000 pairs of reports of the same normal samples, one in 200 exceeds them.
+Simulated with 400,000 pairs of reports of equal normal samples: one in 200 exceeds them.
 """
 
 LEAST: Final = 0.02
-"""What a change must be at least, however quiet the machine was."""
+"""The least change that counts, however small the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class Change:
     """A workload's ratio in two reports.
 
     Attributes:
-        before, after: the ratios; None where a report does not have the workload.
-        noise: relative change that noise may make; infinite where a report has one sample only, or none that counts.
+        before, after: the ratios; None if a report lacks the workload.
+        noise: relative change that noise can explain; infinite if a report has a single sample.
     """
 
     workload: str
@@ -43,43 +42,36 @@ class Change:
 
     @property
     def known(self) -> bool:
-        """Whether the reports say how far the ratio may move by itself, so that a change of it means something."""
+        """Whether the reports have enough samples to judge the change."""
         return self.relative is not None and math.isfinite(self.noise)
 
     @property
     def regressed(self) -> bool:
-        """Whether it fell beyond the noise, or is not measured any more: what is gone may have fallen."""
+        """Whether it fell beyond the noise, or is missing from the second report."""
         if self.relative is None:
             return self.after is None
         return self.relative < -self.noise
 
 
 def compare(before: Report, after: Report) -> tuple[Change, ...]:
-    """Every workload of either report.
+    """Compare every workload of either report.
 
     Raises:
-        RequestError: they measured different things; `param` names what differs.
+        RequestError: their settings differ; `param` names the field.
     """
     for field in fields(Setting):
         first, second = getattr(before.setting, field.name), getattr(after.setting, field.name)
         if first != second:
-            raise RequestError(f"{first!r} and {second!r}: different things were measured", param=field.name)
-    old, new = _by_name(before), _by_name(after)
-    return tuple(_change(name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new]))
-
-
-def _by_name(report: Report) -> Mapping[str, Cell]:
-    return {cell.workload: cell for cell in report.cells}
+            raise RequestError(f"{first!r} and {second!r}: the reports measured different things", param=field.name)
+    old = {cell.workload: cell for cell in before.cells}
+    new = {cell.workload: cell for cell in after.cells}
+    return tuple(_change(name, old.get(name), new.get(name)) for name in {**old, **new})
 
 
 def _change(name: str, before: Cell | None, after: Cell | None) -> Change:
     cells = [cell for cell in (before, after) if cell is not None]
-    fewest = min(sum(sample.counted for sample in cell.samples) for cell in cells)
+    fewest = min(len(cell.samples) for cell in cells)
     sigmas = next((sigmas for least, sigmas in SIGMAS if fewest >= least), math.inf)
-    noise = max(LEAST, sigmas * math.hypot(*map(_error, cells)))
+    errors = [math.inf if cell.noise is None else cell.noise for cell in cells]
+    noise = math.inf if math.isinf(sigmas) else max(LEAST, sigmas * math.hypot(*errors))
     return Change(name, None if before is None else before.ratio, None if after is None else after.ratio, noise)
-
-
-def _error(cell: Cell) -> float:
-    """Relative standard error of a ratio; nothing is known of one that rests on disturbed samples."""
-    return math.inf if cell.noise is None or not cell.settled else cell.noise

@@ -1,10 +1,10 @@
-"""The limit of a step on this machine: what it would take if the machine did nothing but what it must.
+"""A lower bound on a step's time on this machine (roofline).
 
     for each matrix max(its bytes / read bandwidth, operations / arithmetic peak), summed,
     and for each sequence and layer max(bytes of keys and values / bandwidth, attention operations / peak)
 
-Every byte of a weight is read once a pass; norms, activations, writes and sampling count for nothing. The work is read
-off the recorded program and the weights' true bytes, so that it is the same for every family and format.
+Every byte of a weight is read once per pass; norms, activations, writes and sampling count as free. The work is taken
+from the recorded program and the weights' real bytes, so it is the same for every family and format.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ferrum.kernels.program_recorder import Extent, Op, Program
 
 @dataclass(frozen=True, slots=True)
 class Rates(JsonRecord):
-    """What a machine can do: bytes read per second, and operations per second (a multiply-add is two) by format.
+    """A machine's rates: bytes read per second, and operations per second (a multiply-add is two) by format.
 
-    Those of int4 differ from int8's where no instruction adds products of bytes to sums of 32 bits (AVX2). Reports
-    older than this difference say 0.
+    int4 differs from int8 where no instruction adds byte products to 32-bit sums (AVX2).
     """
 
     read: float
@@ -36,25 +35,25 @@ class Rates(JsonRecord):
 
 
 _PEAKS: Final = frozenset({"bfloat16", "int8", "int4"})
-"""Formats with products of their own; the others multiply in float32."""
+"""Formats with dot products of their own width; the others multiply in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Work that reading and arithmetic do side by side: `nbytes` read, `operations` at the peak of that name."""
+    """Work whose reading and arithmetic overlap: `nbytes` read, `operations` at the peak of that name."""
 
     nbytes: float
     operations: float
     peak: str
 
     def seconds(self, rates: Rates) -> float:
-        """The longer of the two."""
+        """Return the longer of the two."""
         peak: float = getattr(rates, self.peak)
         return max(self.nbytes / rates.read, self.operations / peak)
 
 
 Work: TypeAlias = Mapping[Part, int]
-"""Parts, and how often each is done."""
+"""Parts, and how often each occurs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,12 @@ class Costs:
     kv_bytes: tuple[float, ...]
 
     def of(self, op: Op, spans: Pass) -> list[Part]:
-        """The parts of one operation in a pass; none for what a limit leaves out."""
+        """Return the parts of one operation in a pass; empty for operations that count as free."""
         if op.name == "attention":
             return [self._attention(op.arguments[1], span.start, span.count) for span in spans]
-        rows = sum(span.logits if _on_logits(op) else span.count for span in spans)
-        return [_product(weight, rows) for weight in _weights(op)] if rows else []
+        on_logits = any(value.extent is Extent.LOGITS for value in op.operands())
+        rows = sum(span.logits if on_logits else span.count for span in spans)
+        return [_product(weight, rows) for weight in matrices(op)] if rows else []
 
     def _attention(self, shape: AttentionShape, start: int, count: int) -> Part:
         window = start + count if shape.window is None else shape.window
@@ -86,7 +86,7 @@ class Costs:
         return Part(stored * self.kv_bytes[shape.group], operations, self.kv_format)
 
     def work(self, passes: Iterable[Pass]) -> Work:
-        """All parts of some passes, one after the other. Layers are alike, so there are few different ones."""
+        """Return all parts of consecutive passes. Layers are alike, so few parts differ."""
         work: Counter[Part] = Counter()
         for spans, times in Counter(passes).items():
             for op in self.program.ops:
@@ -94,40 +94,27 @@ class Costs:
                     work[part] += times
         return work
 
-    def seconds(self, passes: Iterable[Pass], rates: Rates) -> float:
-        """The limit of some passes, one after the other."""
-        return seconds_of(self.work(passes), rates)
-
 
 def seconds_of(work: Work, rates: Rates) -> float:
-    """The limit of some work."""
+    """Return the lower bound of some work in seconds."""
     return sum(times * part.seconds(rates) for part, times in work.items())
 
 
 def layer_kv_bytes(program: Program, group_bytes: Sequence[float]) -> tuple[float, ...]:
-    """Bytes of a token's keys and values in one layer, by layer group, from those of all layers of each group."""
+    """Return the bytes of a token's keys and values in one layer, by layer group, from each group's total."""
     layers = Counter(op.arguments[1].group for op in program.ops if op.name == "attention")
     return tuple(total / layers[group] for group, total in enumerate(group_bytes))
 
 
 def weights(program: Program) -> tuple[Weight, ...]:
-    """Every matrix of a program once, the embedding too."""
+    """Return every matrix of a program once, including the embedding."""
     found = [op.arguments[0] for op in program.ops if op.name == "embed"]
-    found += [weight for op in program.ops for weight in _weights(op)]
+    found += [weight for op in program.ops for weight in matrices(op)]
     return tuple({id(weight): weight for weight in found}.values())
 
 
-def label(op: Op) -> str:
-    """An operation's name in a receipt: operations of one label do the same work."""
-    weights = _weights(op)
-    if not weights:
-        return op.name
-    outputs = "+".join(str(weight.shape[0]) for weight in weights)
-    return f"{op.name} {weights[0].shape[1]}>{outputs}"
-
-
-def _weights(op: Op) -> tuple[Weight, ...]:
-    """The matrices that an operation multiplies by."""
+def matrices(op: Op) -> tuple[Weight, ...]:
+    """Return the matrices an operation multiplies by."""
     arguments: tuple[Any, ...] = op.arguments
     match op.name:
         case "linear":
@@ -137,10 +124,6 @@ def _weights(op: Op) -> tuple[Weight, ...]:
         case "head":
             return (arguments[1],)
     return ()
-
-
-def _on_logits(op: Op) -> bool:
-    return any(value.extent is Extent.LOGITS for value in op.operands())
 
 
 def _product(weight: Weight, rows: int) -> Part:

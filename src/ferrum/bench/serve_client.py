@@ -1,4 +1,4 @@
-"""A client of any OpenAI-compatible server that does little but look at its watch: one connection a request."""
+"""A streaming client of OpenAI-compatible servers that records arrival times: one connection per request."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, Final, TypeAlias, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import h11
 
-from ferrum.bench.serve_options import LOWEST_TOKEN, Endpoint, Target
+from ferrum.bench.serve_options import LOWEST_TOKEN, USUAL_VOCABULARY, Endpoint, Target
 from ferrum.bench.serve_plan import Planned
 from ferrum.core.json_record import JsonRecord
 
 _CHUNK: Final = 1 << 16
-PATIENCE: Final = 5.0
-"""Seconds that what a server says of a refusal may take."""
+_MAX_ERROR: Final = 200
+"""Characters kept of an error message."""
 
 ANSWER_SECONDS: Final = 30.0
-"""Seconds that the answer to a question of a few bytes may take."""
+"""Time limit for answers of a few bytes: model lists and error bodies."""
 
-LONGEST_MESSAGE: Final = 200
-"""Characters that are told of what a server says."""
+BadAnswer: Final = (OSError, h11.ProtocolError, ValueError, LookupError, TypeError, RecursionError)
+"""What reading a broken or foreign answer can raise, apart from `RequestFailed`."""
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(JsonRecord):
-    """What became of a request. Moments are seconds after the start of the run.
+    """What happened to a request. Times are seconds since the start of the run.
 
     Attributes:
         planned: when it was due.
-        sent: when the client began with it.
+        sent: when the client began to send it.
         pieces: when each piece of text arrived.
-        end: when its stream was over.
-        prompt_tokens, tokens: by the server's account, else by the request's and by counting pieces.
-        error: what went wrong, in a word or two; None: nothing did.
-        said: what the server said of it, in a line.
+        end: when its stream ended.
+        prompt_tokens, tokens: from the stream's `usage`, else from the request and by counting pieces.
+        error: why it failed, in a few words; None: it succeeded.
+        said: the server's error message, shortened.
     """
 
     planned: float
@@ -57,29 +57,29 @@ class Timeline(JsonRecord):
 
     @property
     def ttft(self) -> float:
-        """Time to the first token: from when the request was due to its first piece."""
+        """Time to first token, from when the request was due."""
         return self.pieces[0] - self.planned
 
     @property
     def e2e(self) -> float:
-        """From when the request was due to its end."""
+        """Time to the end, from when the request was due."""
         return self.end - self.planned
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first one; None for a single token, and for many that came at once."""
+        """Time per output token after the first; None if a single piece arrived."""
         if self.tokens < 2 or len(self.pieces) < 2:
             return None
         return (self.pieces[-1] - self.pieces[0]) / (self.tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
-        """From each piece to the next."""
+        """Times between consecutive pieces."""
         return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
 
 
 def request_body(target: Target, planned: Planned, draw: random.Random) -> dict[str, Any]:
-    """The JSON object of a request, with a prompt of its own."""
+    """Return the JSON object of a request with a new random prompt: servers cache earlier ones."""
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": planned.max_tokens,
@@ -92,20 +92,21 @@ def request_body(target: Target, planned: Planned, draw: random.Random) -> dict[
     if target.endpoint == Endpoint.CHAT:
         words = " ".join("".join(draw.choices("aeiounrst", k=3)) for _ in range(planned.prompt_tokens))
         return {**body, "messages": [{"role": "user", "content": words}]}
-    return {**body, "prompt": [draw.randrange(LOWEST_TOKEN, target.vocabulary) for _ in range(planned.prompt_tokens)]}
+    below = target.vocabulary or USUAL_VOCABULARY
+    return {**body, "prompt": [draw.randrange(LOWEST_TOKEN, below) for _ in range(planned.prompt_tokens)]}
 
 
 Clock: TypeAlias = Callable[[], float]
 Send: TypeAlias = Callable[[Planned, float], Awaitable[Timeline]]
-"""Sends a request that was due at a moment, and tells what became of it. Never fails."""
+"""Sends a request with its due time and returns its timeline, also for a failure."""
 
 
 class RequestFailed(Exception):
-    """The server did not do what it was asked for.
+    """A refusal or a broken stream.
 
     Args:
-        error: what it did, in a word or two.
-        said: what it said of that, in a line.
+        error: what happened, in a few words.
+        said: the server's message.
     """
 
     def __init__(self, error: str, said: str | None = None) -> None:
@@ -115,29 +116,26 @@ class RequestFailed(Exception):
 
 
 class Client:
-    """Sends requests, each with a prompt of its own that no earlier run had: a server may remember prompts.
+    """A sender of requests.
 
     Args:
-        target: whom to ask.
-        key: the API key; None: none.
-        clock: seconds after the start of the run.
+        target: the server.
+        key: the API key, if any.
+        clock: seconds since the start of the run.
 
     Attributes:
-        fingerprint: what the server calls its numerics, if it does.
+        fingerprint: the server's last `system_fingerprint`.
     """
 
     def __init__(self, target: Target, key: str | None, clock: Clock) -> None:
         self._target = target
-        self._url = urlsplit(target.url.rstrip("/"))
-        self._headers = {"content-type": "application/json"}
-        if key is not None:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._key = key
         self._draw = random.Random()
         self._clock = clock
         self.fingerprint: str | None = None
 
     async def __call__(self, planned: Planned, due: float) -> Timeline:
-        """See `Send`."""
+        """Send a request and follow its stream. See `Send`."""
         body = request_body(self._target, planned, self._draw)
         sent, pieces, usage = self._clock(), list[float](), dict[str, int]()
         error = said = None
@@ -148,7 +146,7 @@ class Client:
             error = "timeout"
         except RequestFailed as failure:
             error, said = failure.error, failure.said
-        except (OSError, h11.ProtocolError, ValueError, RecursionError) as failure:
+        except BadAnswer as failure:
             error = type(failure).__name__
         return Timeline(
             planned=due,
@@ -164,110 +162,114 @@ class Client:
     async def _read(self, body: Mapping[str, Any], pieces: list[float], usage: dict[str, int]) -> None:
         """Follow a stream to its end."""
         path = "/chat/completions" if self._target.endpoint == Endpoint.CHAT else "/completions"
-        async with aclosing(exchange(self._url, "POST", path, self._headers, json.dumps(body).encode())) as parts:
+        async with aclosing(exchange(self._target.url, path, self._key, json.dumps(body).encode())) as parts:
             async for line in _lines(parts):
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = _given(json.loads(data), dict)
+                event = _typed(json.loads(data), dict)
                 if event.get("error"):
                     raise RequestFailed("error in the stream", message_of(data))
-                if any(_has_text(_given(choice, dict)) for choice in _given(event.get("choices"), list)):
+                if any(_has_text(_typed(choice, dict)) for choice in _typed(event.get("choices"), list)):
                     pieces.append(self._clock())
-                counts = _given(event.get("usage"), dict).items()
+                counts = _typed(event.get("usage"), dict).items()
                 usage.update({name: count for name, count in counts if type(count) is int and count >= 0})
                 if isinstance(named := event.get("system_fingerprint"), str):
                     self.fingerprint = named or self.fingerprint
-        raise RequestFailed("cut off")
+        raise RequestFailed("connection closed before [DONE]")
 
 
-def _given(value: Any, kind: type[Kind]) -> Kind:
-    """A JSON value of a kind; none is an empty one. Raises RequestFailed for a value of another."""
+def _typed(value: Any, kind: type[Kind]) -> Kind:
+    """Return a JSON value of a kind; null is an empty one. Raises RequestFailed for another kind."""
     if not isinstance(value, kind | None):
-        raise RequestFailed("another stream than OpenAI's")
+        raise RequestFailed("not an OpenAI stream")
     return kind() if value is None else value
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
-    """Whether a choice of an event carries any."""
-    delta = _given(choice.get("delta"), dict)
+    """Return whether a choice of an event carries text; servers name a model's reasoning differently."""
+    delta = _typed(choice.get("delta"), dict)
     return bool(choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content"))
 
 
 async def get_json(url: str, path: str, key: str | None = None) -> Any:
-    """What the server answers to a GET.
+    """Return the JSON answer to a GET.
 
     Raises:
-        RequestFailed: another status than 200.
-        OSError: there is no server, or none that answers in time.
-        ValueError, RecursionError: it does not speak JSON.
+        RequestFailed: a status other than 200.
+        OSError, ValueError, RecursionError: no answer in time, or no JSON.
     """
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    async with asyncio.timeout(ANSWER_SECONDS):
-        async with aclosing(exchange(urlsplit(url.rstrip("/")), "GET", path, headers)) as parts:
-            return json.loads(b"".join([part async for part in parts]))
+    async with asyncio.timeout(ANSWER_SECONDS), aclosing(exchange(url, path, key)) as parts:
+        return json.loads(b"".join([part async for part in parts]))
 
 
-async def exchange(
-    url: SplitResult, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
-) -> AsyncGenerator[bytes, None]:
-    """Send one request on a connection of its own; the parts of the response's body as they arrive.
+async def exchange(url: str, path: str, key: str | None, body: bytes | None = None) -> AsyncGenerator[bytes, None]:
+    """Send a POST of a JSON body, or a GET, on a new connection; yield the parts of the response's body.
 
     Raises:
-        RequestFailed: another status than 200.
+        RequestFailed: a status other than 200.
         OSError, h11.ProtocolError: the connection failed.
     """
-    secure = ssl.create_default_context() if url.scheme == "https" else None
-    port = url.port or (443 if secure else 80)
-    reader, writer = await asyncio.open_connection(url.hostname, port, ssl=secure)
+    base = urlsplit(url.rstrip("/"))
+    secure = ssl.create_default_context() if base.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(base.hostname, base.port or (443 if secure else 80), ssl=secure)
+    headers = {"host": base.netloc.rpartition("@")[2], "connection": "close", "content-type": "application/json"}
+    headers["content-length"] = str(len(body or b""))
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    method = "GET" if body is None else "POST"
     try:
         connection = h11.Connection(h11.CLIENT)
-        head = {"host": url.netloc.rpartition("@")[2], "connection": "close", "content-length": str(len(body))}
-        request = h11.Request(method=method, target=url.path + path, headers=list({**head, **headers}.items()))
-        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+        request = h11.Request(method=method, target=base.path + path, headers=list(headers.items()))
+        for event in (request, h11.Data(data=body or b""), h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")
-        while True:
-            got = connection.next_event()
-            if got is h11.NEED_DATA:
-                connection.receive_data(await reader.read(_CHUNK))
-            elif isinstance(got, h11.Response) and got.status_code != 200:
-                raise RequestFailed(f"HTTP {got.status_code}", message_of(await _rest(connection, reader)))
-            elif isinstance(got, h11.Data):
+        refused = None
+        async for got in _received(connection, reader):
+            if isinstance(got, h11.Data):
                 yield bytes(got.data)
-            elif isinstance(got, h11.EndOfMessage | h11.ConnectionClosed):
-                return
+            elif isinstance(got, h11.Response) and got.status_code != 200:
+                refused = got.status_code
+                break
+        if refused is not None:
+            raise RequestFailed(f"HTTP {refused}", message_of(await _error_body(connection, reader)))
     finally:
         writer.close()
 
 
-async def _rest(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-    """The body of a response, as far as it comes and is not long."""
+async def _received(connection: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[h11.Event]:
+    """Yield the events of a response up to its end."""
+    while not isinstance(got := connection.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
+        if got is h11.NEED_DATA:
+            connection.receive_data(await reader.read(_CHUNK))
+        elif isinstance(got, h11.Event):
+            yield got
+
+
+async def _error_body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    """Return what arrives of a refusal's body in time, at most about 64 KiB."""
     body = b""
-    with suppress(OSError, h11.ProtocolError):  # a time-out is an OSError, too
-        async with asyncio.timeout(PATIENCE):
-            while len(body) < _CHUNK:
-                got = connection.next_event()
-                if got is h11.NEED_DATA:
-                    connection.receive_data(await reader.read(_CHUNK))
-                elif isinstance(got, h11.Data):
+    with suppress(OSError, h11.ProtocolError):  # TimeoutError is an OSError
+        async with asyncio.timeout(ANSWER_SECONDS):
+            async for got in _received(connection, reader):
+                if isinstance(got, h11.Data):
                     body += got.data
-                else:
+                if len(body) >= _CHUNK:
                     break
     return body
 
 
 def message_of(body: bytes) -> str | None:
-    """The message of an error's JSON, or else its text, as one line that is not long; None where there is none."""
+    """Return the message of an error's JSON, or else its text, shortened to one line; None if it is empty."""
     text = body.decode("utf-8", "replace")
-    with suppress(ValueError, LookupError, TypeError, RecursionError):  # another server than OpenAI's
+    with suppress(ValueError, LookupError, TypeError, RecursionError):  # not an OpenAI-compatible error
         text = str(json.loads(text)["error"]["message"])
-    return shorten(text, LONGEST_MESSAGE, placeholder=" ...") or None
+    return shorten(text, _MAX_ERROR, placeholder=" ...") or None
 
 
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines of a body, without their ends."""
+    """Yield whole lines of a body without their line ends."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")

@@ -1,4 +1,4 @@
-"""Sends what was planned when it is due, and keeps every timeline."""
+"""Sends planned requests at their due times and collects every timeline."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ async def run_load(
     clients: int | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> tuple[Timeline, ...]:
-    """Send every request, and wait for the last one.
+    """Send every request and wait for the last one.
 
-    In an open loop a request is due at its moment, and what it then waits for, the client's own delay included, is part
-    of its latency: a server that stalls does not thereby get fewer requests (Schroeder, Wierman and Harchol-Balter,
-    "Open Versus Closed", NSDI 2006).
+    In an open loop latency counts from the moment a request is due, including the client's own delay. A server that
+    stalls does not thereby get fewer requests (Schroeder, Wierman and Harchol-Balter, "Open Versus Closed", NSDI 2006).
 
     Args:
-        plan: in the order of their moments.
+        plan: requests in the order of their due times.
         send: sends one.
-        clock: seconds after the start.
-        clients: None: an open loop; else so many requests at a time, each due when a place is free.
-        done: called after each.
+        clock: seconds since the start.
+        clients: None: an open loop; else the number of concurrent requests, each due when a client is free.
+        done: called after each request.
 
     Returns:
-        Their timelines, in the order of the plan.
+        Timelines in the order of the plan.
     """
-    places = None if clients is None else asyncio.Semaphore(clients)
+    free = None if clients is None else asyncio.Semaphore(clients)
 
     async def follow(one: Planned) -> Timeline:
         async with AsyncExitStack() as stack:
             due = one.at
-            if places is not None:
-                await stack.enter_async_context(places)
+            if free is not None:
+                await stack.enter_async_context(free)
                 due = clock()
             timeline = await send(one, due)
         done()
@@ -49,7 +48,7 @@ async def run_load(
     async with asyncio.TaskGroup() as group:
         tasks = []
         for one in plan:
-            if places is None:
+            if free is None:
                 await asyncio.sleep(max(0.0, one.at - clock()))
             tasks.append(group.create_task(follow(one)))
     return tuple(task.result() for task in tasks)

@@ -1,4 +1,4 @@
-"""When requests arrive and how large they are: what `ferrum bench serve` asks of a server, drawn before it begins."""
+"""Arrival times and sizes of the requests `ferrum bench serve` sends, drawn before it starts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import about, check_options
 
+REQUESTS: Final = 64
+"""Default number of measured requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned(JsonRecord):
-    """A request to be sent. Raises ConfigError, naming the field, for a value that cannot be."""
+    """A request to send. Raises ConfigError, naming the field, for an invalid value."""
 
     at: float = field(metadata=about("Seconds after the start; 0 in a closed loop.", least=0.0))
     prompt_tokens: int = field(metadata=about("Tokens of the prompt.", least=1))
-    max_tokens: int = field(metadata=about("How many to generate.", least=1))
+    max_tokens: int = field(metadata=about("Tokens to generate.", least=1))
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
-REQUESTS: Final = 64
-"""Measured requests where nothing says how many."""
-
-
 def plan(load: Load) -> tuple[Planned, ...]:
-    """Every request of a load, those of the warm-up first, in the order of their arrival.
+    """Return every request of a load in the order of arrival, warm-up first.
 
     Raises:
-        ConfigError: the trace cannot be used.
+        ConfigError: the trace is unreadable or too short.
     """
     if load.trace is not None:
         return _traced(load, Path(load.trace))
@@ -49,7 +48,7 @@ def plan(load: Load) -> tuple[Planned, ...]:
 
 
 def _moments(load: Load, draw: random.Random) -> Iterator[float]:
-    """Seconds after the start at which requests arrive, without an end."""
+    """Yield arrival times in seconds without end."""
     if load.arrivals == Arrivals.CLOSED:
         yield from itertools.repeat(0.0)
     if load.arrivals == Arrivals.POISSON:
@@ -71,5 +70,5 @@ def _traced(load: Load, path: Path) -> tuple[Planned, ...]:
         raise ConfigError(f"{path}: {error}", param="trace") from None
     end = len(planned) if load.requests is None else load.warmup + load.requests
     if not load.warmup < end <= len(planned):
-        raise ConfigError(f"{path} has {len(planned)} requests, too few", param="trace")
+        raise ConfigError(f"{path} has {len(planned)} requests, too few for {end} with warm-up", param="trace")
     return tuple(planned[:end])

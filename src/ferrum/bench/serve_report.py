@@ -1,11 +1,11 @@
-"""What a server made of a load, as one JSON document. docs/bench.md defines every figure."""
+"""The report of `ferrum bench serve` as a JSON document. docs/bench.md defines every figure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,13 +14,10 @@ from ferrum.bench.serve_client import Timeline
 from ferrum.bench.serve_options import Level, Load, Target
 from ferrum.core.json_record import JsonRecord
 
-VERSION: Final = 1
-"""Of the document's layout."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread(JsonRecord):
-    """How a time in seconds is distributed: its mean, percentiles, and the longest."""
+    """The distribution of a time in seconds."""
 
     mean: float
     p50: float
@@ -30,7 +27,7 @@ class Spread(JsonRecord):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Self | None:
-        """Of those values that are there; None where none is. Percentiles between two values are interpolated."""
+        """Summarise the values that are not None, with interpolated percentiles; None if there are none."""
         known = np.array([value for value in values if value is not None], np.float64)
         if not len(known):
             return None
@@ -38,8 +35,8 @@ class Spread(JsonRecord):
         return cls(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, max=float(known.max()))
 
 
-def well_served(timeline: Timeline, level: Level) -> bool:
-    """Whether a request did not fail, and kept to the level."""
+def is_good(timeline: Timeline, level: Level) -> bool:
+    """Return whether a request succeeded within the service level."""
     if timeline.error is not None:
         return False
     limits = ((timeline.ttft, level.ttft), (timeline.tpot, level.tpot), (timeline.e2e, level.e2e))
@@ -48,17 +45,17 @@ def well_served(timeline: Timeline, level: Level) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(JsonRecord):
-    """The measured requests in a few figures.
+    """Figures of the measured requests.
 
     Attributes:
-        requests: how many were measured.
-        failures: how many failed, by their error.
+        requests: their number.
+        failures: number of failed requests by error.
         seconds: from when the first was due to the end of the last.
-        requests_per_second, tokens_per_second, prompt_tokens_per_second: of those that did not fail.
-        goodput: requests per second that were well served (Zhong et al., "DistServe", OSDI 2024).
-        good: their part of all.
+        requests_per_second, tokens_per_second, prompt_tokens_per_second: of those that succeeded.
+        goodput: good requests per second (Zhong et al., "DistServe", OSDI 2024).
+        good: share of good requests.
         ttft, itl, tpot, e2e: see `Timeline`; itl is over all gaps of all requests.
-        lateness: the longest that the client itself came late.
+        lateness: the client's longest delay in sending a request.
     """
 
     requests: int
@@ -77,10 +74,10 @@ class Summary(JsonRecord):
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline], level: Level) -> Self:
-        """Of at least one request."""
+        """Summarise at least one request."""
         served = [each for each in timelines if each.error is None]
         seconds = max(each.end for each in timelines) - min(each.planned for each in timelines)
-        well = sum(well_served(each, level) for each in timelines)
+        good = sum(is_good(each, level) for each in timelines)
         return cls(
             requests=len(timelines),
             failures=dict(Counter(each.error for each in timelines if each.error is not None)),
@@ -88,8 +85,8 @@ class Summary(JsonRecord):
             requests_per_second=len(served) / seconds,
             tokens_per_second=sum(each.tokens for each in served) / seconds,
             prompt_tokens_per_second=sum(each.prompt_tokens for each in served) / seconds,
-            goodput=well / seconds,
-            good=well / len(timelines),
+            goodput=good / seconds,
+            good=good / len(timelines),
             ttft=Spread.of(each.ttft for each in served),
             itl=Spread.of(gap for each in served for gap in each.gaps),
             tpot=Spread.of(each.tpot for each in served),
@@ -99,32 +96,25 @@ class Summary(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOrigin(JsonRecord):
-    """When and where it was measured: the client's version and processor, and what the server calls its numerics."""
-
-    ferrum: str
-    started: str
-    processor: str
-    system_fingerprint: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeReport(Document):
-    """A run.
+    """Results of one run of `ferrum bench serve`.
 
     Attributes:
-        target, load, level: what was asked of whom, and what counts as well served.
-        server: its URL; or the model and the options that it was started with.
-        summary: the measured requests in figures.
-        timelines: every request, those of the warm-up first.
+        target, load, level: its options.
+        ferrum, started, processor: the client's version, the time (UTC, ISO 8601) and the client's CPU.
+        system_fingerprint: the server's name for its numerics, if any.
+        summary: figures of the measured requests.
+        timelines: every request, warm-up first.
     """
 
-    LAYOUT: ClassVar[int] = VERSION
+    LAYOUT: ClassVar[int] = 2
 
     target: Target
     load: Load
     level: Level
-    origin: ServeOrigin
-    server: tuple[str, ...]
+    ferrum: str
+    started: str
+    processor: str
+    system_fingerprint: str | None
     summary: Summary
     timelines: tuple[Timeline, ...]

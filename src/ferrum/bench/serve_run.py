@@ -1,42 +1,42 @@
-"""One run of the benchmark of servers: from a URL and a load to a report."""
+"""One run of `ferrum bench serve`: from a URL and a load to a report."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from datetime import UTC, datetime
 
-import h11
-
-from ferrum.bench.serve_client import Client, RequestFailed, get_json
+from ferrum.bench.serve_client import BadAnswer, Client, RequestFailed, Timeline, get_json
 from ferrum.bench.serve_load import run_load
 from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
-from ferrum.bench.serve_report import VERSION, ServeOrigin, ServeReport, Summary
+from ferrum.bench.serve_report import ServeReport, Summary
 from ferrum.core.errors import ConfigError
+from ferrum.core.version import installed_version
 from ferrum.engine.progress import BarFactory, progress_bar
 
 
-def served_model(url: str, key: str | None) -> str:
-    """The first model that a server lists.
+def completed(target: Target, key: str | None) -> Target:
+    """Ask the server for the model and the vocabulary that the options leave out.
 
     Raises:
-        ConfigError: it lists none, or does not answer.
+        ConfigError: the server does not answer or lists no model.
     """
-    try:
-        name: str = asyncio.run(get_json(url, "/models", key))["data"][0]["id"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, RequestFailed, h11.ProtocolError) as error:
-        raise ConfigError(f"{url}/models: {type(error).__name__}: {error}", param="url") from None
-    return name
-
-
-def usual_vocabulary(url: str, key: str | None) -> int:
-    """What prompts are made of where nobody says: a server of ferrum's tells how many tokens its model has."""
-    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError, RequestFailed, h11.ProtocolError):
-        return min(USUAL_VOCABULARY, int(asyncio.run(get_json(url, "/config", key))["model"]["vocab_size"]))
-    return USUAL_VOCABULARY
+    if target.model is None:
+        try:
+            name = str(asyncio.run(get_json(target.url, "/models", key))["data"][0]["id"])
+        except (*BadAnswer, RequestFailed) as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ConfigError(f"{target.url}/models does not answer ({reason})", param="url") from None
+        target = replace(target, model=name)
+    if target.vocabulary is None:
+        size = USUAL_VOCABULARY
+        with suppress(*BadAnswer, RequestFailed):  # only ferrum reports its vocabulary
+            size = min(size, int(asyncio.run(get_json(target.url, "/config", key))["model"]["vocab_size"]))
+        target = replace(target, vocabulary=size)
+    return target
 
 
 def measure_server(
@@ -45,28 +45,27 @@ def measure_server(
     *,
     level: Level,
     key: str | None,
-    origin: Callable[[str | None], ServeOrigin],
-    server: Sequence[str],
+    processor: str,
     bar: bool | BarFactory = True,
 ) -> ServeReport:
-    """Put a load on a server, and sum up what was measured.
+    """Send a load to a server and summarise the result.
 
     Args:
-        target: whom to ask.
-        load: what for.
-        level: what counts as well served.
-        key: the API key, if one is needed.
-        origin: of the report, from what the server calls its numerics.
-        server: for the report: its name, and the options that it was started with.
-        bar: shows progress; see `progress_bar`.
+        target: the server.
+        load: the requests.
+        level: the service level for goodput.
+        key: the API key, if any.
+        processor: the client's CPU, for the report.
+        bar: see `progress_bar`.
 
     Raises:
-        ConfigError: the trace cannot be used.
+        ConfigError: the server does not answer, or the trace is invalid.
     """
     planned = plan(load)
-    shown = progress_bar(bar, len(planned), "requests")
+    target = completed(target, key)
+    progress = progress_bar(bar, len(planned), "requests")
 
-    async def run() -> tuple[Any, ...]:
+    async def run() -> tuple[tuple[Timeline, ...], str | None]:
         began = time.perf_counter()
 
         def clock() -> float:
@@ -74,20 +73,22 @@ def measure_server(
 
         client = Client(target, key, clock)
         clients = load.clients if load.arrivals == Arrivals.CLOSED else None
-        timelines = await run_load(planned, client, clock, clients=clients, done=lambda: shown.update(1))
+        timelines = await run_load(planned, client, clock, clients=clients, done=lambda: progress.update(1))
         return timelines, client.fingerprint
 
     try:
         timelines, fingerprint = asyncio.run(run())
     finally:
-        shown.close()
+        progress.close()
     return ServeReport(
-        version=VERSION,
+        version=ServeReport.LAYOUT,
         target=target,
         load=load,
         level=level,
-        origin=origin(fingerprint),
-        server=tuple(server),
+        ferrum=installed_version(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor,
+        system_fingerprint=fingerprint,
         summary=Summary.of(timelines[load.warmup :], level),
         timelines=timelines,
     )

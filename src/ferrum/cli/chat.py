@@ -1,14 +1,25 @@
-"""`ferrum chat`: a conversation in the terminal."""
+"""`ferrum chat`: a conversation in the terminal, with commands such as /save."""
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
+from ferrum.cli.options import (
+    MODEL_HELP,
+    checked_engine,
+    chosen,
+    engine_fields,
+    sampling_fields,
+    sampling_params,
+    with_options,
+)
 from ferrum.cli.run import echo_text, show_log
 from ferrum.core.errors import KvExhausted, RequestError
 
@@ -17,71 +28,134 @@ if TYPE_CHECKING:
     from ferrum.engine.llm import LLM
 
 FULL: Final = 0.75
-"""Of the context, what a conversation may take with the user's last line; the rest is for the answer."""
+"""Share of the context a conversation may fill before its oldest messages are dropped."""
 
 KEPT: Final = 0.5
-"""What it takes at most when something of it has been forgotten."""
+"""Share that is kept then: clearly less, since a conversation with another beginning is computed again."""
+
+HELP: Final = '''\
+/system TEXT   set the system message; without TEXT remove it
+/reset         start over, keeping the system message
+/save FILE     write the conversation to FILE as JSON
+/quit          leave (also Ctrl-D); Ctrl-C stops an answer
+A line that ends in \\ continues on the next line. """ begins a message of several lines, and """ ends it.'''
+
+QUOTES: Final = '"""'
 
 
 @with_options(engine_fields(), "Model and engine")
-@with_options(sampling_fields(), "Sampling")
+@with_options(sampling_fields(), "Sampling", {"max_tokens": "the rest of the context"})
 def chat(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A directory or a hub id of a model with a chat template.")
-    ],
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP.replace(", or ferrum-tiny", ""))],
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     **options: Any,
 ) -> None:
-    """Talk with a model, one line at a time. An empty line, end of input or Ctrl-C ends the conversation."""
+    """Talk with a model that has a chat template. /help lists the commands, Ctrl-D ends the conversation."""
     from ferrum.engine.llm import LLM
 
     show_log()
-    with LLM(model, **chosen(engine_fields(), options)) as llm:
+    sampling_params({"max_tokens": None}, options)  # fails before the model is loaded
+    with LLM(model, **checked_engine(model, chosen(engine_fields(), options))) as llm:
         params = sampling_params({"max_tokens": None, **llm.client.recommended}, options)
-        messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         if llm.client.chat_template is None:
-            raise RequestError("has no chat template; `ferrum run` goes on with a plain prompt", param="model")
-        llm.client.render([*messages, {"role": "user", "content": "?"}])  # what it cannot render is refused at once
-        while (line := _ask()) is not None:
-            _talk(llm, messages, line, params)
+            problem = f"{model!r} has no chat template: complete texts with `ferrum run {model} PROMPT` instead"
+            raise RequestError(problem, param="model")
+        conversation = Conversation(llm, params)
+        if system is not None:
+            conversation.set_system(system)
+        llm.client.render([*conversation.messages, {"role": "user", "content": "?"}])  # fails before the first prompt
+        if sys.stdin.isatty():
+            typer.echo("(/help lists the commands)", err=True)
+        while (text := ask()) is not None:
+            if text.startswith("/"):
+                if not conversation.command(*text[1:].split(maxsplit=1)):
+                    return
+            elif text.strip():
+                conversation.say(text)
 
 
-def _talk(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
-    """One line and its answer. A line that is no text or too long is let go; see `_shorten` for a conversation."""
-    kept = [*messages, {"role": "user", "content": line}]
-    try:
-        shortened = _shorten(llm, kept)
-        answer = echo_text(llm.stream(llm.client.render(kept), params, add_special_tokens=False))
-    except (RequestError, KvExhausted) as error:
-        typer.echo(f"({error})", err=True)
-        return
-    if shortened:
-        typer.echo("(the conversation is long for the context: its beginning is forgotten)", err=True)
-    messages[:] = [*kept, {"role": "assistant", "content": answer}]
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far, and the model that answers them."""
+
+    llm: LLM
+    params: SamplingParams
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Print the answer to a message. A message that fails or is stopped is not kept."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        try:
+            shortened = self._shorten(messages)
+            answer = echo_text(self.llm.stream(self.llm.client.render(messages), self.params, add_special_tokens=False))
+        except (RequestError, KvExhausted) as error:
+            typer.echo(f"({error})", err=True)
+        except KeyboardInterrupt:
+            typer.echo("\n(stopped; this message and its answer are not kept)", err=True)
+        else:
+            if shortened:
+                typer.echo("(the context is nearly full: the oldest messages were dropped)", err=True)
+            self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def command(self, name: str = "", argument: str = "") -> bool:
+        """Run a command; return False for /quit."""
+        match name:
+            case "quit" | "exit":
+                return False
+            case "system":
+                self.set_system(argument)
+            case "reset":
+                self.messages = [each for each in self.messages if each["role"] == "system"]
+            case "save" if argument:
+                try:
+                    Path(argument).expanduser().write_text(json.dumps(self.messages, indent=2) + "\n")
+                    typer.echo(f"(saved {len(self.messages)} messages to {argument})", err=True)
+                except (OSError, RuntimeError) as error:
+                    typer.echo(f"(cannot save: {error})", err=True)
+            case "help":
+                typer.echo(HELP, err=True)
+            case _:
+                problem = "/save requires a FILE" if name == "save" else f"unknown command /{name}"
+                typer.echo(f"({problem}; /help lists the commands)", err=True)
+        return True
+
+    def set_system(self, text: str) -> None:
+        """Replace the system message; an empty text removes it."""
+        others = [each for each in self.messages if each["role"] != "system"]
+        self.messages = [{"role": "system", "content": text}, *others] if text else others
+
+    def _shorten(self, messages: list[dict[str, str]]) -> bool:
+        """Drop the oldest exchanges if they leave little room for an answer; return whether any were dropped."""
+        client = self.llm.client
+        assert client.tokenizer is not None, "a model with a chat template has a tokenizer"
+        room = min(self.llm.info.max_sequence_length, self.llm.info.kv_capacity)
+        first, before, share = sum(each["role"] == "system" for each in messages), len(messages), FULL
+        while len(messages) > first + 1:
+            if len(client.tokenizer.encode(client.render(messages), add_special_tokens=False)) <= share * room:
+                break
+            del messages[first : first + 2]
+            share = KEPT
+        return len(messages) < before
 
 
-def _shorten(llm: LLM, messages: list[dict[str, str]]) -> bool:
-    """Forget the oldest exchanges of a conversation that leaves little room for an answer; whether there were any.
-
-    What is left then is clearly shorter: a conversation with another beginning has to be computed again.
-    """
-    assert llm.client.tokenizer is not None, "what has a chat template has a tokenizer"
-    encode, room = llm.client.tokenizer.encode, min(llm.info.max_sequence_length, llm.info.kv_capacity)
-    first, before, most = sum(each["role"] == "system" for each in messages), len(messages), FULL
-    while (
-        len(messages) > first + 1 and len(encode(llm.client.render(messages), add_special_tokens=False)) > most * room
-    ):
-        del messages[first : first + 2]
-        most = KEPT
-    return len(messages) < before
-
-
-def _ask() -> str | None:
-    """The user's next line, which can be edited in a terminal; None at the end."""
+def ask() -> str | None:
+    """Read a message, with line editing and history in a terminal; None at the end of input."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         with suppress(ImportError):  # not every Python has it
             import readline  # noqa: F401 - `input` uses it
     try:
-        return input("> ") or None
+        line = input("> ")
     except EOFError:
         return None
+    lines: list[str] = []
+    quoted = line.strip() == QUOTES
+    with suppress(EOFError):  # the end of input ends the message, too
+        if quoted:
+            while (line := input("... ")).strip() != QUOTES:
+                lines.append(line)
+            return "\n".join(lines)
+        while line.endswith("\\"):
+            lines.append(line[:-1])
+            line = ""
+            line = input("... ")
+    return "\n".join(lines if quoted else [*lines, line])

@@ -1,4 +1,4 @@
-"""`ferrum doctor`: what this machine and this installation have."""
+"""`ferrum doctor`: this machine and this installation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ferrum.cli.tables import print_table
 from ferrum.core.config import KERNELS, Switches
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.memory_plan import size
+from ferrum.core.version import installed_version
 
 PACKAGES: Final = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "huggingface_hub", "jinja2")
 
@@ -23,16 +24,26 @@ FEATURES: Final = (
     *("amx_tile", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
-"""CPU features that kernels care about, as Linux names them."""
+"""CPU features relevant to kernels, by their names in /proc/cpuinfo."""
 
 
 def doctor() -> None:
-    """Show what this machine has: Python, libraries, CPU, memory, switches, backends."""
+    """Show Python, libraries, CPU, memory, environment switches and kernels of this machine."""
     print_table([*_installation(), *_machine(), *_switches(), *_backends()])
 
 
+def kernel_tier() -> str:
+    """Return the instruction tier of the native kernels, or `reference` if they are not built."""
+    from ferrum.kernels.cpu.library import load
+
+    try:
+        return str(load().tiers()[0])
+    except Unsupported:
+        return "reference"
+
+
 def _installation() -> Iterator[tuple[str, str]]:
-    yield "ferrum", version("ferrum")
+    yield "ferrum", installed_version()
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
     for package in PACKAGES:
         try:
@@ -42,7 +53,7 @@ def _installation() -> Iterator[tuple[str, str]]:
 
 
 def _machine() -> Iterator[tuple[str, str]]:
-    from ferrum.kernels.cpu.library import available_threads  # numpy comes with it
+    from ferrum.kernels.cpu.library import available_threads  # imports numpy
     from ferrum.runtime.memory import available_memory
 
     described = _cpuinfo()
@@ -56,12 +67,12 @@ def _machine() -> Iterator[tuple[str, str]]:
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """Return the CPU's name."""
     return _cpuinfo().get("model name") or platform.processor() or "unknown"
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
+    """Return the entries of the first processor in /proc/cpuinfo, if there is one."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

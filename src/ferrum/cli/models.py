@@ -1,4 +1,4 @@
-"""`ferrum list` and `ferrum pull`: the models that are here, and fetching one that is not."""
+"""`ferrum list` and `ferrum pull`: models on this machine, and downloads from the hub."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ if TYPE_CHECKING:
 
 
 def list_models() -> None:
-    """List the models that load without a network: the built-in one and the hub's cache."""
+    """List the models that load without a network: the built-in one and those in the hub's cache."""
     from ferrum.runtime import hub
 
-    found = [
-        (model.name, size(model.nbytes), model.family or "unknown", str(model.path)) for model in hub.list_models()
-    ]
-    print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *found])
+    print_table([("MODEL", "SIZE", "FAMILY", "DIRECTORY"), *map(_row, hub.list_models())])
 
 
 def pull(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A hub id: organisation/name, or organisation/name@revision.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id: org/name or org/name@revision.")],
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
 ) -> None:
-    """Fetch a model from the hub, so that it loads without a network from then on."""
+    """Download a model from the hub, so that it loads without a network."""
     from ferrum.runtime import hub
 
     print_table([_row(hub.pull(model, revision=revision))])

@@ -1,13 +1,14 @@
-"""Command-line options made from dataclass fields: a new field of `SamplingParams` is a new option, with its help.
+"""Command-line options generated from dataclass fields: a new field of `SamplingParams` is a new option.
 
-A field's annotation decides how its option is parsed; lists are given by repeating the option, mappings as `KEY=VALUE`.
+Annotations decide how options are parsed: lists repeat the option, mappings are `KEY=VALUE`. Errors are worded in
+`cli/errors.py`.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from ferrum.core.config import EngineConfig, ModelConfig
-from ferrum.core.errors import ConfigError, RequestError
-from ferrum.core.option_fields import listed
+from ferrum.core.errors import ConfigError, RequestError, Unsupported
+from ferrum.core.option_fields import accepted, listed
 from ferrum.core.params import SamplingParams
 from ferrum.server.server_config import ServerConfig
 from ferrum.text.generation_config import over_recommended
@@ -36,39 +37,53 @@ TYPES: Final[Mapping[str, Any]] = {
     "Sequence[str]": list[str],
     "Mapping[int, float]": list[str],
 }
-"""How the annotations of option fields are parsed; an optional one like its other half."""
+"""Types of options by the annotations of their fields; `| None` is ignored."""
 
 NOT_FOR_TEXT: Final = frozenset({"n", "logprobs", "prompt_logprobs"})
-"""Fields whose effect is not visible in one printed text: they have no option."""
+"""Sampling fields without an option: one printed text does not show their effect."""
+
+COMMON: Final = frozenset(
+    {
+        *("quantize", "threads", "max_sequence_length", "max_batch_size", "speculative"),
+        *("host", "port", "api_key_file", "served_model_name"),
+        *("max_tokens", "temperature", "top_p", "seed", "stop"),
+        *("url", "arrivals", "rate", "clients", "requests", "prompt_tokens", "output_tokens"),
+    }
+)
+"""Fields whose options `--help` lists first."""
+
+OPTION: Final = inspect.Parameter.KEYWORD_ONLY
+
+MODEL_HELP: Final = "A directory, a hub id, or ferrum-tiny."
 
 
 def writable(path: Path | None) -> Path | None:
-    """The path of a report, as an option's callback: what cannot be written is to be known before it is measured.
+    """Return the path of a report if it can be written: an option's callback, so that it fails before measuring.
 
     Raises:
-        ConfigError: it is a directory, or in none that can be written.
+        ConfigError: it is a directory, or its directory is missing or read-only.
     """
     if path is None:
         return None
     try:
         if path.is_dir():
-            raise ConfigError(f"{path} is a directory", param="output")
+            raise ConfigError(f"{path} is a directory, not a file", param="output")
         if not path.parent.is_dir():
-            raise ConfigError(f"there is no directory {path.parent}", param="output")
+            raise ConfigError(f"directory {path.parent} does not exist", param="output")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigError(f"{path} cannot be written", param="output")
+            raise ConfigError(f"{path} is not writable", param="output")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", param="output") from None
     return path
 
 
-ReportFile = Annotated[Path | None, typer.Option(help="Write the report as JSON to this file.", callback=writable)]
+ReportFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JSON report here.", callback=writable)]
 """`--output` of the commands that measure."""
 
 
 @contextmanager
 def written(report: Document, output: Path | None) -> Iterator[None]:
-    """Write a report, if asked to, behind its table: what was measured is not lost with the reader of that."""
+    """Write a report after its table is printed, even if printing fails."""
     try:
         yield
     finally:
@@ -77,72 +92,117 @@ def written(report: Document, output: Path | None) -> Iterator[None]:
 
 
 def sampling_fields() -> list[Field[Any]]:
-    """The fields of `SamplingParams` that a command printing one text offers."""
+    """Return the fields of `SamplingParams` for commands that print one text."""
     return [field for field in fields(SamplingParams) if field.name not in NOT_FOR_TEXT]
 
 
 def model_fields() -> list[Field[Any]]:
-    """The fields that say how a model is loaded."""
+    """Return the fields for loading a model."""
     return [field for field in fields(ModelConfig) if field.name not in ("model", "switches")]
 
 
 def engine_fields() -> list[Field[Any]]:
-    """The fields that say how a model is loaded and served."""
+    """Return the fields for loading and serving a model."""
     return [*model_fields(), *(field for field in fields(EngineConfig) if field.name != "model")]
 
 
 def server_fields() -> list[Field[Any]]:
-    """The fields that say how requests come in over HTTP."""
+    """Return the fields of the HTTP server."""
     return list(fields(ServerConfig))
 
 
 def chosen(option_fields: Iterable[Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields' options that were given."""
-    return {field.name: given[field.name] for field in option_fields if given.get(field.name) not in (None, [])}
+    """Return the values of the options that were given.
+
+    Raises:
+        Unsupported: a value that this build refuses.
+    """
+    values = {field.name: given[field.name] for field in option_fields if given.get(field.name) not in (None, [])}
+    for field in option_fields:
+        if values.get(field.name) in field.metadata.get("refused", ()):
+            feature = f"{option_names(field)[0]} {values[field.name]}"
+            raise Unsupported(feature, f"this build has none (use {listed(accepted(field.metadata))})")
+    return values
 
 
-def with_options(option_fields: Iterable[Field[Any]], panel: str) -> Callable[[Command], Command]:
-    """Give a command one option for each field. The command takes them as keywords, None for those not given."""
+def checked_engine(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine options after validation, which thus happens before anything is loaded.
+
+    Raises:
+        ConfigError: an invalid value or combination.
+    """
+    of_model = {field.name for field in model_fields()}
+    loaded = ModelConfig(model=model, **{name: value for name, value in options.items() if name in of_model})
+    EngineConfig(model=loaded, **{name: value for name, value in options.items() if name not in of_model})
+    return dict(options)
+
+
+def with_options(
+    option_fields: Iterable[Field[Any]], panel: str, defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
+    """Give a command one option per field, passed as keywords; an option that is not given is None.
+
+    Args:
+        option_fields: the fields.
+        panel: heading in `--help` for all but the common ones.
+        defaults: for `--help`, where the command has other defaults than the fields.
+    """
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        made = [_parameter(field, panel) for field in option_fields]
+        made = [_parameter(field, panel, (defaults or {}).get(field.name, field.default)) for field in option_fields]
+        every = sorted([*own, *made], key=lambda each: (each.kind, each.kind is OPTION and each.name not in COMMON))
         # Typer reads a command's signature, and calls it with these names as keywords.
-        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        command.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
 def option_names(field: Field[Any]) -> list[str]:
-    """A field's option, and for one that is true or false the option that says no."""
+    """Return a field's option; for a boolean also its negation."""
     name = field.metadata.get("flag") or field.name.replace("_", "-")
     return [f"--{name}", f"--no-{name}"] if field.type == "bool" else [f"--{name}"]
 
 
-def _parameter(field: Field[Any], panel: str) -> inspect.Parameter:
+def _parameter(field: Field[Any], panel: str, default: Any) -> inspect.Parameter:
     kind = TYPES[str(field.type).removesuffix(" | None")]
-    choices = field.metadata.get("choices")
-    text = field.metadata["help"] + (f" One of {listed(choices)}." if choices else "")
-    described = typer.Option("/".join(option_names(field)), help=text, rich_help_panel=panel, show_default=False)
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
+    choices = accepted(field.metadata)
+    described = typer.Option(
+        "/".join(option_names(field)),
+        help=_help(field.metadata["help"], choices, default),
+        rich_help_panel="Common options" if field.name in COMMON else panel,
+        show_default=False,  # the default is None, which stands for the one in the text
+        hidden=len(choices) == 1,
     )
+    return inspect.Parameter(field.name, OPTION, default=None, annotation=Annotated[kind | None, described])
+
+
+def _help(text: str, choices: Sequence[object], default: Any) -> str:
+    """Return a help text with the choices and the default."""
+    notes = [f"one of {listed(choices)}"] if choices else []
+    if default not in (None, ()) and "default:" not in text:
+        shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+        notes.append(f"default: {shown:g}" if isinstance(shown, float) else f"default: {shown}")
+    if not notes:
+        return text
+    text, added = text.removesuffix("."), "; ".join(notes)
+    return f"{text[:-1]}; {added})." if text.endswith(")") else f"{text} ({added})."
 
 
 def sampling_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """Parameters from defaults and the options that were given.
+    """Return parameters from defaults and the given options.
 
     Raises:
-        RequestError: a value that makes no sense; `param` names the option.
+        RequestError: an invalid value; `param` names the field.
     """
     values = chosen(sampling_fields(), given)
     if "logit_bias" in values:
         pairs = [_pair(each) for each in values["logit_bias"]]
         values["logit_bias"] = dict(pairs)
         if len(values["logit_bias"]) < len(pairs):
-            raise RequestError("a token has two", param="logit_bias")
+            raise RequestError("must name each token once", param="logit_bias")
     return over_recommended(defaults, values)
 
 

@@ -1,4 +1,4 @@
-"""`ferrum plan`: what a model takes in memory, and what fits."""
+"""`ferrum plan`: the memory a model needs, and how many sequences fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ferrum.cli.options import chosen, engine_fields, model_fields, with_options
+from ferrum.cli.options import MODEL_HELP, chosen, engine_fields, model_fields, with_options
 from ferrum.cli.tables import print_table
 from ferrum.core.memory_plan import size
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from ferrum.runtime.load import ModelPlan
 
 _HELD: Final = ("speculative", "swap_gib")
-"""Options of an engine that something is held in memory for."""
+"""Options of an engine that take memory."""
 
 PLAN_FIELDS: Final = [*model_fields(), *(field for field in engine_fields() if field.name in _HELD)]
 
 
 @with_options(PLAN_FIELDS, "Model")
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or ferrum-tiny.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     **options: Any,
 ) -> None:
-    """Show the bytes that a model takes, and how many sequences of what length fit. Its weights are not read."""
+    """Show the memory a model needs and how many sequences fit, without reading its weights."""
     from ferrum.core.config import with_wide_steps
     from ferrum.engine.build import engine_config
     from ferrum.runtime.load import plan_model
@@ -34,9 +34,9 @@ def plan(
 
     config = engine_config(model, with_wide_steps(chosen(PLAN_FIELDS, options)))
     made = plan_model(config.model)
-    beside = _beside(config, made)
+    extra = _extra(config, made)
     info, memory, context = made.info, made.traits.memory, made.traits.max_sequence_length
-    total, available = memory.total + sum(beside.values()), available_memory()
+    total, available = memory.total + sum(extra.values()), available_memory()
     print_table(
         [
             ("model", f"{model} ({info.family}), {info.num_parameters:,} parameters in {info.dtype}"),
@@ -47,22 +47,22 @@ def plan(
             ("activations", f"{size(memory.activations)} ({memory.activation_row:,} B per token of a step)"),
             ("tables", size(memory.tables)),
             ("libraries", size(memory.libraries)),
-            *((name, size(nbytes)) for name, nbytes in beside.items()),
+            *((name, size(nbytes)) for name, nbytes in extra.items()),
             ("total", size(total)),
             ("available", size(available)),
         ]
     )
     if total > available:
-        parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "tables": memory.tables, **beside}
+        parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "tables": memory.tables, **extra}
         largest = max(parts, key=parts.__getitem__)
-        typer.echo(f"\nThis is {size(total - available)} too much; the largest part: {largest}.")
+        typer.echo(f"\nThis exceeds the available memory by {size(total - available)}; the largest part: {largest}.")
     typer.echo()
     fitting = [(f"{length:,}", f"{count:,}") for length, count in memory.fitting(context)]
     print_table([("LENGTH", "SEQUENCES THAT FIT"), *fitting])
 
 
-def _beside(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
-    """Bytes that an engine holds beside its model, by what they are for."""
+def _extra(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
+    """Return the bytes an engine holds in addition to its model, by purpose."""
     from ferrum.core.errors import ModelNotFound
     from ferrum.engine.draft_setup import check_vocabularies, draft_config
     from ferrum.runtime.load import plan_model
@@ -74,7 +74,7 @@ def _beside(config: EngineConfig, target: ModelPlan) -> dict[str, int]:
             draft = plan_model(options)
         except ModelNotFound as error:
             raise error.about("speculative") from None
-        # Tokenizers of a hub's models are not fetched for a plan.
+        # A plan does not download the tokenizers of hub models.
         check_vocabularies(target.info, draft.info, lambda: 0)
         held["draft model"] = draft.traits.memory.own
     if config.swap_gib:

@@ -1,4 +1,4 @@
-"""`ferrum quantize`: a model packed once, so that it is ready as soon as it is mapped."""
+"""`ferrum quantize`: writes a packed model, which loads by mapping its file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ferrum.cli.options import MODEL_HELP
 from ferrum.cli.tables import print_table
 from ferrum.core.config import DTYPES, QUANTIZATIONS
 from ferrum.core.memory_plan import size
@@ -14,13 +15,13 @@ from ferrum.core.option_fields import listed
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or ferrum-tiny.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The packed directory to make.")],
-    quantize: Annotated[str, typer.Option(help=f"Format of the matrices. One of {listed(QUANTIZATIONS)}.")] = "int8",
-    dtype: Annotated[str, typer.Option(help=f"What they are rounded to before. One of {listed(DTYPES)}.")] = "auto",
-    group: Annotated[int, typer.Option(help="Inputs that share a scale. One of 32, 64, 128.")] = 32,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The packed directory to write.")],
+    quantize: Annotated[str, typer.Option(help=f"Format of the matrices: {listed(QUANTIZATIONS)}.")] = "int8",
+    dtype: Annotated[str, typer.Option(help=f"Format before quantisation: {listed(DTYPES)}.")] = "auto",
+    group: Annotated[int, typer.Option(help="Inputs per scale: 32, 64 or 128.")] = 32,
 ) -> None:
-    """Quantise a model into a directory that every command takes in place of it."""
+    """Quantise a model into a directory that every command accepts as MODEL."""
     from ferrum.engine.progress import loading_bar
     from ferrum.runtime.checkpoint import Checkpoint
     from ferrum.runtime.hub import resolve_model
@@ -29,8 +30,5 @@ def quantize(
     store = Checkpoint(resolve_model(model))
     with loading_bar(model) as progress:
         pack_directory(store, out, quantize, dtype, progress, group=group)
-    print_table([("model", model), ("format", quantize), ("directory", str(out)), ("weights", size(_weights(out)))])
-
-
-def _weights(directory: Path) -> int:
-    return (directory / "model.safetensors").stat().st_size
+    weights = size((out / "model.safetensors").stat().st_size)
+    print_table([("model", model), ("format", quantize), ("directory", str(out)), ("weights", weights)])

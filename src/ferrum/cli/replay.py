@@ -1,13 +1,12 @@
-"""`ferrum replay`: runs a recorded request again, bit for bit, and explains what happened to it."""
+"""`ferrum replay`: runs a recorded request again, compares every bit, and prints its schedule."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,37 +14,36 @@ from ferrum.cli.options import chosen, engine_fields, with_options
 from ferrum.cli.run import show_log
 from ferrum.cli.tables import print_table
 from ferrum.core.errors import RecordMismatch
-from ferrum.engine.model_client import ModelClient
-from ferrum.engine.records.explain import Passage, passages
-from ferrum.engine.records.record import Record
-from ferrum.engine.request_output import CompletionOutput, Logprobs, RequestOutput
+
+if TYPE_CHECKING:
+    from ferrum.engine.model_client import ModelClient
+    from ferrum.engine.records.record import Record
+    from ferrum.engine.request_output import CompletionOutput, Logprobs
 
 DIFFERENT: Final = 1
-"""The exit code where anything is not as it was recorded."""
-
-DEFAULT_TOP: Final = 3
+"""Exit code if anything differs from the record."""
 
 REPLAY_FIELDS: Final = [field for field in engine_fields() if field.name not in ("host", "record_dir", "record_gib")]
 
 
-@with_options(REPLAY_FIELDS, "Model and engine, in place of the recorded ones")
+@with_options(REPLAY_FIELDS, "Model and engine (default: as recorded)", {field.name: None for field in REPLAY_FIELDS})
 def replay(
     id: Annotated[str, typer.Argument(metavar="ID", help="The id of a reply, or the file of its record.")],
-    record: Annotated[Path, typer.Option(metavar="DIR", help="Where the request was recorded.")] = Path(),
+    record: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the records.")] = Path(),
     model: Annotated[
-        str | None, typer.Option(help="Where the model is now; the recorded directory or name if not given.")
+        str | None, typer.Option(help="Where the model is now (default: the recorded directory or name).")
     ] = None,
-    top: Annotated[int, typer.Option(min=0, help="How many of the likeliest tokens to show of each.")] = DEFAULT_TOP,
+    top: Annotated[int, typer.Option(min=0, help="Likeliest tokens to show at each position.")] = 3,
     **options: Any,
 ) -> None:
-    """Run a recorded request again and compare every token and log-probability; exits with 1 where any differs."""
+    """Run a recorded request again and compare all tokens and log-probabilities; exit with 1 for any difference."""
     from ferrum.engine.records.record import read_record
     from ferrum.engine.records.record_files import find_record
 
     show_log()
     path = Path(id) if os.path.isfile(id) else find_record(record, id)  # noqa: PTH113 - an id may be too long for a path
     recorded = read_record(path)
-    typer.echo("\n".join(_head(recorded)))
+    typer.echo("\n".join(_header(recorded)))
     _print_schedule(recorded)
     try:
         same = _run_again(recorded, model, path.parent, top, chosen(REPLAY_FIELDS, options))
@@ -56,11 +54,15 @@ def replay(
         raise typer.Exit(DIFFERENT)
 
 
-def _run_again(recorded: Record, model: str | None, memory: Path, top: int, options: dict[str, Any]) -> bool:
-    """Load the model, run the request, print what came of it; whether all bits are the same.
+def _run_again(recorded: Record, model: str | None, digests: Path, top: int, options: dict[str, Any]) -> bool:
+    """Load the model, run the request, print its tokens and differences; return whether all bits are the same.
 
     Args:
-        memory: the directory that remembers digests of models.
+        recorded: the record.
+        model: where the model is now, if given.
+        digests: directory with cached digests of models.
+        top: likeliest tokens to print.
+        options: given options of the engine.
 
     Raises:
         RecordMismatch: the model or its numerics are not the recorded ones.
@@ -73,18 +75,20 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     from ferrum.runtime.model_digest import model_digest
 
     origin = recorded.origin
-    directory = resolve_model(model or _place(recorded))
-    # What cannot be compared need not be loaded.
-    check_origin(origin, replace(origin, digest=model_digest(directory, memory)))
+    here = origin.directory is not None and Path(origin.directory).is_dir()
+    directory = resolve_model(model or (origin.directory if here and origin.directory else origin.model))
+    check_origin(origin, replace(origin, digest=model_digest(directory, digests)))  # fails before the model is loaded
     with LLM(str(directory), **engine_options(origin, options)) as llm:
         assert llm.client.config is not None
-        check_origin(origin, Source(llm.client.config, directory, memory).origin(llm.info))
+        check_origin(origin, Source(llm.client.config, directory, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         again = Replay(recorded, top)
         for delta in stream(llm.client.router, llm.client.tokenizer, again.request):
             again.push(delta)
-        output, differences = again.output(), again.differences()
-        _print_tokens(output, llm.client, top)
+        differences = again.differences()
+        for choice in again.output().outputs:
+            _print_tokens(choice, llm.client, top)
+    typer.echo()
     for difference in differences:
         typer.echo(f"not the same bits: {difference}")
     if not differences:
@@ -92,16 +96,10 @@ def _run_again(recorded: Record, model: str | None, memory: Path, top: int, opti
     return not differences
 
 
-def _place(recorded: Record) -> str:
-    """Where the recorded model is most likely to be found."""
-    directory = recorded.origin.directory
-    return directory if directory is not None and Path(directory).is_dir() else recorded.origin.model
-
-
-def _head(recorded: Record) -> list[str]:
+def _header(recorded: Record) -> list[str]:
     origin, request, params = recorded.origin, recorded.request, recorded.request.params
     when = datetime.fromtimestamp(recorded.time).astimezone().isoformat(" ", "seconds")
-    told = "".join(
+    sampling = "".join(
         f"; {item.name}={value}"
         for item in fields(params)
         if item.name != "seed" and (value := getattr(params, item.name)) != item.default
@@ -109,10 +107,10 @@ def _head(recorded: Record) -> list[str]:
     lines = [
         f"{recorded.id}, {when}",
         f"{origin.model}, weights {origin.weights}, keys and values {origin.kv_format}, {origin.numerics_id}",
-        f"{len(request.prompt)} prompt tokens; seed {request.seed}{told}",
+        f"{len(request.prompt)} prompt tokens; seed {request.seed}{sampling}",
     ]
     if recorded.end is None:
-        lines.append("the record has no end: the request was running when it was written last")
+        lines.append("the record has no end: the request was still running at the last write")
     else:
         ends = (f"{each.finish_reason} after {each.tokens}" for each in recorded.end.choices)
         lines.append(f"ended by {', '.join(ends)}; {recorded.end.cached_tokens} prompt tokens from the prefix cache")
@@ -120,45 +118,28 @@ def _head(recorded: Record) -> list[str]:
 
 
 def _print_schedule(recorded: Record) -> None:
-    """Pieces of the prompt, what was found, guesses."""
-    rows = [_passage_row(each) for each in passages(recorded)]
+    """Print the steps of each choice: prompt chunks, cached tokens, drafts."""
+    from ferrum.engine.records.explain import passages
+
+    rows = []
+    for each in passages(recorded):
+        steps = f"{each.first_step}" + (f"-{each.last_step}" if each.last_step > each.first_step else "")
+        drafts = f"{each.accepted} of {each.drafted}" if each.drafted else ""
+        counts = (str(count or "") for count in (each.found, drafts, each.sampled, each.most_rows))
+        rows.append((steps, str(each.choice), str(each.work), str(each.start), str(each.tokens), *counts))
     typer.echo()
-    print_table([("STEPS", "CHOICE", "WORK", "FROM", "TOKENS", "FOUND", "GUESSES", "SAMPLED", "ROWS OF STEP"), *rows])
+    print_table([("STEPS", "CHOICE", "WORK", "FROM", "TOKENS", "CACHED", "DRAFTS", "SAMPLED", "ROWS OF STEP"), *rows])
 
 
-def _passage_row(passage: Passage) -> tuple[str, ...]:
-    steps = f"{passage.first_step}"
-    if passage.last_step > passage.first_step:
-        steps += f"-{passage.last_step}"
-    return (
-        steps,
-        str(passage.choice),
-        str(passage.work),
-        str(passage.start),
-        str(passage.tokens),
-        str(passage.found) if passage.found else "",
-        f"{passage.accepted} of {passage.drafted}" if passage.drafted else "",
-        str(passage.sampled) if passage.sampled else "",
-        str(passage.most_rows),
-    )
-
-
-def _print_tokens(output: RequestOutput, client: ModelClient, top: int) -> None:
-    """Every token with its log-probability and the likeliest ones of its position."""
-    for choice in output.outputs:
-        typer.echo()
-        rows = _token_rows(choice, client, top)
-        print_table([(f"CHOICE {choice.index}", "TOKEN", "LOGPROB", "RANK", *(["LIKELIEST"] if top else [])), *rows])
-    typer.echo()
-
-
-def _token_rows(choice: CompletionOutput, client: ModelClient, top: int) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = []
-    for place, (token, position) in enumerate(zip(choice.token_ids, choice.logprobs or (), strict=True)):
+def _print_tokens(choice: CompletionOutput, client: ModelClient, top: int) -> None:
+    """Print every token with its log-probability and the likeliest ones of its position."""
+    rows = []
+    for index, (token, position) in enumerate(zip(choice.token_ids, choice.logprobs or (), strict=True)):
         entry = position[token]
-        likeliest = [_likeliest(position, client, top)] if top else []
-        rows.append((str(place), _shown(token, client), f"{entry.logprob:.6f}", str(entry.rank), *likeliest))
-    return rows
+        row = (str(index), _shown(token, client), f"{entry.logprob:.6f}", str(entry.rank))
+        rows.append((*row, _likeliest(position, client, top)))
+    typer.echo()
+    print_table([(f"CHOICE {choice.index}", "TOKEN", "LOGPROB", "RANK", "LIKELIEST" if top else ""), *rows])
 
 
 def _likeliest(position: Logprobs, client: ModelClient, top: int) -> str:

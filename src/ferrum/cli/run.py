@@ -1,8 +1,9 @@
-"""`ferrum run`: one prompt to one text, streamed."""
+"""`ferrum run`: completes one text and streams it to the terminal."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -10,23 +11,32 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ferrum.cli.options import chosen, engine_fields, sampling_fields, sampling_params, with_options
+from ferrum.cli.options import (
+    MODEL_HELP,
+    checked_engine,
+    chosen,
+    engine_fields,
+    sampling_fields,
+    sampling_params,
+    with_options,
+)
 from ferrum.core.config import Switches
+from ferrum.core.errors import ModelNotFound
 from ferrum.engine.request_output import Delta
 
 DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
     """Return the lines of a text file, without their line ends."""
 '''
-"""The built-in model completes Python code."""
+"""Default prompt: the built-in model completes Python code."""
 
 DEFAULT_MAX_TOKENS: Final = 200
 
 
 @with_options(engine_fields(), "Model and engine")
-@with_options(sampling_fields(), "Sampling")
+@with_options(sampling_fields(), "Sampling", {"max_tokens": DEFAULT_MAX_TOKENS})
 def run(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default="the built-in model")
+        str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default="the built-in model")
     ] = None,
     prompt: Annotated[
         str | None,
@@ -36,13 +46,28 @@ def run(
     ] = None,
     **options: Any,
 ) -> None:
-    """Complete a text, and print it as it comes. Speed goes to standard error."""
+    """Complete a text and print it as it is generated; the speed goes to standard error.
+
+    A single argument with a space is a prompt for the built-in model: ferrum run "def add(a, b):"
+    """
     from ferrum.engine.llm import LLM
     from ferrum.runtime.hub import BUILT_IN
 
     show_log()
+    sampling_params({"max_tokens": DEFAULT_MAX_TOKENS}, options)  # fails before the model is loaded
+    if model is not None and prompt is None and any(map(str.isspace, model)) and not os.path.exists(model):  # noqa: PTH110 - any text
+        model, prompt = None, model
+        typer.echo(f"[completed by the built-in model {BUILT_IN}]", err=True)
+    name = BUILT_IN if model is None else model
     text = DEMONSTRATION if prompt is None else sys.stdin.read() if prompt == "-" else prompt
-    with LLM(BUILT_IN if model is None else model, **chosen(engine_fields(), options)) as llm:
+    try:
+        llm = LLM(name, **checked_engine(name, chosen(engine_fields(), options)))
+    except ModelNotFound as error:
+        if prompt is not None or "/" in name or error.param != "model":
+            raise
+        hint = f'to complete a text: ferrum run {BUILT_IN} "{name}"'
+        raise ModelNotFound(f"{error.message}; {hint}", param="model") from None
+    with llm:
         params = sampling_params({"max_tokens": DEFAULT_MAX_TOKENS, **llm.client.recommended}, options)
         deltas = llm.stream(text, params)
         typer.echo(text if prompt is None else "", nl=False)
@@ -50,16 +75,16 @@ def run(
 
 
 def show_log() -> None:
-    """Show the log on standard error: warnings, and the tokens of each step where FERRUM_LOG_TOKENS asks for them."""
+    """Log warnings to standard error, and the tokens of each step if FERRUM_LOG_TOKENS is set."""
     level = logging.INFO if Switches.from_environment().log_tokens else logging.WARNING
     logging.basicConfig(format="%(message)s", level=level)
 
 
 def echo_text(deltas: Iterable[Delta]) -> str:
-    """Print the text of one choice as it comes, then its speed to standard error; the whole text.
+    """Print the text of one choice as it arrives, then its speed to standard error; return the text.
 
     Raises:
-        FerrumError: what ended the choice, if it was an error.
+        FerrumError: the choice ended with an error.
     """
     begun = time.monotonic()
     first = last = None
@@ -68,9 +93,8 @@ def echo_text(deltas: Iterable[Delta]) -> str:
         if delta.token_ids:
             last = time.monotonic()
             first = last if first is None else first
-        shown = " ".join(map(str, (*delta.token_ids, ""))) if delta.text is None else delta.text
-        pieces.append(shown)
-        typer.echo(shown, nl=False)
+        pieces.append(" ".join(map(str, (*delta.token_ids, ""))) if delta.text is None else delta.text)
+        typer.echo(pieces[-1], nl=False)
         if delta.usage is not None:
             typer.echo()
             if delta.error is not None:
@@ -80,7 +104,7 @@ def echo_text(deltas: Iterable[Delta]) -> str:
 
 
 def speed(end: Delta, begun: float, first: float | None, last: float | None) -> str:
-    """One line about a finished request. The rate is that of the tokens after the first, where they came apart."""
+    """Return one line about a finished request; the rate is that of the tokens after the first."""
     assert end.usage is not None
     if first is None or last is None:
         return f"[{end.usage.prompt_tokens} prompt tokens, no output]"

@@ -7,17 +7,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ferrum.cli.bench_serve import missing
-from ferrum.cli.options import chosen, engine_fields, server_fields, with_options
-from ferrum.core.config import HOSTS, EngineConfig
-from ferrum.core.errors import ConfigError
-from ferrum.core.option_fields import help_of, listed
+from ferrum.cli.options import MODEL_HELP, checked_engine, chosen, engine_fields, server_fields, with_options
+from ferrum.core.config import HOSTS
+from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.core.option_fields import listed
 
 ENGINE_FIELDS: Final = [field for field in engine_fields() if field.name != "host"]
-"""Options of the engine under their own names; `--host` is the server's address here."""
+"""Options of the engine; here `--host` is the server's address and `--engine-host` the engine's host."""
 
-SERVED_FROM: Final = "process"
-"""Where a server's engine runs: `ferrum bench overhead` found that it then loses the least
+ENGINE_HOST: Final = "process"
+"""Default of `--engine-host`: bench/overhead.py measured that it costs the least throughput
 (bench/results/qwen3-0.6b-int8-overhead.json).
 """
 
@@ -26,22 +25,22 @@ SERVED_FROM: Final = "process"
 @with_options(ENGINE_FIELDS, "Model and engine")
 def serve(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A directory or a hub id.", show_default="the built-in model")
+        str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default="the built-in model")
     ] = None,
     engine_host: Annotated[
-        str, typer.Option(help=f"{help_of(EngineConfig, 'host')} One of {listed(HOSTS)}.")
-    ] = SERVED_FROM,
+        str, typer.Option(help=f"Run the engine in a thread or in a process (one of {listed(HOSTS)}).")
+    ] = ENGINE_HOST,
     **options: Any,
 ) -> None:
-    """Serve a model over HTTP until it is told to stop: once to finish what runs, twice to stop at once."""
+    """Serve a model over HTTP. The first Ctrl-C or SIGTERM finishes running requests, the second aborts them."""
     from ferrum.server.server_config import ServerConfig
 
     config = ServerConfig(**chosen(server_fields(), options))
     if engine_host not in HOSTS:
         raise ConfigError(f"must be one of {listed(HOSTS)}, not {engine_host!r}", param="engine_host")
-    of_engine = {**chosen(ENGINE_FIELDS, options), "host": engine_host}
+    of_engine = checked_engine(model or "the built-in model", {**chosen(ENGINE_FIELDS, options), "host": engine_host})
     with ExitStack() as stack:
-        if engine_host == "process":  # it starts while this one imports the server
+        if engine_host == "process":  # it starts while this process imports the server
             from ferrum.engine.hosts.process import Child
 
             of_engine["child"] = stack.enter_context(Child(log_objects=True))
@@ -53,3 +52,9 @@ def serve(
         from ferrum.runtime.hub import BUILT_IN
 
         run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config)
+
+
+def missing(command: str, error: ImportError) -> Unsupported:
+    """Return the error for a library that is not installed or does not load."""
+    reason = str(error) if error.name is None else f"{error.name} is missing"
+    return Unsupported(f"ferrum {command}", f"{reason}: pip install 'ferrum[server]'")

@@ -1,4 +1,4 @@
-"""Where the `ferrum` command begins: Ctrl-C and signals end it as usual already while its modules are imported."""
+"""Entry point of the `ferrum` command: handles signals and streams before the other modules are imported."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
 SIGNALLED: Final = 128
-"""Beside the number of the signal: 129 where the terminal is closed, 143 where somebody terminates the command."""
+"""Exit code of a signal, minus its number: 129 for a closed terminal, 143 for SIGTERM."""
 
 STREAMS: Final = (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"), ("stderr", "w", "backslashreplace"))
-"""The standard streams, and what is done about characters that their encoding does not have."""
+"""Standard streams, their modes, and the handling of characters outside their encoding."""
 
 
 def main() -> None:
     """Import the command line, run it, and exit with its code."""
     try:
         signal.signal(signal.SIGTERM, _end)
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
             signal.signal(signal.SIGHUP, _end)
         prepare_streams()
         from ferrum.cli.main import main as run
@@ -32,17 +32,17 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a handler's signature
-    """End as an error does, which takes along what a command has started. Servers have a way of their own."""
-    if number != signal.SIGTERM:  # of a closed terminal both the shell and the system tell
+    """End as an error does, so that child processes end, too. `ferrum serve` has its own handler."""
+    if number != signal.SIGTERM:  # the shell and the system both report a closed terminal
         signal.signal(number, signal.SIG_IGN)
     sys.exit(SIGNALLED + number)
 
 
 def prepare_streams() -> None:
-    """Let no command fail for a stream that is closed, or for text that does not fit its encoding.
+    """Open closed standard streams and accept any character, so that no stream makes a command fail.
 
-    What is closed leads nowhere: in the order of their numbers, or the next file to be opened would take its place.
-    What a terminal cannot show is a question mark there; bytes that are no text get as far as the check of prompts.
+    Closed streams are opened in the order of their numbers, or the next opened file would take their number. Characters
+    a terminal cannot show become question marks; bytes that are not text reach the check of prompts.
     """
     for name, mode, errors in STREAMS:
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""Plain columns, the same on a terminal and in a pipe."""
+"""Tables of plain text, the same on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of equal length with their columns aligned."""
+    """Print rows of equal length with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ def listed(choices: Iterable[object]) -> str:
     return ", ".join(str(each) for each in choices if each is not None)
 
 
+def accepted(metadata: Mapping[str, Any]) -> list[object]:
+    """Return the choices of an option that this build supports."""
+    return [each for each in metadata.get("choices") or () if each is not None and each not in metadata["refused"]]
+
+
 def check_options(record: Any) -> None:
     """Refuse values that a record's field metadata exclude.
 
@@ -77,14 +82,14 @@ def check_options(record: Any) -> None:
         if item.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"must be true or false, not {shown(value)}", param=item.name)
         if choices is not None and not is_one_of(value, choices):
-            raise ConfigError(f"must be one of {listed(choices)}, not {shown(value)}", param=item.name)
+            raise ConfigError(f"must be one of {listed(accepted(item.metadata))}, not {shown(value)}", param=item.name)
         if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
             raise ConfigError(f"must be text, not {shown(value)}", param=item.name)
         if least is not None and (value is not None or "None" not in str(item.type)):
             check_number(item.name, value, least, item.metadata["most"])
         needs = item.metadata["needs"]
         if needs is not None and value != item.default and getattr(record, needs) is None:
-            raise ConfigError(f"has no effect without {needs}", param=item.name)
+            raise ConfigError(f"requires {needs}", param=item.name)
 
 
 def as_text(value: Any) -> Any:

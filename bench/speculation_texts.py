@@ -1,7 +1,6 @@
-"""Ten recorded texts for speculative decoding: what was asked, and what is answered, from all copied to nothing known.
+"""Ten recorded prompts and answers for speculative decoding, from fully copied to unpredictable.
 
-The texts are made by rules from one piece of prose and one of code, so that how much of an answer can be looked up in
-its prompt or in itself is plain to see.
+Rules derive them from one piece of prose and one of code, so the share of an answer that can be looked up is known.
 """
 
 from __future__ import annotations
@@ -71,14 +70,14 @@ down how you sleep. That will show us more than the scales do.
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was asked, and what is answered."""
+    """A prompt and its answer."""
 
     prompt: str
     answer: str
 
 
 def _edited(text: str, every: int) -> str:
-    """The text with each so-manieth word another one."""
+    """Return the text with every `every`-th word replaced."""
     words = text.split(" ")
     return " ".join(word[::-1].capitalize() if place % every == every - 1 else word for place, word in enumerate(words))
 
@@ -93,7 +92,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _records() -> str:
-    """Lines of one form with other values."""
+    """Return lines of equal form with different values."""
     towns = ("Arnhem", "Bergen", "Cadiz", "Dover", "Esbjerg", "Faro", "Genoa", "Hull", "Imola", "Jaca")
     return "".join(
         f'{{"id": {71 + 13 * place}, "town": "{town}", "open": true, "boats": {place * place % 23}}},\n'
@@ -102,7 +101,7 @@ def _records() -> str:
 
 
 def _decoys(seed: int) -> str:
-    """Pairs of words that come back again and again, each time before another word."""
+    """Return pairs of words that recur, each time before another word."""
     words = sorted(set(PROSE.split()))
     dice = random.Random(seed)
     pairs = [tuple(dice.sample(words, 2)) for _ in range(6)]
@@ -110,7 +109,7 @@ def _decoys(seed: int) -> str:
 
 
 def _noise(seed: int) -> str:
-    """Letters without rhyme or reason."""
+    """Return random letters."""
     dice = random.Random(seed)
     return " ".join("".join(dice.choices("bcdfghjklmnpqrstvwxz", k=5)) for _ in range(90))
 
@@ -142,4 +141,4 @@ RECORDED: Final[Mapping[str, Callable[[], Recorded]]] = MappingProxyType(
         "noise": lambda: Recorded(_noise(1), _noise(2)),
     }
 )
-"""By name, from what is copied to what is made up."""
+"""Texts by name, from copied to invented."""

@@ -1,4 +1,4 @@
-"""What the engine adds to a bare step: its loop driven by hand, with a watch on the forward passes inside."""
+"""Times the engine's loop, stepped by hand, and the forward passes inside it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.hosts.host import Built
 from ferrum.engine.messages import Abort, Message
-from ferrum.kernels.cpu.program import Replay
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
+from ferrum.kernels.interpreter import Replay
 from ferrum.kernels.program_recorder import Extent
 from ferrum.runtime.decoder_lm import DecoderLM
 
@@ -25,11 +25,7 @@ GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 class StopWatch:
-    """A `Replay` that adds up the seconds of its calls.
-
-    Attributes:
-        seconds: so far.
-    """
+    """A `Replay` that sums the `seconds` of its calls."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -37,24 +33,22 @@ class StopWatch:
         self.seconds = 0.0
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """See `Replay`."""
+        """Run the passes and add their time. See `Replay`."""
         begun = Clock()
         output = self._replay(kernels, tables)
         self.seconds += Clock() - begun
         return output
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
-        """See `Replay`."""
         return self._replay.timed(kernels, tables)
 
     def nbytes(self, extent: Extent) -> int:
-        """See `Replay`."""
         return self._replay.nbytes(extent)
 
 
 @contextmanager
 def watched(lm: DecoderLM) -> Iterator[Callable[[], float]]:
-    """A watch on the model's replayed passes for a while: tells their seconds so far."""
+    """Yield a function that returns the seconds of the model's replayed passes in the block."""
     replay = lm.replay
     if replay is None:
         yield lambda: 0.0
@@ -74,20 +68,20 @@ def time_engine_steps(
     steps: int,
     sampling: SamplingParams = GREEDY,
 ) -> tuple[float, float]:
-    """Seconds of the passes within, and of whole turns of the loop, over `steps` turns in which every prompt decodes.
+    """Return the seconds of the passes and of whole turns of the loop, over `steps` turns that decode every prompt.
 
-    The first equals the second where nothing is replayed.
+    Both are equal if nothing is replayed.
 
     Args:
-        built: on an executor that nobody else steps meanwhile.
+        built: an engine whose executor is idle.
         lm: the executor's model.
         prompts: token ids.
-        steps: at least as many as the prompts need passes, so that the first is not done before the last begins.
-        sampling: how tokens are chosen; its limits are not looked at.
+        steps: at least the number of passes all prompts need, so that none finishes before the last one begins.
+        sampling: how tokens are chosen; its `max_tokens` is replaced.
     """
     events: list[TokenEvent] = []
     inbox: SimpleQueue[Message] = SimpleQueue()
-    engine = Engine(built.executor, built.scheduler, inbox=inbox, post=lambda news: events.extend(news.events))
+    engine = Engine(built.executor, built.scheduler, inbox=inbox, post=lambda posted: events.extend(posted.events))
     ids = [f"bench-{index}" for index in range(len(prompts))]
     params = replace(sampling, max_tokens=2 * steps, ignore_eos=True)
     for request_id, prompt in zip(ids, prompts, strict=True):

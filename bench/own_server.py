@@ -1,4 +1,4 @@
-"""A server of the benchmark's own: `ferrum serve` in a child process, there for as long as it is measured."""
+"""`ferrum serve` in a child process, for scripts that measure it, and model directories of random weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import h11
 import numpy as np
 
-from ferrum.bench.serve_client import RequestFailed, get_json
+from ferrum.bench.serve_client import BadAnswer, RequestFailed, get_json
 from ferrum.bench.shapes import shape_config
 from ferrum.core.errors import EngineDead
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.runtime.tensor_file import file_header
 
 START_SECONDS: Final = 600.0
-"""Longest time that a server may take until it is ready."""
+"""Time limit for a server to become ready."""
 STOP_SECONDS: Final = 30.0
 
 _LOG_TAIL: Final = 2000
@@ -33,24 +32,24 @@ _LOG_TAIL: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A server that is ready: scheme, host and port, and the process that answers there."""
+    """A ready server: scheme, host and port, and its process."""
 
     address: str
     pid: int
 
     @property
     def url(self) -> str:
-        """What clients call the base URL."""
+        """The base URL for clients."""
         return f"{self.address}/v1"
 
 
 @contextmanager
 def own_server(model: str, options: Sequence[str]) -> Iterator[OwnServer]:
-    """Serve a model in the block.
+    """Serve a model inside the block.
 
     Args:
-        model: for `ferrum serve`.
-        options: of `ferrum serve`.
+        model: argument of `ferrum serve`.
+        options: options of `ferrum serve`.
 
     Raises:
         EngineDead: the server did not start; the message has the end of its log.
@@ -81,12 +80,12 @@ def _free_port() -> int:
 
 
 def _ready(url: str, server: subprocess.Popen[bytes]) -> bool:
-    """Wait until the server answers, or is gone."""
+    """Wait until the server answers; False if it exited or timed out."""
     until = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < until:
         try:
             asyncio.run(get_json(url, "/ready"))
-        except (OSError, RequestFailed, h11.ProtocolError):
+        except (*BadAnswer, RequestFailed):
             time.sleep(0.05)
         else:
             return True
@@ -95,7 +94,7 @@ def _ready(url: str, server: subprocess.Popen[bytes]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a server is started with: a name for the report, and what `ferrum serve` calls it."""
+    """A model to serve: its name in reports, and the argument of `ferrum serve`."""
 
     name: str
     model: str
@@ -103,7 +102,7 @@ class Subject:
 
 @contextmanager
 def subject_of(model: str, shape: str | None) -> Iterator[Subject]:
-    """A model, or a directory of random weights of a known shape for as long as the block lasts.
+    """Yield a model, or a temporary directory of random weights of a shape.
 
     Raises:
         ConfigError: there is no such shape.
@@ -118,7 +117,7 @@ def subject_of(model: str, shape: str | None) -> Iterator[Subject]:
 
 
 def write_shape(name: str, config: Mapping[str, Any], directory: Path) -> None:
-    """Write a loadable model of random weights. Its tokens are texts, so that every one of them shows in a stream."""
+    """Write a model directory of random weights; every token is a text, so each one shows in a stream."""
     checkpoint = RandomCheckpoint(name, config)
     with (directory / "model.safetensors").open("wb") as file:
         file.write(file_header((tensor, i.dtype, i.shape, i.nbytes) for tensor, i in checkpoint.tensors.items()))

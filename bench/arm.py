@@ -1,4 +1,4 @@
-"""Engines that are stepped by hand, in turns, so that a slow moment of the machine meets all of them alike."""
+"""Engines stepped by hand in turns, so that a slow moment of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from ferrum.engine.messages import Events, Message
 
 
 class Arm:
-    """An engine without a thread of its own.
+    """An engine without a thread.
 
     Args:
-        built: its executor and scheduler. Arms may share an executor: one steps while the others wait.
+        built: its executor and scheduler. Arms may share an executor, since only one steps at a time.
 
     Attributes:
         scheduler: of the engine.
-        said: tokens since `begin`, over all requests.
-        seconds, busy, steps: of its turns since `begin` or `reset`, by the clock and by processor time of this process.
+        generated: tokens since `begin`, over all requests.
+        seconds, busy, steps: of its turns since `begin` or `reset`, by the clock and by this process's CPU time.
     """
 
     def __init__(self, built: Built) -> None:
         self.scheduler = built.scheduler
-        self.said = 0
+        self.generated = 0
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._events: list[TokenEvent] = []
         self._engine = Engine(built.executor, built.scheduler, inbox=self._inbox, post=self._take)
         self.reset()
 
-    def _take(self, news: Events) -> None:
-        self._events += news.events
-        self.said += sum(len(event.token_ids) for event in news.events)
+    def _take(self, posted: Events) -> None:
+        self._events += posted.events
+        self.generated += sum(len(event.token_ids) for event in posted.events)
 
     @property
     def begun(self) -> int:
-        """Requests that have said anything."""
+        """The number of requests that have a token."""
         return len({event.request_id for event in self._events})
 
     @property
     def running(self) -> bool:
-        """Whether anything is still to come."""
+        """Whether a request is unfinished."""
         return self.scheduler.has_work or not self._inbox.empty()
 
     def reset(self) -> None:
-        """Count turns anew."""
+        """Set the counters of turns to zero."""
         self.seconds, self.busy, self.steps = 0.0, 0.0, 0
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """Queue requests, and forget those before."""
+        """Queue requests and drop earlier results."""
         self._events.clear()
-        self.said = 0
+        self.generated = 0
         for request in requests:
             self._inbox.put(request)
         self.reset()
 
     def turn(self) -> None:
-        """One step."""
+        """Run one step."""
         begun, busy = time.perf_counter(), time.process_time()
         self._engine.step()
         self.seconds += time.perf_counter() - begun
@@ -67,16 +67,16 @@ class Arm:
         self.steps += 1
 
     def answers(self) -> dict[str, tuple[int, ...]]:
-        """The tokens of each request. Raises the error of any."""
-        told: dict[str, tuple[int, ...]] = {}
+        """Return the tokens of each request. Raises the error of any."""
+        found: dict[str, tuple[int, ...]] = {}
         for event in self._events:
             if event.error is not None:
                 raise event.error
-            told[event.request_id] = told.get(event.request_id, ()) + event.token_ids
-        return told
+            found[event.request_id] = found.get(event.request_id, ()) + event.token_ids
+        return found
 
 
 def race(arms: Sequence[Arm]) -> None:
-    """Step all to their ends. Whoever has said less is next; of those that have said as much, the first one."""
+    """Step all arms to their ends; the arm with the fewest generated tokens is next."""
     while running := [arm for arm in arms if arm.running]:
-        min(running, key=lambda arm: arm.said).turn()
+        min(running, key=lambda arm: arm.generated).turn()

@@ -1,15 +1,21 @@
-"""What serving costs: the same requests through `LLM` and through servers, their engines in a thread and in a process.
+"""What serving costs: the same requests through `LLM` and through servers with their engine in a thread or process.
 
-A shared machine changes from minute to minute, so the three take turns, and each turn is compared within itself.
+    python bench/overhead.py --shape qwen3-0.6b --quantize int8 --prompt-tokens 128 --out bench/results/overhead.json
+
+Shared machines change from minute to minute, so the three take turns and each turn is compared within itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
@@ -17,30 +23,29 @@ from ferrum.bench.report import Document, median_error
 from ferrum.bench.serve_client import request_body
 from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
-from ferrum.bench.serve_process import own_server
-from ferrum.bench.serve_report import ServeOrigin
-from ferrum.bench.serve_run import measure_server, served_model
+from ferrum.bench.serve_run import measure_server
+from ferrum.cli.doctor import processor_name
+from ferrum.cli.tables import print_table
 from ferrum.core.config import HOSTS
 from ferrum.core.errors import StepError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
+from ferrum.core.version import installed_version
 from ferrum.engine.llm import LLM
-
-VERSION: Final = 1
-"""Of the document's layout."""
+from own_server import own_server, subject_of
 
 OFFLINE: Final = "offline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm(JsonRecord):
-    """One way to have the work done.
+    """One way to run the requests.
 
     Attributes:
-        name: `offline`, or where the server's engine runs.
+        name: `offline`, or the host of the server's engine.
         figure: median tokens per second.
-        lost: median share of the offline engine's tokens per second that it did not reach in the same turn.
-        noise: standard error of `lost`; None where one turn says nothing of it.
+        lost: median share of the offline engine's speed in the same turn that is lost.
+        noise: standard error of `lost`; None for a single turn.
         samples: tokens per second of each turn.
     """
 
@@ -52,7 +57,7 @@ class Arm(JsonRecord):
 
     @classmethod
     def of(cls, name: str, samples: Sequence[float], offline: Sequence[float]) -> Self:
-        """Beside the offline engine's samples of the same turns."""
+        """Compare with the offline engine's samples of the same turns."""
         lost = [1 - own / other for own, other in zip(samples, offline, strict=True)]
         return cls(
             name=name, figure=median(samples), lost=median(lost), noise=median_error(lost), samples=tuple(samples)
@@ -65,20 +70,24 @@ class OverheadReport(Document):
 
     Attributes:
         server: the model and the engines' options.
+        ferrum, started, processor, numerics_id: by what, when and where it was measured.
         load: the work of each turn.
         arms: the offline engine first.
     """
 
-    LAYOUT: ClassVar[int] = VERSION
+    LAYOUT: ClassVar[int] = 2
 
     server: tuple[str, ...]
-    origin: ServeOrigin
+    ferrum: str
+    started: str
+    processor: str
+    numerics_id: str
     load: Load
     arms: tuple[Arm, ...]
 
 
 Turn: TypeAlias = Callable[[Load], float]
-"""Has a load's work done; tokens per second from the first request to the last token."""
+"""Runs a load; returns tokens per second from the first request to the last token."""
 
 
 def measure_overhead(
@@ -90,19 +99,19 @@ def measure_overhead(
     prompt_tokens: int,
     output_tokens: int,
     series: int,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> tuple[Load, tuple[Arm, ...], str]:
-    """Let the arms take turns at one request of each client.
+    """Run one request of each client by every arm, in turns.
 
     Args:
         model: for `LLM` and `ferrum serve`.
-        options, arguments: the same options for either.
+        options, arguments: the same options for both.
         clients, prompt_tokens, output_tokens: the work of a turn.
-        series: how often; one turn before them warms up.
-        tell: told of each turn.
+        series: number of turns after a warm-up turn.
+        progress: called for each turn.
 
     Returns:
-        The load, the arms, and what the engine calls its numerics.
+        The load, the arms, and the engine's `numerics_id`.
     """
     load = Load(
         arrivals=Arrivals.CLOSED,
@@ -113,29 +122,29 @@ def measure_overhead(
         output_tokens=output_tokens,
     )
     with ExitStack() as stack:
-        tell("loading three engines")
+        progress("loading three engines")
         llm = stack.enter_context(LLM(model, **options))
         vocabulary = min(USUAL_VOCABULARY, llm.info.vocab_size)
         turns: dict[str, Turn] = {OFFLINE: lambda load: _offline(llm, vocabulary, load)}
         for host in HOSTS:
             url = stack.enter_context(own_server(model, [*arguments, "--engine-host", host])).url
-            turns[host] = _served(Target(url=url, model=served_model(url, None), vocabulary=vocabulary))
-        samples = take_turns(turns, load, series, tell)
+            turns[host] = _served(Target(url=url, vocabulary=vocabulary))
+        samples = take_turns(turns, load, series, progress)
         fingerprint = llm.info.numerics_id
     return load, tuple(Arm.of(name, samples[name], samples[OFFLINE]) for name in turns), fingerprint
 
 
 def take_turns(
-    turns: Mapping[str, Turn], load: Load, series: int, tell: Callable[[str], None]
+    turns: Mapping[str, Turn], load: Load, series: int, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Samples of every arm. The one that begins a turn changes; the first turn is dropped."""
+    """Return samples of every arm. The first arm of a turn rotates; the first turn is dropped."""
     samples: dict[str, list[float]] = {name: [] for name in turns}
     names = list(turns)
     for turn in range(series + 1):
         for place in range(len(names)):
             name = names[(turn + place) % len(names)]
             figure = turns[name](replace(load, seed=turn))
-            tell(f"{'warm-up' if turn == 0 else f'series {turn}/{series}'}  {name}: {figure:.1f} tokens/s")
+            progress(f"{'warm-up' if turn == 0 else f'series {turn}/{series}'}  {name}: {figure:.1f} tokens/s")
             if turn:
                 samples[name].append(figure)
     return samples
@@ -157,7 +166,7 @@ def _offline(llm: LLM, vocabulary: int, load: Load) -> float:
 
 def _served(target: Target) -> Turn:
     def turn(load: Load) -> float:
-        report = measure_server(target, load, level=Level(), key=None, origin=_nowhere, server=(target.url,), bar=False)
+        report = measure_server(target, load, level=Level(), key=None, processor="", bar=False)
         if report.summary.failures:
             raise StepError(f"the server failed: {report.summary.failures}")
         return report.summary.tokens_per_second
@@ -165,6 +174,47 @@ def _served(target: Target) -> Turn:
     return turn
 
 
-def _nowhere(fingerprint: str | None) -> ServeOrigin:
-    """A turn is no report."""
-    return ServeOrigin(ferrum="", started="", processor="", system_fingerprint=fingerprint)
+def main() -> None:
+    """Measure; print and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen3-0.6b")
+    parser.add_argument("--quantize")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--series", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    options = {name: value for name in ("quantize", "threads") if (value := getattr(given, name)) is not None}
+    arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    with subject_of("", given.shape) as subject:
+        load, arms, numerics_id = measure_overhead(
+            subject.model,
+            options,
+            arguments,
+            clients=given.clients,
+            prompt_tokens=given.prompt_tokens,
+            output_tokens=given.output_tokens,
+            series=given.series,
+            progress=lambda line: print(line, file=sys.stderr),
+        )
+    report = OverheadReport(
+        version=OverheadReport.LAYOUT,
+        server=(subject.name, *arguments),
+        ferrum=installed_version(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        processor=processor_name(),
+        numerics_id=numerics_id,
+        load=load,
+        arms=arms,
+    )
+    if given.out is not None:
+        report.write(given.out)
+    noises = ["-" if arm.noise is None else f"{arm.noise:.1%}" for arm in arms]
+    rows = [(arm.name, f"{arm.figure:.1f}", f"{arm.lost:.1%}", noise) for arm, noise in zip(arms, noises, strict=True)]
+    print_table([("ENGINE", "TOK/S", "LOST", "NOISE"), *rows])
+
+
+if __name__ == "__main__":
+    main()

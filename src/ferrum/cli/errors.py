@@ -1,0 +1,143 @@
+"""Errors in terms of the command line: the option as typed, what is wrong with it, and what to do next.
+
+Errors name fields, such as `max_tokens`; a user typed `--max-tokens`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+
+from ferrum.core.errors import (
+    CapacityError,
+    CheckpointError,
+    EngineDead,
+    FerrumError,
+    ModelNotFound,
+    RecordDamaged,
+    RecordNotFound,
+    RequestError,
+    Unsupported,
+)
+
+NEXT_STEPS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (ModelNotFound, ""),  # its message has a next step
+    (RecordNotFound, "give the directory of the records with --record"),
+    (CapacityError, "ask for less, or see `ferrum plan MODEL` for what fits"),
+    (CheckpointError, "check the files, or download them again with `ferrum pull MODEL`"),
+    (Unsupported, "`ferrum doctor` shows what this machine supports"),
+    (RecordDamaged, "record the request again"),
+    (EngineDead, "run the command again; `ferrum doctor` shows this machine's setup"),
+    (MemoryError, "ask for fewer tokens or sequences at a time, or use a smaller model"),
+    (FerrumError, "`ferrum doctor` shows this machine's setup"),
+    (OSError, "`ferrum doctor` shows this machine's setup"),
+)
+"""What to do about an error, by its class; the first match counts."""
+
+OPTION_STEPS: Final = {
+    "port": "choose another --port, or 0 for a free one",
+    "group": "add --quantize int8 or int4",
+    "model": "",  # such messages have a next step
+}
+"""What to do about an invalid option, where omitting it does not help."""
+
+_PHRASE: Final = re.compile(r"(must|cannot|has|have|is|needs|requires|holds) ")
+"""How a message begins that continues the option's name."""
+
+_DEFAULT: Final = re.compile(r"[(;] ?default: ([^();]+)\)")
+
+
+def explain(error: Exception, program: Any, arguments: Sequence[str]) -> tuple[str, str]:
+    """Return what is wrong and what to do next.
+
+    Args:
+        error: what ended the command.
+        program: the click group of all commands.
+        arguments: the command line.
+    """
+    command, path = find_command(program, arguments)
+    if isinstance(error, typer.TyperException):
+        return _usage_error(error, path, arguments)
+    known = next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None)
+    if isinstance(error, RequestError):
+        parameter = next((each for each in command.params if each.name == error.param), None)
+        problem = _renamed(error, parameter, command)
+        own_step = not isinstance(error, ModelNotFound | RecordNotFound)
+        return problem, _option_step(parameter, path, arguments) if own_step else known or ""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}", known or ""
+    if known is not None:
+        return str(error), known
+    return f"internal error: {type(error).__name__}: {error}", "please report it, with the output of `ferrum doctor`"
+
+
+def _usage_error(error: typer.TyperException, path: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """Return what is wrong with a command line that could not be parsed, and the next step."""
+    parameter, message = getattr(error, "param", None), getattr(error, "message", "")
+    if parameter is None or not message:
+        return error.format_message() or "no command given", f"see `{path} --help`"
+    _, separator, rule = message.partition("Input ")  # as pydantic words it
+    if not separator:
+        return f"{typed(parameter)}: {message}", _option_step(parameter, path, arguments)
+    problem = f"{typed(parameter)} {rule.partition(',')[0]}, not {_given(parameter, arguments)!r}"
+    return problem, _option_step(parameter, path, arguments)
+
+
+def _given(parameter: Any, arguments: Sequence[str]) -> str | None:
+    """Return an option's text on the command line, if it is there."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in parameter.opts:
+            return value if equals else following
+    return None
+
+
+def typed(parameter: Any) -> str:
+    """Return an option as it is typed, or an argument as `--help` shows it."""
+    longest = str(max(parameter.opts, key=len))
+    return longest if longest.startswith("-") else parameter.metavar or longest.upper()
+
+
+def _renamed(error: RequestError, parameter: Any, command: Any) -> str:
+    """Return an error's message with options in place of fields."""
+    names = {each.name: typed(each) for each in command.params}
+
+    def option(match: re.Match[str]) -> str:
+        return match[1] + names.get(match[2], match[2])
+
+    # Names of one word are words of English, too: they count only where a message refers to a field.
+    message = re.sub(r"()\b([a-z]+(?:_[a-z0-9]+)+)\b", option, error.message)
+    message = re.sub(r"\b((?:requires|without|needs|enable) )([a-z]+)\b", option, message)
+    message = re.sub(r"()`([a-z]+)`", option, message)
+    if parameter is None:
+        return message if error.param is None else f"{error.param}: {message}"
+    joint = " " if _PHRASE.match(message) or message.startswith(("'", '"')) else ": "
+    return f"{typed(parameter)}{joint}{message}"
+
+
+def _option_step(parameter: Any, path: str, arguments: Sequence[str]) -> str:
+    if parameter is None:
+        return f"see `{path} --help`"
+    option, found = typed(parameter), _DEFAULT.search(getattr(parameter, "help", None) or "")
+    default = found[1] if found else parameter.default
+    if parameter.name in OPTION_STEPS:
+        return OPTION_STEPS[parameter.name]
+    if _given(parameter, arguments) is None or default in (None, [], False):
+        return f"see {option} in `{path} --help`"
+    return f"omit {option} for its default, {default}"
+
+
+def find_command(program: Any, arguments: Sequence[str]) -> tuple[Any, str]:
+    """Return the click command that arguments call, and its path."""
+    command, path = program, "ferrum"
+    for word in arguments:
+        commands = getattr(command, "commands", None)
+        if commands is None:
+            break
+        if word in commands:
+            command, path = commands[word], f"{path} {word}"
+    default = getattr(command, "default_command", None)  # `ferrum bench` without a command of its own
+    return (command if default is None else command.commands[default]), path
