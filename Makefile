@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a fresh machine: `make run` and `make test`. Both need Python 3.11+, pip and nothing else.
+# `make run` and `make test` do all the set-up on a fresh machine. Both need Python 3.11+, pip and nothing else.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ CLIENTS := .venv-clients
 TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
-.PHONY: run test lint soak test-clients clean
+.PHONY: run test lint soak test-clients docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,20 @@ test: lint  ## Lint, types and the whole test suite.
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet 'mkdocs>=1.6,<2' 'mkdocs-material>=9.6' 'mkdocstrings[python]>=0.29'
+	touch $@
+
+docs: $(VENV)/.docs  ## The site of the documents in build/site. Warnings are errors; needs no network.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+wheel: $(BIN)/python  ## A wheel for this machine in dist/, installed and tested in a fresh environment.
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet "$$(ls dist/*.whl)[server]"
+	build/wheel/bin/python .ci/check_wheel.py
 
 $(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/package.json
 	$(PYTHON) -m venv $(CLIENTS)

@@ -129,8 +129,7 @@ class Source:
 
     def origin(self, info: EngineInfo) -> Origin:
         """Where the requests of the engine run; reads the model's files unless their digest is remembered."""
-        from importlib.metadata import version  # slow to import, and not needed before a request is recorded
-
+        from ferrum.core.version import installed_version
         from ferrum.runtime.model_digest import model_digest
 
         return Origin(
@@ -142,6 +141,6 @@ class Source:
             kv_format=info.kv_format,
             page_size=info.page_size,
             kv_capacity=info.kv_capacity,
-            program=version("ferrum"),
+            program=installed_version(),
             options=self.config.to_dict(),
         )
