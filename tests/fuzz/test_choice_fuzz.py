@@ -1,4 +1,4 @@
-"""The fold from token events to deltas, with the events cut in random ways."""
+"""`RequestStream` with tokens grouped into events at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from text_samples import first_stop
     include=st.booleans(),
     slow=st.booleans(),
 )
-def test_any_way_of_cutting_tokens_into_events_gives_the_same_output(
+def test_grouping_of_tokens_into_events_does_not_change_the_output(
     tokens: list[int], cuts: list[int], stops: list[str], include: bool, slow: bool
 ) -> None:
     stream = open_stream(request_for(stop=stops, include_stop_str_in_output=include and bool(stops), logprobs=1))

@@ -23,7 +23,7 @@ SECTIONS = {
             stop strings are found as tokens come, no character is cut,
             ends come from generation_config.json, token ids are integers,
             reports wait for no step, the event loop computes nothing, nothing half-written is used,
-            sizes follow heads and formats, a prompt that is too long is told, no fallback answers with stale keys""",
+            sizes follow heads and formats, a prompt that is too long is refused, no fallback answers with stale keys""",
 }
 """The rows by section: what the tables name, and each mistake of section 5."""
 

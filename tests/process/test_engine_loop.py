@@ -155,7 +155,7 @@ def test_deadlines_end_running_and_waiting_requests() -> None:
     assert bench.tokens(unhurried) == expected(unhurried)
 
 
-@pytest.mark.contract("5.a prompt that is too long is told")
+@pytest.mark.contract("5.a prompt that is too long is refused")
 def test_a_request_that_the_scheduler_refuses_ends_with_its_reason() -> None:
     bench = Bench(FakeRecipe(num_pages=2, page_size=8))
     request = bench.send([1] * 20, greedy(n=2))

@@ -1,4 +1,4 @@
-"""Admission: what becomes a request, and what is refused by which name."""
+"""`InputProcessor`: fields of the request, and errors with field names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from engine_fakes import CONTEXT, EOS, VOCABULARY, LetterTokenizer, greedy, input_processor
 from ferrum.core.errors import ContextOverflow, FerrumError, InvalidToken, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
-from ferrum.engine.input_processor import bad_word_tokens
+from ferrum.engine.input_processor import FieldNames, bad_word_tokens
 
 
-def test_text_becomes_the_tokenizers_ids_and_ids_are_taken_as_they_are() -> None:
+def test_text_is_tokenized_and_token_ids_are_kept() -> None:
     assert input_processor().process("abc", greedy()).prompt == tuple(LetterTokenizer().encode("abc"))
     for ids in ([5, 4, 3], np.array([5, 4, 3])):
         assert input_processor().process(ids, greedy()).prompt == (5, 4, 3)  # type: ignore[arg-type]
 
 
-def test_plain_ids_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event loop waits for their input_processor, and they may be a hundred thousand."""
+def test_plain_int_ids_are_not_converted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs on an event loop, and a prompt may have a hundred thousand ids."""
     looked: list[object] = []
 
     def counted(value: object) -> int:
@@ -34,21 +34,21 @@ def test_plain_ids_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert input_processor().process([*given, np.int32(4)], greedy(5)).prompt == (*given, 4) and len(looked) == 3001
 
 
-def test_a_request_survives_a_process_border() -> None:
+def test_request_can_be_pickled() -> None:
     options = greedy(stop=["x"], logit_bias={3: 1.0})
     request = input_processor(prioritised=True).process("abc", options, priority=2, deadline=5.0)
     assert request.priority == 2
     assert pickle.loads(pickle.dumps(request)) == request
 
 
-def test_end_tokens_stop_unless_they_are_to_be_ignored() -> None:
+def test_end_tokens_stop_unless_ignore_eos() -> None:
     stops = input_processor().process("a", greedy(stop_token_ids=[7]))
     assert stops.stop_token_ids == {7, EOS} and stops.eos_token_ids == (EOS,)
     ignores = input_processor().process("a", greedy(stop_token_ids=[7], ignore_eos=True))
     assert ignores.stop_token_ids == {7} and ignores.eos_token_ids == ()
 
 
-def test_a_seed_is_kept_and_a_missing_one_is_drawn_in_the_range_that_can_be_given_again() -> None:
+def test_missing_seed_is_drawn_from_the_range_of_valid_seeds() -> None:
     assert input_processor().process("a", SamplingParams(seed=-5)).seed == -5
     drawn = {input_processor().process("a", SamplingParams()).seed for _ in range(50)}
     assert len(drawn) == 50
@@ -56,25 +56,25 @@ def test_a_seed_is_kept_and_a_missing_one_is_drawn_in_the_range_that_can_be_give
         assert SamplingParams(seed=seed).seed == seed
 
 
-def test_a_deadline_is_counted_from_now_and_ids_are_new() -> None:
+def test_deadline_counts_from_now_and_ids_are_unique() -> None:
     first, second = (input_processor().process("a", greedy(), deadline=2.5) for _ in range(2))
     assert first.deadline == first.arrival + 2.5
     assert first.request_id != second.request_id and first.trace_id == first.request_id
 
 
 @pytest.mark.parametrize("seconds", [2, np.int64(2), np.float32(2)])
-def test_seconds_are_of_any_type_of_numbers(seconds: float) -> None:
+def test_deadline_accepts_any_number_type(seconds: float) -> None:
     request = input_processor().process("a", greedy(), deadline=seconds)
     assert request.deadline == request.arrival + 2 and type(request.deadline) is float
 
 
-def test_bad_words_are_forbidden_at_the_start_and_after_a_space() -> None:
+def test_bad_words_apply_at_the_start_and_after_a_space() -> None:
     tokens = LetterTokenizer()
     request = input_processor().process("a", greedy(bad_words=["no"]))
     assert set(request.bad_words) == {tuple(tokens.encode("no")), tuple(tokens.encode(" no"))}
 
 
-def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_error_in_a_bad_word_names_bad_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: LetterTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise RequestError("holds a lone surrogate at character 0", param="prompt")
 
@@ -84,7 +84,7 @@ def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.param == "bad_words"
 
 
-@pytest.mark.contract("5.a prompt that is too long is told")
+@pytest.mark.contract("5.a prompt that is too long is refused")
 @pytest.mark.parametrize(
     ("prompt", "error", "words"),
     [
@@ -106,24 +106,39 @@ def test_a_bad_word_that_has_no_tokens_is_named(monkeypatch: pytest.MonkeyPatch)
         ([1] * CONTEXT, ContextOverflow, str(CONTEXT)),
     ],
 )
-def test_a_prompt_that_cannot_be_served_is_refused(prompt: object, error: type[RequestError], words: str) -> None:
+def test_invalid_prompt_is_refused(prompt: object, error: type[RequestError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
         input_processor().process(prompt, greedy())  # type: ignore[arg-type]
     assert caught.value.param == "prompt"
 
 
-def test_a_prediction_is_no_longer_than_the_context() -> None:
-    """What is kept of it is many times its size, and a request's body may be much larger than a context."""
+def test_prediction_longer_than_the_context_is_refused() -> None:
+    """Its state is many times its size, and a body may be much larger than the context."""
     assert len(input_processor().process([1], greedy(), prediction=[1] * CONTEXT).prediction) == CONTEXT
     with pytest.raises(ContextOverflow, match=str(CONTEXT + 1)) as caught:
         input_processor().process([1], greedy(), prediction=[1] * (CONTEXT + 1))
     assert caught.value.param == "prediction"
 
 
-def test_a_full_context_can_still_be_scored() -> None:
+def test_prompt_that_fills_the_context_can_be_scored() -> None:
     assert len(input_processor().process([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
-    with pytest.raises(ContextOverflow, match=r"^((?!output).)*$"):
+    with pytest.raises(ContextOverflow) as caught:
         input_processor().process([1] * (CONTEXT + 1), greedy(0))
+    assert caught.value.param == "prompt" and "output" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("length", "output", "param"), [(10, 90, None), (10, 91, "max"), (100, 1, "text"), (100, 0, None), (101, 0, "text")]
+)
+def test_context_error_names_the_field_to_change(length: int, output: int, param: str | None) -> None:
+    names = FieldNames(prompt="text", max_tokens="max")
+    given = {"context": 100, "required_output": output, "names": names}
+    if param is None:
+        assert len(input_processor().process([1] * length, greedy(), **given).prompt) == length
+        return
+    with pytest.raises(ContextOverflow) as caught:
+        input_processor().process([1] * length, greedy(), **given)
+    assert caught.value.param == param and "100" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -135,7 +150,7 @@ def test_a_full_context_can_still_be_scored() -> None:
         {"skip_special_tokens": False},
     ],
 )
-def test_what_is_about_text_is_refused_without_a_tokenizer(options: dict[str, object]) -> None:
+def test_text_parameters_are_refused_without_a_tokenizer(options: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="no tokenizer") as caught:
         input_processor(text=False).process([1], greedy(**options))
     assert caught.value.param in options
@@ -147,7 +162,7 @@ def test_what_is_about_text_is_refused_without_a_tokenizer(options: dict[str, ob
 @pytest.mark.parametrize(
     "options", [{"stop_token_ids": [VOCABULARY]}, {"allowed_token_ids": [VOCABULARY]}, {"logit_bias": {VOCABULARY: 1}}]
 )
-def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, object]) -> None:
+def test_ids_outside_the_vocabulary_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(InvalidToken) as caught:
         input_processor().process("a", greedy(**options))
     assert caught.value.param in options
@@ -171,26 +186,26 @@ def test_parameters_with_unknown_ids_are_refused_by_name(options: dict[str, obje
         {"deadline": 10**400},
     ],
 )
-def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, object]) -> None:
+def test_invalid_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(RequestError) as caught:
         input_processor().process("a", greedy(), **options)  # type: ignore[arg-type]
     assert caught.value.param in options
 
 
-def test_a_priority_is_refused_where_nobody_looks_at_it() -> None:
+def test_priority_is_refused_without_the_priority_policy() -> None:
     with pytest.raises(Unsupported) as caught:
         input_processor().process("a", greedy(), priority=5)
     assert caught.value.feature == "priority"
     assert input_processor().process("a", greedy(), priority=0).priority == 0
 
 
-def test_adapters_are_a_later_feature() -> None:
+def test_adapters_are_unsupported() -> None:
     with pytest.raises(Unsupported) as caught:
         input_processor().process("a", greedy(), adapter="mine")
     assert isinstance(caught.value, FerrumError) and caught.value.feature == "adapter"
 
 
-def test_a_bad_word_is_its_tokens_at_a_start_and_after_a_space_and_has_some() -> None:
+def test_bad_word_tokens_with_and_without_a_leading_space() -> None:
     def encode(text: str) -> list[int]:
         return [ord(character) for character in text]
 

@@ -1,4 +1,4 @@
-"""The fold from token events to deltas: one end, cut at the completing token, however the events are cut."""
+"""`RequestStream`: from token events to deltas with text, stop strings and one final delta per choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferrum.engine.request_output import Collector, Delta, Usage, join
 from stream_kit import A, B, deltas_of, event, open_stream, request_for, whole_of
 
 
-def test_a_stop_string_ends_the_choice_while_the_engine_still_runs_it() -> None:
+def test_stop_string_ends_a_choice_that_the_engine_still_runs() -> None:
     stream = open_stream(request_for(stop=["b"]))
     assert not stream.push(event(A))
     assert stream.push(event(A, B, A))
@@ -28,14 +28,14 @@ def test_a_stop_string_ends_the_choice_while_the_engine_still_runs_it() -> None:
 
 
 @pytest.mark.parametrize(("token", "reason"), [(EOS, None), (B, B)])
-def test_a_stop_token_is_in_the_ids_and_not_in_the_text(token: int, reason: int | None) -> None:
+def test_stop_token_is_in_the_ids_and_not_in_the_text(token: int, reason: int | None) -> None:
     stream = open_stream(request_for(stop_token_ids=[B], skip_special_tokens=False))
     stream.push(event(A, token, finish=FinishReason.STOP, stop=reason))
     [delta] = deltas_of(stream)
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("a", (A, token), reason)
 
 
-def test_text_that_was_held_back_comes_with_the_end() -> None:
+def test_held_back_text_comes_with_the_last_delta() -> None:
     stream = open_stream(request_for(stop=["abc"]))
     stream.push(event(A, B))
     [held] = deltas_of(stream)
@@ -44,7 +44,7 @@ def test_text_that_was_held_back_comes_with_the_end() -> None:
     assert whole_of(deltas_of(stream)).text == "ab"
 
 
-def test_a_slow_consumer_finds_one_delta_per_choice_and_the_usage_in_the_last_one() -> None:
+def test_slow_client_gets_one_delta_per_choice_and_usage_in_the_last() -> None:
     stream = open_stream(request_for(n=2))
     for _ in range(100):
         stream.push(event(A, choice=1))
@@ -56,7 +56,7 @@ def test_a_slow_consumer_finds_one_delta_per_choice_and_the_usage_in_the_last_on
     assert (last.index, last.text, last.usage) == (1, "a" * 100, Usage(2, 300))
 
 
-def test_what_nobody_reads_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_output_is_not_copied_at_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = 0
 
     def counted(first: Delta, second: Delta) -> Delta:
@@ -73,10 +73,10 @@ def test_what_nobody_reads_is_not_copied_at_every_token(monkeypatch: pytest.Monk
     stream.push(event(finish=FinishReason.LENGTH))
     [delta] = deltas_of(stream)
     assert (delta.token_ids, delta.text) == (tuple(tokens), "abb" * 1000)
-    assert copied < 3000 * 12, "each token about as often as the number of them has binary digits"
+    assert copied < 3000 * 12, "each token is copied about log2(number of tokens) times"
 
 
-def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
+def test_without_a_tokenizer_deltas_have_ids_and_no_text() -> None:
     stream = open_stream(input_processor(text=False).process([A], greedy(logprobs=0), request_id="r"), text=False)
     stream.push(event(A, B, finish=FinishReason.LENGTH))
     [delta] = deltas_of(stream)
@@ -84,7 +84,7 @@ def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
     assert delta.logprobs is not None and delta.logprobs[0][A].decoded_token is None
 
 
-def test_log_probabilities_carry_rank_and_text_the_chosen_token_first() -> None:
+def test_logprobs_have_rank_and_text_with_the_chosen_token_first() -> None:
     stream = open_stream(request_for(logprobs=2, prompt_logprobs=1))
     stream.push(replace(event(A), prompt_logprobs=(TokenLogprobs(B, -3.0, 9, ((A, -1.0),)),)))
     [delta] = deltas_of(stream)
@@ -97,16 +97,16 @@ def test_log_probabilities_carry_rank_and_text_the_chosen_token_first() -> None:
     assert delta.prompt_logprobs[0] is None and list(delta.prompt_logprobs[1] or ()) == [B, A]
 
 
-def test_the_log_probabilities_of_the_prompt_are_named_once_for_all_choices() -> None:
+def test_choices_share_the_prompt_logprobs() -> None:
     stream = open_stream(request_for(n=2, prompt_logprobs=1))
     for choice in range(2):
         stream.push(replace(event(A, choice=choice), prompt_logprobs=(TokenLogprobs(B, -0.5, 1),)))
     first, second = (delta.prompt_logprobs for delta in deltas_of(stream))
     assert first is not None and first[1] is not None and first[1][B].decoded_token == "b"
-    assert first is second, "they are as long as the prompt, and a request has up to 128 choices"
+    assert first is second, "they are as long as the prompt, and a request may have 128 choices"
 
 
-def test_failure_ends_every_open_choice_once_and_no_closed_one() -> None:
+def test_failure_ends_only_unfinished_choices() -> None:
     stream = open_stream(request_for(n=3))
     stream.push(event(A, finish=FinishReason.LENGTH, choice=1))
     stream.push(TokenEvent("r", 2, finish_reason=FinishReason.ERROR, error=NonFiniteLogits("nan")))
@@ -119,11 +119,11 @@ def test_failure_ends_every_open_choice_once_and_no_closed_one() -> None:
     assert [delta.usage is not None for delta in ends.values()] == [False, False, True]
 
 
-def test_the_whole_output_is_the_fold_of_the_deltas() -> None:
+def test_collected_output_is_the_fold_of_the_deltas() -> None:
     request = request_for(n=2, logprobs=0)
     stream, collector = open_stream(request), Collector("public", "ab", request.prompt, request.arrival)
-    for news in (event(A), event(B, choice=1), event(B, finish=FinishReason.LENGTH)):
-        stream.push(news)
+    for each in (event(A), event(B, choice=1), event(B, finish=FinishReason.LENGTH)):
+        stream.push(each)
         for delta in deltas_of(stream):
             collector.push(delta, 101.0)
     stream.push(event(finish=FinishReason.ABORT, choice=1))
@@ -140,8 +140,8 @@ def test_the_whole_output_is_the_fold_of_the_deltas() -> None:
     assert output.metrics.seed == request.seed
 
 
-def test_a_last_event_that_cannot_be_folded_is_followed_by_an_end() -> None:
-    """A client that was told of none would wait for ever."""
+def test_failure_to_fold_the_last_event_still_ends_the_choice() -> None:
+    """Without a last delta the client would wait for ever."""
 
     class Forgetful(LetterTokenizer):
         def token_text(self, token_id: int) -> str:

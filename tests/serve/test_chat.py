@@ -18,7 +18,7 @@ def letters(tokens: tuple[int, ...]) -> str:
     return LetterTokenizer().decode(tokens)
 
 
-def test_a_chat_is_the_rendered_conversation_continued(server: Served) -> None:
+def test_reply_continues_the_rendered_conversation(server: Served) -> None:
     reply = server.chat(temperature=0).json()
     [request] = server.requests
     assert LetterTokenizer().decode(request.prompt) == "[user]hi[bot]"
@@ -30,7 +30,7 @@ def test_a_chat_is_the_rendered_conversation_continued(server: Served) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (13, 8, 21)
 
 
-def test_a_stream_has_role_text_end_and_usage_in_this_order(server: Served) -> None:
+def test_stream_sends_role_text_finish_and_usage_in_order(server: Served) -> None:
     *chunks, done = events(server.chat(temperature=0, stream=True, n=2, stream_options={"include_usage": True}))
     assert done is None
     assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
@@ -45,11 +45,11 @@ def test_a_stream_has_role_text_end_and_usage_in_this_order(server: Served) -> N
         assert all(set(each["delta"]) == {"content"} and each["finish_reason"] is None for each in mine[1:-1])
 
 
-def test_without_the_option_no_chunk_speaks_of_usage(server: Served) -> None:
+def test_chunks_have_no_usage_by_default(server: Served) -> None:
     assert all("usage" not in chunk for chunk in events(server.chat(stream=True))[:-1])
 
 
-def test_continuous_usage_counts_up_to_the_whole(server: Served) -> None:
+def test_continuous_usage_counts_up_to_the_total(server: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(server.chat(temperature=0, stream=True, stream_options=options))[:-1]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -66,7 +66,7 @@ def test_continuous_usage_counts_up_to_the_whole(server: Served) -> None:
         {"seed": 2, "stop": "t", "include_stop_str_in_output": True, "max_tokens": 60},
     ],
 )
-def test_a_stream_in_one_piece_is_the_whole_reply(server: Served, body: dict[str, Any]) -> None:
+def test_joined_stream_equals_the_whole_reply(server: Served, body: dict[str, Any]) -> None:
     whole = server.chat(**body).json()
     chunks = [chunk for chunk in events(server.chat(stream=True, **body)) if chunk is not None]
     for choice in whole["choices"]:
@@ -79,7 +79,7 @@ def test_a_stream_in_one_piece_is_the_whole_reply(server: Served, body: dict[str
         assert [i for part in mine for i in part.get("token_ids") or ()] == choice.get("token_ids", [])
 
 
-def test_log_probabilities_name_each_token_and_its_bytes(server: Served) -> None:
+def test_logprobs_contain_tokens_and_bytes(server: Served) -> None:
     [choice] = server.chat(temperature=0, logprobs=True).json()["choices"]
     content = choice["logprobs"]["content"]
     assert "".join(each["token"] for each in content) == choice["message"]["content"]
@@ -91,8 +91,8 @@ def test_log_probabilities_name_each_token_and_its_bytes(server: Served) -> None
     ]
 
 
-def test_log_probabilities_that_might_fill_the_memory_are_refused_before_the_start(server: Served) -> None:
-    """A stream holds what its reader has not taken; one choice over the whole context is what anybody may ask for."""
+def test_too_many_logprobs_for_one_reply_are_refused_up_front(server: Served) -> None:
+    """Streams hold only unread deltas, and one choice may always fill the context."""
     every = {"logprobs": True, "top_logprobs": 20}
     for limit in ("max_tokens", "max_completion_tokens"):
         error = error_of(server.chat(**every, n=128, **{"max_tokens": None, limit: 1000}), 400)
@@ -104,8 +104,8 @@ def test_log_probabilities_that_might_fill_the_memory_are_refused_before_the_sta
         assert server.chat(**{**every, "max_tokens": None, **body}).status_code == 200
 
 
-def test_joining_many_deltas_copies_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Joining each to all before it would take quadratic time."""
+def test_joining_deltas_copies_each_token_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining each delta to all before it would take quadratic time."""
     copied = 0
 
     def counted(first: Delta, second: Delta) -> Delta:
@@ -121,7 +121,7 @@ def test_joining_many_deltas_copies_each_a_few_times(monkeypatch: pytest.MonkeyP
     assert copied < 1000 * 11
 
 
-def test_prompt_log_probabilities_are_the_prompts(server: Served) -> None:
+def test_prompt_logprobs_match_the_prompt_tokens(server: Served) -> None:
     reply = server.chat(temperature=0, prompt_logprobs=0).json()
     positions = reply["prompt_logprobs"]
     assert positions[0] is None and len(positions) == reply["usage"]["prompt_tokens"]
@@ -129,21 +129,21 @@ def test_prompt_log_probabilities_are_the_prompts(server: Served) -> None:
         assert set(position) == {str(token)}
 
 
-def test_content_parts_become_text_and_a_developer_speaks_as_the_system(server: Served) -> None:
+def test_content_parts_are_joined_and_developer_becomes_system(server: Served) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "D"}, {"role": "user", "content": parts}]
     rendered = server.post("/v1/chat/completions/render", messages=messages).json()
     assert rendered["prompt"] == "[system]D[user]a\nb[bot]" and rendered["count"] == len(rendered["token_ids"])
 
 
-def test_a_template_of_parts_gets_parts(server: Served) -> None:
+def test_template_that_reads_parts_gets_parts(server: Served) -> None:
     guard = "{% for part in messages[0].content %}{{ part.text }};{% endfor %}"
     for content in ("a", [{"type": "text", "text": "a"}]):
         body = {"messages": [{"role": "user", "content": content}], "chat_template": guard}
         assert server.post("/v1/chat/completions/render", **body).json()["prompt"] == "a;"
 
 
-def test_tool_messages_are_rendered_and_must_be_whole(server: Served) -> None:
+def test_tool_messages_are_rendered_and_checked(server: Served) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"role": "tool", "tool_call_id": "c", "content": "1"}
@@ -157,7 +157,7 @@ def test_tool_messages_are_rendered_and_must_be_whole(server: Served) -> None:
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
-def test_a_failure_in_a_stream_is_an_error_event_and_no_end(server: Served) -> None:
+def test_failure_in_a_stream_is_an_error_event_without_done(server: Served) -> None:
     body = {"model": "fake", "prompt": [[1], [POISON]], "stream": True, "max_tokens": 2000, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         response.read()
@@ -168,12 +168,12 @@ def test_a_failure_in_a_stream_is_an_error_event_and_no_end(server: Served) -> N
         assert error_of(response, 500)["code"] == "internal_error"
 
 
-def test_a_failure_before_the_stream_has_its_status(server: Served) -> None:
+def test_failure_before_the_first_event_sets_the_status(server: Served) -> None:
     error = error_of(server.complete(prompt=[POISON], stream=True), 500)
     assert "poisoned" not in error["message"]
 
 
-def test_the_official_sdk_reads_replies_and_streams(server: Served) -> None:
+def test_official_sdk_reads_replies_and_streams(server: Served) -> None:
     client = server.openai()
     whole = client.chat.completions.create(model="fake", messages=USER, max_tokens=8, temperature=0)  # type: ignore[arg-type]
     stream = client.chat.completions.create(
@@ -192,7 +192,7 @@ def test_the_official_sdk_reads_replies_and_streams(server: Served) -> None:
     assert raw.headers["x-request-id"] == raw.request_id
 
 
-def test_the_sdk_raises_its_own_errors(server: Served) -> None:
+def test_official_sdk_raises_typed_errors(server: Served) -> None:
     client = server.openai()
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=USER)  # type: ignore[arg-type]
@@ -203,14 +203,14 @@ def test_the_sdk_raises_its_own_errors(server: Served) -> None:
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-def test_wherever_the_engine_lives_it_serves_the_same(server: Served, process: bool) -> None:
+def test_thread_and_process_hosts_give_equal_replies(server: Served, process: bool) -> None:
     body = {"seed": 3, "n": 2, "logprobs": True, "prompt_logprobs": 1}
     with serving(chat_parts(process=process)) as other:
         assert other.chat(**body).json()["choices"] == server.chat(**body).json()["choices"]
         assert other.chat(**body).json()["prompt_logprobs"] == server.chat(**body).json()["prompt_logprobs"]
 
 
-def test_many_streams_of_the_asynchronous_sdk_are_as_good_as_alone(server: Served) -> None:
+def test_concurrent_streams_equal_single_requests(server: Served) -> None:
     async def one(client: openai.AsyncOpenAI, seed: int) -> str:
         stream = await client.chat.completions.create(
             model="fake",

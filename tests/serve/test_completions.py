@@ -1,4 +1,4 @@
-"""Completions: prompts of every kind, echo, scores, best_of, and text that is the same in pieces."""
+"""Completions: forms of prompts, echo, logprobs, best_of, truncation, and streams that equal whole replies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from ferrum.engine.request_output import Delta, Logprob
 from ferrum.server.completions import CompletionReplyBuilder, text_offsets
 from ferrum.server.reply_builder import ReplyHeader
 from ferrum.server.request_bodies import CompletionRequest
+from ferrum.server.validation import CheckedRequest
 from ferrum.text.tokenizer import FileTokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
-from ferrum.server.validation import CheckedRequest
 from serve_kit import Served, chat_parts, error_of, events, serving
 from text_samples import BOS, PieceTokenizer, byte_fallback
-
 
 HEADER = ReplyHeader("r", 1, "model", "n")
 
 
-def test_the_choices_of_several_prompts_stand_in_order(server: Served) -> None:
+def test_choices_of_several_prompts_are_in_order(server: Served) -> None:
     reply = server.complete(prompt=["ab", "cd", "ef"], n=2, seed=3).json()
     assert [choice["index"] for choice in reply["choices"]] == list(range(6))
     for choice in reply["choices"]:
@@ -32,7 +31,7 @@ def test_the_choices_of_several_prompts_stand_in_order(server: Served) -> None:
     assert reply["usage"]["prompt_tokens"] == 6 and reply["object"] == "text_completion"
 
 
-def test_text_and_its_token_ids_are_the_same_prompt(server: Served) -> None:
+def test_text_and_token_ids_give_the_same_completion(server: Served) -> None:
     ids = LetterTokenizer().encode("ab")
     replies = [server.complete(prompt=prompt, seed=1, ignore_eos=True).json() for prompt in ("ab", ["ab"], ids, [ids])]
     assert len({reply["choices"][0]["text"] for reply in replies}) == 1
@@ -40,11 +39,11 @@ def test_text_and_its_token_ids_are_the_same_prompt(server: Served) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], "", [""], [1, "a"], [[1], "a"], {"a": 1}, 5, [500], [-1], [1.5], [True]])
-def test_a_prompt_that_is_none_is_refused_by_name(server: Served, prompt: Any) -> None:
+def test_invalid_prompts_are_refused_by_name(server: Served, prompt: Any) -> None:
     assert error_of(server.complete(prompt=prompt), 400)["param"].startswith("prompt")
 
 
-def test_of_several_prompts_the_bad_one_is_named(server: Served) -> None:
+def test_error_names_the_index_of_the_bad_prompt(server: Served) -> None:
     assert error_of(server.complete(prompt=[[1], [500]]), 400)["param"] == "prompt[1]"
 
 
@@ -69,14 +68,14 @@ def test_echo_with_tokens_lists_both_and_offsets_point_into_the_text(server: Ser
 
 
 class CoarseTokenizer(LetterTokenizer):
-    """Three texts for all tokens."""
+    """Maps all tokens to three texts."""
 
     def token_bytes(self, token_id: int) -> bytes:
         return b"abc"[token_id % 3 :][:1]
 
 
-def test_the_white_space_that_begins_an_echoed_prompt_is_where_it_is() -> None:
-    """Before a first word SentencePiece writes a space that nobody sees; here it is a token of its own."""
+def test_offsets_account_for_white_space_at_the_start_of_an_echoed_prompt() -> None:
+    """SentencePiece puts a hidden space before a first word; here it is a separate token."""
     tokenizer = FileTokenizer(byte_fallback(), TokenizerConfig())
     prompt = "\ndef x"
     ids = tokenizer.encode(prompt)
@@ -84,7 +83,7 @@ def test_the_white_space_that_begins_an_echoed_prompt_is_where_it_is() -> None:
     assert text_offsets(tokenizer, prompt, ids)[:4] == [0, 0, 0, 1]
 
 
-def test_what_follows_an_incomplete_character_is_behind_it() -> None:
+def test_offset_after_an_incomplete_character() -> None:
     pieces = [b"\xe6", b"\x97", b"x", b"\xe6", b"\x97\xa5y", b"z"]
     tokenizer = PieceTokenizer(pieces)
     text, offsets = "\ufffdx\u65e5yz", [0, 0, 1, 2, 2, 4]
@@ -98,7 +97,7 @@ def test_what_follows_an_incomplete_character_is_behind_it() -> None:
     assert logprobs is not None and logprobs.text_offset == offsets
 
 
-def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:
+def test_likelier_of_two_tokens_with_equal_text_is_reported() -> None:
     body = CompletionRequest(model="model", prompt="p", logprobs=3)
     request = input_processor().process([1], greedy(), request_id="r")
     builder = CompletionReplyBuilder(HEADER, body, CheckedRequest((request,), 1, ("",)), CoarseTokenizer())
@@ -119,7 +118,7 @@ def test_of_tokens_with_one_text_the_likelier_one_is_told_of() -> None:
         {"prompt": "abc", "echo": True, "max_tokens": 0, "logprobs": 1},
     ],
 )
-def test_a_stream_in_one_piece_is_the_whole_reply(server: Served, body: dict[str, Any]) -> None:
+def test_joined_stream_equals_the_whole_reply(server: Served, body: dict[str, Any]) -> None:
     whole = server.complete(**body).json()
     *chunks, done = events(server.complete(stream=True, **body))
     assert done is None and {chunk["object"] for chunk in chunks} == {"text_completion"}
@@ -143,8 +142,8 @@ def test_best_of_returns_the_likeliest_per_token(server: Served) -> None:
     assert [c["index"] for c in best["choices"]] == [0, 1] and best["choices"][0]["logprobs"] is None
 
 
-def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Millions of numbers become text, and nobody's stream waits for that."""
+def test_large_replies_are_built_off_the_event_loop(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing millions of numbers must not delay the streams of others."""
     where: dict[str, str] = {}
 
     def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,7 +163,7 @@ def test_large_replies_are_made_beside_the_event_loop(server: Served, monkeypatc
     assert events(server.complete(**large, stream=True))[-1] is None and where.pop("chunks") != loop
 
 
-def test_truncation_keeps_the_end(server: Served) -> None:
+def test_truncation_keeps_the_end_of_the_prompt(server: Served) -> None:
     server.complete(prompt="abcdef", truncate_prompt_tokens=2)
     server.complete(prompt=[1] * 5000, truncate_prompt_tokens=-1, max_tokens=10)
     short, long = server.requests
@@ -172,7 +171,7 @@ def test_truncation_keeps_the_end(server: Served) -> None:
     assert len(long.prompt) == server.service.context - 10
 
 
-def test_a_recommended_limit_takes_no_more_than_half_of_the_context_from_a_prompt_that_is_cut() -> None:
+def test_recommended_max_tokens_leaves_half_of_the_context_to_a_truncated_prompt() -> None:
     with serving(chat_parts(sampling={"max_tokens": 1_000_000})) as server:
         long = [{"role": "user", "content": "a" * 5000}]
         assert server.chat(messages=long, max_tokens=None, truncate_prompt_tokens=-1, stop=["a"]).status_code == 200
@@ -181,7 +180,7 @@ def test_a_recommended_limit_takes_no_more_than_half_of_the_context_from_a_promp
         assert len(request.prompt) == server.service.context - server.service.context // 2
 
 
-def test_a_request_over_the_context_is_refused_before_it_runs(server: Served) -> None:
+def test_request_over_the_context_is_refused_up_front(server: Served) -> None:
     context = server.service.context
     error = error_of(server.complete(prompt=[1] * (context - 9), max_tokens=10, stream=True), 400)
     assert error["code"] == "context_length_exceeded" and error["param"] == "max_tokens" and not server.requests
@@ -189,7 +188,7 @@ def test_a_request_over_the_context_is_refused_before_it_runs(server: Served) ->
     assert exact["usage"]["total_tokens"] == context
 
 
-def test_the_sdk_completes_ids_and_batches(server: Served) -> None:
+def test_official_sdk_completes_token_ids_and_batches(server: Served) -> None:
     client = server.openai()
     reply = client.completions.create(model="fake", prompt=[[1, 2], [3]], max_tokens=0, echo=True, logprobs=1)
     assert [len(choice.logprobs.tokens) for choice in reply.choices if choice.logprobs] == [2, 1]

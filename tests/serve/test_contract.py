@@ -1,4 +1,4 @@
-"""The wire contract, field by field: each changes something, or is named as ignored, or is refused by its name."""
+"""The wire contract: each field changes something, is named as ignored, or is refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ferrum.server.request_bodies import (
 from serve_kit import USER, Served, chat_parts, error_of, events, serving
 
 LOUD: Final = {"seed": 1, "ignore_eos": True, "max_tokens": 12}
-"""A request whose text is long and always the same."""
+"""A request with a long and deterministic text."""
 
 SAMPLING: Final[dict[str, Any]] = {
     "n": 2,
@@ -100,19 +100,19 @@ NEEDS_ANOTHER: Final = {
     "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
     "return_tokens_as_token_ids",
 }  # fmt: skip
-"""Fields that mean something beside others only; they have tests of their own here or with their route."""
+"""Fields that need others; separate tests cover them."""
 
 
 def seen(server: Served, path: str, body: dict[str, Any]) -> Any:
-    """All that a request comes to: its reply, and what the engine was asked."""
+    """Return the reply to a request, and the requests that the engine got."""
     server.requests.clear()
     response = server.post(path, **body)
     assert response.status_code == 200, response.text
     assert "x-ferrum-ignored" not in response.headers
-    told = events(response) if body.get("stream") else {k: v for k, v in response.json().items() if k != "created"}
-    if "request_id" not in body and isinstance(told, dict):
-        del told["id"]
-    return told, [(each.prompt, each.params, each.salt) for each in server.requests]
+    received = events(response) if body.get("stream") else {k: v for k, v in response.json().items() if k != "created"}
+    if "request_id" not in body and isinstance(received, dict):
+        del received["id"]
+    return received, [(each.prompt, each.params, each.salt) for each in server.requests]
 
 
 def base(path: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def base(path: str) -> dict[str, Any]:
         *(("/v1/completions", field, value) for field, value in COMPLETION.items()),
     ],
 )
-def test_a_field_changes_something(server: Served, path: str, field: str, value: Any) -> None:
+def test_field_changes_something(server: Served, path: str, field: str, value: Any) -> None:
     assert seen(server, path, base(path)) == seen(server, path, base(path))
     assert seen(server, path, {**base(path), field: value}) != seen(server, path, base(path))
 
@@ -136,7 +136,7 @@ def test_a_field_changes_something(server: Served, path: str, field: str, value:
 @pytest.mark.parametrize(
     ("path", "fields"), [("/v1/chat/completions", CHAT_NO_OPS), ("/v1/completions", COMPLETION_NO_OPS)]
 )
-def test_a_field_without_effect_is_served_and_named(server: Served, path: str, fields: dict[str, Any]) -> None:
+def test_field_without_effect_is_named(server: Served, path: str, fields: dict[str, Any]) -> None:
     body = {**base(path), **fields, "unheard_of": 1, "stream_options": {"include_obfuscation": True, "odd": 1}}
     response = server.post(path, **body, stream=True)
     assert response.status_code == 200
@@ -145,19 +145,19 @@ def test_a_field_without_effect_is_served_and_named(server: Served, path: str, f
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_a_known_field_that_is_not_served_is_refused_by_name(server: Served, field: str) -> None:
+def test_unsupported_field_is_refused_by_name(server: Served, field: str) -> None:
     error = error_of(server.chat(**{field: REFUSED[field]}, stream=True), 400)
     assert error["param"] == field and error["code"] == "unsupported_parameter"
 
 
-def test_null_is_as_good_as_absent(server: Served) -> None:
+def test_null_equals_absent(server: Served) -> None:
     chat = dict.fromkeys({*CHAT, *CHAT_NO_OPS, *REFUSED, *NEEDS_ANOTHER} - {"messages", "model", "max_tokens"})
     assert server.chat(**chat).status_code == 200
     completion = dict.fromkeys({*COMPLETION, "suffix", "stream_options"} - {"prompt", "max_tokens"})
     assert server.complete(**completion).status_code == 200
 
 
-def test_every_field_of_the_document_is_in_one_of_these_lists() -> None:
+def test_every_field_of_the_document_is_covered() -> None:
     assert set(ChatRequest.model_fields) == {*CHAT, *CHAT_NO_OPS, *NEEDS_ANOTHER} | (
         set(ChatRequest.model_fields) & REFUSED.keys()
     )
@@ -171,7 +171,7 @@ def test_every_field_of_the_document_is_in_one_of_these_lists() -> None:
 
 @pytest.mark.parametrize("body", [ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest])
 @pytest.mark.parametrize("wrong", [[{}] * 1000, [[{}] * 1000], {str(each): [] for each in range(1000)}])
-def test_a_thousand_faults_of_a_field_are_not_listed_one_by_one(body: type[Body], wrong: Any) -> None:
+def test_a_thousand_faults_of_a_field_are_not_listed(body: type[Body], wrong: Any) -> None:
     for name in body.model_fields:
         try:
             body.model_validate(
@@ -181,7 +181,7 @@ def test_a_thousand_faults_of_a_field_are_not_listed_one_by_one(body: type[Body]
             assert error.error_count() < 10, name
 
 
-def test_a_refusal_does_not_send_a_large_value_back(server: Served) -> None:
+def test_error_does_not_repeat_a_large_value(server: Served) -> None:
     error = error_of(server.complete(logit_bias={"5": ["x" * 1000] * 1000}), 400)
     assert error["param"] == "logit_bias" and len(error["message"]) < 1000
 
@@ -227,16 +227,14 @@ WRONG: Final[list[tuple[str, Any, str]]] = [
 
 @pytest.mark.parametrize(("field", "value", "param"), WRONG)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_wrong_value_is_refused_by_the_name_of_its_field(
-    server: Served, path: str, field: str, value: Any, param: str
-) -> None:
+def test_invalid_value_is_refused_by_field_name(server: Served, path: str, field: str, value: Any, param: str) -> None:
     error = error_of(server.post(path, **{**base(path), field: value}), 400)
     assert error["param"] == param and error["type"] == "invalid_request_error"
     assert not server.requests
 
 
 @pytest.mark.parametrize("number", [10**4300 - 1, 1 - 10**4300, 1e300], ids=["huge", "negative", "float"])
-def test_a_refusal_does_not_send_thousands_of_digits_back(server: Served, number: float) -> None:
+def test_error_does_not_repeat_thousands_of_digits(server: Served, number: float) -> None:
     fields = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "truncate_prompt_tokens", "priority")
     for field in (*fields, "best_of", "logprobs", "stop_token_ids", "allowed_token_ids", "prompt"):
         value = [int(number)] if field in ("stop_token_ids", "allowed_token_ids", "prompt") else number
@@ -271,7 +269,7 @@ def test_a_refusal_does_not_send_thousands_of_digits_back(server: Served, number
         ({"service_tier": "first"}, "service_tier"),
     ],
 )
-def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+def test_invalid_chat_is_refused_by_field_name(server: Served, body: dict[str, Any], param: str) -> None:
     assert error_of(server.chat(**body), 400)["param"] == param
 
 
@@ -291,12 +289,12 @@ def test_a_chat_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict
         ({"prompt": ["a" * 50] * 8, "n": 128, "echo": True, "logprobs": 5}, "logprobs"),
     ],
 )
-def test_a_completion_that_breaks_a_rule_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+def test_invalid_completion_is_refused_by_field_name(server: Served, body: dict[str, Any], param: str) -> None:
     assert error_of(server.complete(**body), 400)["param"] == param
 
 
-def test_an_integer_may_be_written_with_a_point(server: Served) -> None:
-    """So does JSON Schema, which the document is written in."""
+def test_integer_may_be_written_with_a_decimal_point(server: Served) -> None:
+    """JSON Schema, the language of the document, counts 4.0 as an integer."""
     assert seen(server, "/v1/completions", base("/v1/completions")) == seen(
         server, "/v1/completions", {**base("/v1/completions"), "max_tokens": 12.0, "seed": 1.0}
     )
@@ -306,12 +304,12 @@ def test_an_integer_may_be_written_with_a_point(server: Served) -> None:
         assert error_of(server.complete(max_tokens=value), 400)["param"] == "max_tokens"
 
 
-def test_the_first_of_two_limits_wins_and_is_named(server: Served) -> None:
+def test_max_completion_tokens_takes_precedence(server: Served) -> None:
     reply = server.chat(max_completion_tokens=3, max_tokens=9, ignore_eos=True).json()
     assert reply["usage"]["completion_tokens"] == 3
 
 
-def test_the_last_message_is_continued_and_echoed(server: Served) -> None:
+def test_last_message_is_continued_and_echoed(server: Served) -> None:
     messages = [*USER, {"role": "assistant", "content": "so"}]
     body = {"messages": messages, "continue_final_message": True, **LOUD}
     plain = server.chat(**body).json()["choices"][0]["message"]["content"]
@@ -324,7 +322,7 @@ def test_the_last_message_is_continued_and_echoed(server: Served) -> None:
     )
 
 
-def test_strictness_refuses_what_is_unknown_and_nothing_else() -> None:
+def test_strict_mode_refuses_only_unknown_fields() -> None:
     with serving(strict=True) as server:
         error = error_of(server.chat(unheard_of=1), 400)
         assert error["param"] == "unheard_of" and error["code"] == "unknown_parameter"
@@ -332,7 +330,7 @@ def test_strictness_refuses_what_is_unknown_and_nothing_else() -> None:
         assert server.chat(user="u").headers["x-ferrum-ignored"] == "user"
 
 
-def test_an_option_bounds_the_top_tokens_of_a_position_on_every_route() -> None:
+def test_max_logprobs_limits_top_tokens_on_every_route() -> None:
     with serving(max_logprobs=3) as server:
         for field in ("prompt_logprobs", "top_logprobs", "logprobs"):
             ask = server.complete if field == "logprobs" else partial(server.chat, logprobs=True)
@@ -348,7 +346,7 @@ def test_an_option_bounds_the_top_tokens_of_a_position_on_every_route() -> None:
         assert (schema["prompt_logprobs"]["minimum"], schema["top_logprobs"]["maximum"]) == (-1, 20)
 
 
-def test_priority_works_where_the_policy_knows_it() -> None:
+def test_priority_works_with_the_priority_policy() -> None:
     parts = chat_parts(FakeRecipe(policy="priority"))
     config = EngineConfig(model=ModelConfig(model="fake"), policy="priority")
     with serving(replace(parts, config=config)) as server:
@@ -357,7 +355,7 @@ def test_priority_works_where_the_policy_knows_it() -> None:
         assert server.http.get("/v1/config").json()["engine"]["policy"] == "priority"
 
 
-def test_defaults_give_way_where_a_wish_is_refused() -> None:
+def test_default_max_tokens_is_cut_off_and_a_given_one_is_refused() -> None:
     with serving(chat_parts(sampling={"max_tokens": 4000, "min_tokens": 5})) as server:
         context = server.service.context
         long = [1] * (context - 3)
@@ -369,7 +367,7 @@ def test_defaults_give_way_where_a_wish_is_refused() -> None:
         assert error_of(server.complete(max_tokens=2, min_tokens=3), 400)["param"] == "min_tokens"
 
 
-def test_recommended_sampling_is_the_default_and_no_more() -> None:
+def test_recommended_sampling_is_only_the_default() -> None:
     with serving(chat_parts(sampling={"temperature": 0.25, "max_tokens": 3})) as server:
         server.post("/v1/chat/completions", model="fake", messages=USER)
         server.complete(temperature=1)

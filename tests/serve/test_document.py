@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: whatever it allows, and whatever it does not, gets an answer that it knows."""
+"""The OpenAPI document is true: requests that it allows or forbids get the replies that it describes."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def document(unfailing: Served) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_a_hundred_cases_of_every_route(document: Any, route: tuple[str, str]) -> None:
+def test_hundred_random_requests_of_a_route_conform(document: Any, route: tuple[str, str]) -> None:
     check(document, route, FEW)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_many_cases_of_every_route(document: Any, route: tuple[str, str]) -> None:
+def test_many_random_requests_of_a_route_conform(document: Any, route: tuple[str, str]) -> None:
     check(document, route, MANY)
 
 
-def test_the_routes_are_all_of_the_documents(shared: Served) -> None:
+def test_every_route_of_the_document_is_tested(shared: Served) -> None:
     paths = shared.http.get("/openapi.json").json()["paths"]
     assert {(method, path) for path, operations in paths.items() for method in operations} == set(ROUTES)
 
@@ -73,15 +73,15 @@ def test_the_routes_are_all_of_the_documents(shared: Served) -> None:
 @pytest.mark.parametrize(
     "body", [ChatRequest, CompletionRequest, RenderRequest, SessionGenerateRequest, TokenizeRequest]
 )
-def test_fields_that_are_refused_by_name_may_only_be_null(shared: Served, body: type[Body]) -> None:
+def test_refused_fields_may_only_be_null(shared: Served, body: type[Body]) -> None:
     schema = shared.http.get("/openapi.json").json()["components"]["schemas"][body.__name__]
     kinds = {name: schema["properties"][name]["type"] for name in body.REFUSED}
     assert kinds == dict.fromkeys(body.REFUSED, "null") and kinds
     assert "additionalProperties" not in schema or schema["additionalProperties"] is True
 
 
-def test_the_documents_seeds_are_the_servers_to_the_last_digit(shared: Served) -> None:
-    """All signed numbers of 64 bits, most of which no double holds."""
+def test_seed_limits_of_the_document_are_exact(shared: Served) -> None:
+    """Seeds are 64-bit signed integers, most of which no double represents."""
     seed = shared.http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]["seed"]
     low, above = seed["minimum"], seed["exclusiveMaximum"]
     assert (type(low), low, type(above), above) == (int, -(2**63), int, 2**63)

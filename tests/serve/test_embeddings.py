@@ -1,4 +1,4 @@
-"""Embeddings: hidden states pooled the same however a prompt was cut, in the shapes of the OpenAI API."""
+"""Embeddings: pooling independent of prompt chunks, and the shapes of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDS = [int(i) for i in np.random.default_rng(0).integers(1, 4000, 150)]
 
 @pytest.fixture(scope="module")
 def hidden() -> Any:
-    """f32 [150, H]: the final hidden states of IDS, straight from the executor."""
+    """f32 [150, H]: the final hidden states of IDS, from the executor."""
     with load_executor(BUILT_IN) as executor:
         states = executor.prefill(PrefillInput(np.array([IDS]), return_hidden_states=True)).hidden_states
     return np.asarray(states).reshape(len(IDS), -1)
@@ -37,7 +37,7 @@ def hidden() -> Any:
 
 @pytest.fixture(scope="module", params=[512, 40])
 def real(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """The prompt in one step, and in four."""
+    """Servers that compute the prompt in one step and in four."""
     with serving(lambda: AsyncEngine(BUILT_IN, max_tokens_per_step=request.param)) as served:
         yield served
 
@@ -52,7 +52,7 @@ def unit(vector: Any) -> Any:
     return vector / np.linalg.norm(vector)
 
 
-def test_the_mean_of_the_hidden_states_however_the_prompt_was_cut(real: Served, hidden: Any) -> None:
+def test_mean_pooling_does_not_depend_on_prompt_chunks(real: Served, hidden: Any) -> None:
     [vector] = vectors(real, input=IDS)
     total = np.zeros_like(hidden[0])
     for row in hidden:
@@ -61,13 +61,13 @@ def test_the_mean_of_the_hidden_states_however_the_prompt_was_cut(real: Served, 
     np.testing.assert_allclose(vector, unit(exact), rtol=1e-12)
 
 
-def test_the_last_hidden_state(hidden: Any) -> None:
+def test_last_token_pooling(hidden: Any) -> None:
     with serving(lambda: AsyncEngine(BUILT_IN, max_tokens_per_step=64), pooling="last") as server:
         [vector] = vectors(server, input=[IDS])
         np.testing.assert_allclose(vector, unit(hidden[-1].astype(np.float64)), rtol=1e-12)
 
 
-def test_the_pooling_is_the_models_own_unless_another_is_chosen(tmp_path: Path, hidden: Any) -> None:
+def test_pooling_comes_from_the_checkpoint_unless_chosen(tmp_path: Path, hidden: Any) -> None:
     model = shutil.copytree(resolve_model(BUILT_IN), tmp_path / "model")
     types = {"": "Transformer", "1_Pooling": "Pooling"}
     (model / "modules.json").write_text(json.dumps([{"path": path, "type": types[path]} for path in types]))
@@ -83,7 +83,7 @@ def test_the_pooling_is_the_models_own_unless_another_is_chosen(tmp_path: Path, 
         pass
 
 
-def test_the_sdk_reads_them_in_both_encodings(server: Served) -> None:
+def test_official_sdk_reads_floats_and_base64(server: Served) -> None:
     client = server.openai()
     plain = client.embeddings.create(model="fake", input=["ab", "cd", "ab"], encoding_format="float")
     packed = client.embeddings.create(model="fake", input=["ab", "cd", "ab"])  # the SDK asks for base64
@@ -96,7 +96,7 @@ def test_the_sdk_reads_them_in_both_encodings(server: Served) -> None:
     assert struct.unpack("<3f", base64.b64decode(text)) == pytest.approx(plain.data[0].embedding, rel=1e-6)
 
 
-def test_preemption_and_company_change_no_vector() -> None:
+def test_preemption_and_batching_change_no_vector() -> None:
     tight = FakeRecipe(num_pages=12, page_size=4, max_tokens_per_step=8)
     inputs = [[1 + i] * (5 + 3 * i) for i in range(10)]
     with serving(chat_parts(tight)) as server:
@@ -107,13 +107,13 @@ def test_preemption_and_company_change_no_vector() -> None:
     assert together[3] == pytest.approx(unit(np.mean(states, axis=0)))
 
 
-def test_more_inputs_than_the_queue_holds_are_served_in_turns() -> None:
+def test_more_inputs_than_queue_slots_are_served() -> None:
     with serving(chat_parts(max_requests=3)) as server:
         assert len(vectors(server, input=["a"] * 50)) == 50
         server.wait_idle()
 
 
-def test_a_body_keeps_its_places_from_its_first_turn_to_its_last() -> None:
+def test_request_keeps_its_queue_slots_until_its_last_input() -> None:
     recipe = FakeRecipe(seconds_per_step=0.005)
     with serving(chat_parts(recipe, max_requests=4)) as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(vectors, server, input=["ab"] * 200)
@@ -127,7 +127,7 @@ def test_a_body_keeps_its_places_from_its_first_turn_to_its_last() -> None:
         wait_for(lambda: server.complete(prompt=["a"] * 4, max_tokens=1).status_code == 200)
 
 
-def test_inputs_that_wait_for_their_turn_are_served_though_the_server_drains() -> None:
+def test_waiting_inputs_are_served_while_the_server_drains() -> None:
     with serving(chat_parts(FakeRecipe(seconds_per_step=0.05))) as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(vectors, server, input=["ab"] * (2 * MAX_QUEUED + 1))
         wait_for(lambda: server.service.num_live == 1)
@@ -150,15 +150,15 @@ def test_inputs_that_wait_for_their_turn_are_served_though_the_server_drains() -
         ({"input": "a", "odd": 1}, "odd"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
+def test_invalid_fields_are_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:
     assert error_of(server.post("/v1/embeddings", model="fake", **body), 400)["param"] == param
 
 
-def test_the_models_own_dimensions_are_fine_and_a_user_changes_nothing(server: Served) -> None:
+def test_dimensions_of_the_model_are_accepted_and_user_has_no_effect(server: Served) -> None:
     assert vectors(server, input="a", dimensions=3, user="u") == vectors(server, input="a")
 
 
-def test_a_failure_fails_the_whole(server: Served) -> None:
+def test_one_failed_input_fails_the_request(server: Served) -> None:
     assert error_of(server.post("/v1/embeddings", model="fake", input=[[1], [POISON]]), 500)
     with pytest.raises(openai.NotFoundError):
         server.openai().embeddings.create(model="other", input="a")

@@ -1,4 +1,4 @@
-"""Filling in the middle: `suffix` of a completion, over each family's marks."""
+"""Fill-in-the-middle: `suffix` of a completion with the special tokens of each family."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EXPECTED = {
     "DeepSeek": (DEEPSEEK, DEEPSEEK[0] + "ab" + DEEPSEEK[1] + "yz" + DEEPSEEK[2]),
     "Codestral": (["[PREFIX]", "[SUFFIX]"], "[SUFFIX]yz[PREFIX]ab"),
 }
-"""The marks that a tokenizer has, and what the prompt "ab" and the suffix "yz" become, by the models' own cards."""
+"""Special tokens of a family, and the prompt for "ab" with suffix "yz" by its model card."""
 
 
 @pytest.mark.parametrize("family", EXPECTED)
 @pytest.mark.parametrize("special", [True, False])
-def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: bool) -> None:
+def test_infill_prompt_matches_the_model_card(tmp_path: Path, family: str, special: bool) -> None:
     marks, text = EXPECTED[family]
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(letters, []))
@@ -43,8 +43,8 @@ def test_a_prompt_is_what_the_family_says(tmp_path: Path, family: str, special: 
     assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
 
 
-def test_a_suffix_gets_no_space_that_nobody_wrote() -> None:
-    """As SentencePiece puts one before every text; mistral_common takes it off Codestral's suffix in the same way."""
+def test_suffix_gets_no_leading_space() -> None:
+    """SentencePiece puts one before every text; mistral_common removes it from Codestral's suffix too."""
     backend = byte_fallback()
     backend.add_special_tokens(["[PREFIX]", "[SUFFIX]"])
     tokenizer = FileTokenizer(backend, TokenizerConfig())
@@ -54,7 +54,7 @@ def test_a_suffix_gets_no_space_that_nobody_wrote() -> None:
         assert tokenizer.decode(ids, skip_special_tokens=False) == f"[SUFFIX]{suffix}[PREFIX] def f("
 
 
-def test_a_tokenizer_that_knows_words_alone_has_no_marks(tmp_path: Path) -> None:
+def test_word_level_tokenizer_has_no_infill_tokens(tmp_path: Path) -> None:
     backend = Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1}, unk_token="<unk>"))
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
@@ -68,7 +68,7 @@ def filling() -> Iterable[Served]:
         yield server
 
 
-def test_the_sdk_gets_what_is_between(filling: Served) -> None:
+def test_official_sdk_gets_the_text_between(filling: Served) -> None:
     filling.requests.clear()
     reply = filling.openai().completions.create(model="fake", prompt="ab", suffix="yz", max_tokens=8, temperature=0)
     [request] = filling.requests
@@ -78,7 +78,7 @@ def test_the_sdk_gets_what_is_between(filling: Served) -> None:
     assert reply.usage is not None and reply.usage.prompt_tokens == 8
 
 
-def test_what_begins_a_text_is_not_cut_off(filling: Served) -> None:
+def test_truncation_keeps_the_begin_token(filling: Served) -> None:
     y, z = LetterTokenizer().encode("yz")
     kept = {1: (0,), 2: (0, z), 3: (0, y, z), 99: (0, *LetterTokenizer().encode("abyz"))}
     for keep, prompt in kept.items():
@@ -90,20 +90,20 @@ def test_what_begins_a_text_is_not_cut_off(filling: Served) -> None:
     assert filling.requests[-1].prompt == (5, 6)
 
 
-def test_several_prompts_as_ids_have_the_suffix_in_common(filling: Served) -> None:
+def test_several_token_id_prompts_share_the_suffix(filling: Served) -> None:
     filling.requests.clear()
     assert filling.complete(prompt=[[5], [6, 7]], suffix="", add_special_tokens=False).status_code == 200
     assert [each.prompt for each in filling.requests] == [(90, 5, 91, 92), (90, 6, 7, 91, 92)]
 
 
-def test_what_makes_no_sense_beside_a_suffix_is_refused(filling: Served, server: Served) -> None:
+def test_fields_that_conflict_with_suffix_are_refused(filling: Served, server: Served) -> None:
     for extra in ({"echo": True}, {"truncate_prompt_tokens": 3}):
         assert error_of(filling.complete(suffix="x", **extra), 400)["param"] == "suffix"
     refused = error_of(server.complete(suffix="x"), 400)
     assert (refused["param"], refused["code"]) == ("suffix", "unsupported_parameter")
 
 
-def test_no_convention_is_a_part_of_another() -> None:
-    """Else the first one found would not be the tokenizer's own."""
+def test_no_convention_is_a_subset_of_another() -> None:
+    """The first convention found would otherwise not be the tokenizer's."""
     sets = [{marks.prefix, marks.suffix, marks.middle} - {""} for marks in CONVENTIONS]
     assert not any(one < other for one in sets for other in sets)

@@ -1,4 +1,4 @@
-"""The schemas that OpenAI publishes: nothing that the server answers deviates from them."""
+"""Every reply of the server conforms to the schemas that OpenAI publishes."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ CHECKS = (
 
 
 CHUNKS = {"/chat/completions": "CreateChatCompletionStreamResponse", "/completions": "CreateCompletionResponse"}
-"""What the events of a route's streams hold."""
+"""Schemas of the events of a route."""
 UNKNOWN = ("prompt_cache_breakpoint", "prompt_cache_options")
-"""Fields that the server has no use for and names as ignored."""
+"""Fields that the server names as ignored."""
 OF_REQUESTS = ("Request", "ModelResponseProperties", "StreamOptions", "StopConfiguration")
-"""What is in the names of schemas of requests, and of no others."""
+"""Parts of the names of request schemas, and of no others."""
 PASSED_ON = ("audio", "function_call")
-"""Fields of an assistant's message that go to the chat template as they are."""
+"""Fields of an assistant's message that are passed to the chat template."""
 
 
 @cache
 def published() -> Any:
-    """The document, mended where its words and its schemas contradict one another.
+    """Return the document, corrected where its text and its schemas contradict each other.
 
-    Completions are streamed, too; until the end of a choice its chunks have no reason for it, and but for the last one
-    no usage. The first token of all has no log-probability. Nulls are marked as in documents of version 3.0.
+    Completions can be streamed too; before the end of a choice its chunks have no finish reason, and only the last
+    chunk has a usage. The first token has no log-probability. Nulls are marked as in version 3.0 documents.
 
-    And where the server takes more, as its own document has it: null for whatever may be left out, more stop strings,
-    biases with a point; fields that it does not know may hold anything.
+    Schemas are widened where the server accepts more: null for optional fields, more stop strings, fractional biases,
+    and any value for fields that it ignores.
     """
     document = json.loads(DOCUMENT.read_text())
-    del document["security"]  # this server asks for no key; those that do are tested in test_operation
-    for route in CHUNKS:  # here stand the chunks, where readers of documents look for events: `chunks_conform` knows
+    del document["security"]  # this server needs no API key; test_operation tests keys
+    for route in CHUNKS:  # chunks are checked by `chunks_conform`
         document["paths"][route]["post"]["responses"]["200"]["content"]["text/event-stream"] = {}
     schemas = document["components"]["schemas"]
     completion = schemas["CreateCompletionResponse"]["properties"]
@@ -66,7 +66,7 @@ def published() -> Any:
 
 
 def _widen(schema: Any) -> None:
-    """Let the schema of a request have what the server takes beyond it."""
+    """Widen the schema of a request to what the server accepts."""
     for part in (*schema.get("allOf", ()), *schema.get("anyOf", ()), *schema.get("oneOf", ())):
         _widen(part)
     if "maxItems" in schema:
@@ -80,7 +80,7 @@ def _widen(schema: Any) -> None:
 
 @cache
 def chunks_of(route: str) -> Draft202012Validator:
-    """Holds a chunk of a route to what is published."""
+    """Return the validator for chunks of a route."""
     components = deepcopy(published()["components"])
     whole = components["schemas"]["CreateCompletionResponse"]["properties"]
     choice = whole["choices"]["items"]["properties"]
@@ -93,7 +93,7 @@ def _or_null(schema: Any) -> Any:
 
 
 def _with_nulls(part: Any) -> Any:
-    """`nullable` in the words of JSON Schema."""
+    """Replace `nullable` by its JSON Schema form."""
     if isinstance(part, list):
         return [_with_nulls(each) for each in part]
     if not isinstance(part, dict):
@@ -103,7 +103,7 @@ def _with_nulls(part: Any) -> Any:
 
 
 def chunks_conform(_: Any, response: Any, case: Any) -> None:
-    """Every event of a stream is a chunk, and the last one says that it is over."""
+    """Assert that every event of a stream is a chunk and the last one is [DONE]."""
     if not response.headers["content-type"][0].startswith("text/event-stream"):
         return
     events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
@@ -121,17 +121,17 @@ def openai_document(unfailing: Served) -> Any:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_a_hundred_cases_of_every_route(openai_document: Any, route: tuple[str, str]) -> None:
+def test_hundred_random_requests_of_a_route_conform(openai_document: Any, route: tuple[str, str]) -> None:
     check(openai_document, route, FEW, CHECKS, [chunks_conform])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_many_cases_of_every_route(openai_document: Any, route: tuple[str, str]) -> None:
+def test_many_random_requests_of_a_route_conform(openai_document: Any, route: tuple[str, str]) -> None:
     check(openai_document, route, MANY, CHECKS, [chunks_conform])
 
 
-def test_fields_that_the_server_does_not_know_are_named(unfailing: Served) -> None:
+def test_unknown_fields_of_the_document_are_named(unfailing: Served) -> None:
     part = {"type": "text", "text": "hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
     reply = unfailing.chat(messages=[{"role": "user", "content": [part]}], prompt_cache_options={"ttl": "30m"})
     named = reply.headers["x-ferrum-ignored"].split(", ")

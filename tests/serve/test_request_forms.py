@@ -1,4 +1,4 @@
-"""Bodies, targets and methods that are not what a server takes, and some that look as if they were not."""
+"""Bodies, targets and methods that are refused, and unusual ones that are accepted."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from serve_kit import USER, Served, error_of, wire
     ],
     ids=lambda body: body[:24],
 )
-def test_what_is_no_good_json_is_a_400(server: Served, body: bytes) -> None:
+def test_invalid_json_is_a_400(server: Served, body: bytes) -> None:
     response = server.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     error_of(response, 400)
     assert server.complete(max_tokens=1).status_code == 200
 
 
-def test_metadata_of_too_many_entries_is_refused_in_plain_words(server: Served) -> None:
+def test_metadata_with_too_many_entries_is_refused(server: Served) -> None:
     response = server.chat(metadata={str(number): "x" for number in range(17)})
-    assert error_of(response, 400)["message"] == "metadata: has 17 entries, more than 16"
+    error = error_of(response, 400)
+    assert error["param"] == "metadata" and "17" in error["message"] and "16" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_metadata_of_too_many_entries_is_refused_in_plain_words(server: Served) 
         ),
     ],
 )
-def test_of_a_field_of_several_forms_the_fault_of_the_likeliest_is_told(
+def test_error_of_a_union_field_is_that_of_its_likeliest_form(
     server: Served, path: str, field: str, value: object, fault: str
 ) -> None:
     good = {"model": "fake", "prompt": "a", "messages": USER}
@@ -73,7 +74,7 @@ def test_of_a_field_of_several_forms_the_fault_of_the_likeliest_is_told(
     assert error["message"].startswith(fault) and error["param"] == fault.partition(": ")[0]
 
 
-def test_a_body_of_another_type_is_a_415(server: Served) -> None:
+def test_other_content_type_is_a_415(server: Served) -> None:
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}):
         assert error_of(server.http.post("/v1/completions", content=b"{}", headers=headers), 415)
     charset = {"content-type": "application/json; charset=utf-8"}
@@ -81,7 +82,7 @@ def test_a_body_of_another_type_is_a_415(server: Served) -> None:
     assert server.http.post("/v1/completions", content=body, headers=charset).status_code == 200
 
 
-def test_a_compressed_body_is_a_415(server: Served) -> None:
+def test_compressed_body_is_a_415(server: Served) -> None:
     body, kind = b'{"model": "fake", "prompt": "a", "max_tokens": 1}', {"content-type": "application/json"}
     zipped = {**kind, "content-encoding": "gzip"}
     response = server.http.post("/v1/completions", content=gzip.compress(body), headers=zipped)
@@ -100,13 +101,13 @@ def test_a_compressed_body_is_a_415(server: Served) -> None:
         (b"/v1/models/http://x/fake", 404),
     ],
 )
-def test_a_target_may_have_the_form_for_proxies(server: Served, target: bytes, status: int) -> None:
+def test_absolute_form_targets_are_accepted(server: Served, target: bytes, status: int) -> None:
     with wire(server) as connection:
         connection.sendall(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert connection.makefile("rb").readline().split()[1] == b"%d" % status
 
 
-def test_other_routes_and_methods_are_refused_in_json(server: Served) -> None:
+def test_unknown_routes_and_methods_get_json_errors(server: Served) -> None:
     nowhere = error_of(server.http.get("/nope"), 404)
     assert (nowhere["code"], nowhere["message"]) == ("not_found", "Not Found")
     for path in ("/v1/responses", "/v1/messages"):

@@ -1,4 +1,4 @@
-"""Concatenated pieces are the whole text, for random tokens of a real vocabulary and stop strings out of their text."""
+"""Joined deltas are the whole text, for random tokens of a real vocabulary and stop strings from their text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from text_samples import first_stop
 
 
 class Streams:
-    """Random requests to the built-in tokenizer."""
+    """Random requests with the built-in tokenizer."""
 
     def __init__(self, seed: int) -> None:
         tokenizer = load_tokenizer(resolve_model(BUILT_IN))
@@ -29,7 +29,7 @@ class Streams:
         self.pick = random.Random(seed)
         vocabulary = range(tokenizer.vocab_size)
         self.input_processor = InputProcessor(vocab_size=len(vocabulary), max_sequence_length=4096, tokenizer=tokenizer)
-        # Parts of characters are a small part of a vocabulary, and the larger part of what can go wrong.
+        # Parts of characters are rare in a vocabulary, but the likeliest source of errors.
         self.parts = [i for i in vocabulary if tokenizer.token_bytes(i)[:1] > b"\x7f"]
         self.vocabulary = vocabulary
 
@@ -38,7 +38,7 @@ class Streams:
         return [self.pick.choice(draw[self.pick.random() < 0.3]) for _ in range(self.pick.randint(1, 24))]
 
     def stops(self, text: str) -> list[str]:
-        """Up to three strings: out of the text, nearly out of it, or not."""
+        """Return up to three strings: from the text, nearly from it, or unrelated."""
         found: list[str] = []
         for _ in range(self.pick.randint(0, 3)):
             start = self.pick.randrange(len(text) + 1)
@@ -47,7 +47,7 @@ class Streams:
         return found
 
     def run(self, request: Request, tokens: Sequence[int], *, cut: bool) -> list[Delta]:
-        """The deltas of a request that generates these tokens, in events of one to five, or in one."""
+        """Return the deltas of a request that generates these tokens, in one event or in events of one to five."""
         stream = RequestStream(request, "public", self.tokenizer, lambda: None)
         deltas: list[Delta] = []
         slow = self.pick.random() < 0.3
@@ -80,14 +80,14 @@ class Streams:
             assert streamed.stop_reason == stop
 
 
-def test_two_thousand_random_streams_are_their_texts() -> None:
+def test_two_thousand_random_streams_equal_their_texts() -> None:
     streams = Streams(1)
     for _ in range(2000):
         streams.check()
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_random_streams_are_their_texts() -> None:
+def test_a_hundred_thousand_random_streams_equal_their_texts() -> None:
     streams = Streams(2)
     for _ in range(100_000):
         streams.check()

@@ -1,4 +1,4 @@
-"""The fields of the routes for tokens and of embeddings: each changes the reply, or is named, or is refused by name."""
+"""Fields of the token and embedding routes: each changes the reply, is named as ignored, or is refused by name."""
 
 from __future__ import annotations
 
@@ -62,32 +62,32 @@ def asked(server: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "body", "field", "value"), CHANGES)
-def test_a_field_changes_the_reply(unfailing: Served, path: str, body: dict[str, Any], field: str, value: Any) -> None:
+def test_field_changes_the_reply(unfailing: Served, path: str, body: dict[str, Any], field: str, value: Any) -> None:
     assert asked(unfailing, path, body) == asked(unfailing, path, body)
     assert asked(unfailing, path, {**body, field: value}) != asked(unfailing, path, body)
 
 
 @pytest.mark.parametrize(("path", "body", "field", "value"), REFUSED)
-def test_a_field_that_cannot_be_honoured_is_refused_by_name(
+def test_unsupported_field_is_refused_by_name(
     unfailing: Served, path: str, body: dict[str, Any], field: str, value: Any
 ) -> None:
     assert error_of(unfailing.post(path, **{**body, field: value}), 400)["param"] == field
 
 
-def test_a_field_without_effect_is_named(unfailing: Served) -> None:
+def test_field_without_effect_is_named(unfailing: Served) -> None:
     embedded = unfailing.post("/v1/embeddings", model="fake", input="ab", user="u")
     assert embedded.headers["x-ferrum-ignored"] == "user"
     for path, body in (("/tokenize", PROMPT), (RENDER, MESSAGES), ("/detokenize", {"tokens": [41]})):
         assert unfailing.post(path, **body, odd=1).headers["x-ferrum-ignored"] == "odd"
 
 
-def test_another_model_is_not_served_here(unfailing: Served) -> None:
+def test_other_model_name_is_a_404(unfailing: Served) -> None:
     for path, body in (("/tokenize", PROMPT), (RENDER, MESSAGES), ("/detokenize", {"tokens": [41]})):
         assert error_of(unfailing.post(path, **body, model="other"), 404)["code"] == "model_not_found"
         assert asked(unfailing, path, {**body, "model": "fake"}) == asked(unfailing, path, body)
 
 
-def test_every_field_is_in_one_of_these_lists() -> None:
+def test_every_field_is_covered() -> None:
     bodies = {
         "/tokenize": TokenizeRequest,
         RENDER: RenderRequest,
@@ -95,25 +95,25 @@ def test_every_field_is_in_one_of_these_lists() -> None:
         "/v1/embeddings": EmbeddingRequest,
     }
     for path, body in bodies.items():
-        told = {field for where, _, field, _ in [*CHANGES, *REFUSED] if where == path}
-        assert body.model_fields.keys() | body.REFUSED.keys() <= told | body.NO_OPS.keys() | {"model"}, path
+        covered = {field for where, _, field, _ in [*CHANGES, *REFUSED] if where == path}
+        assert body.model_fields.keys() | body.REFUSED.keys() <= covered | body.NO_OPS.keys() | {"model"}, path
 
 
 @pytest.mark.parametrize("empty", ["", [], [""], [[]]])
-def test_an_empty_text_is_none_even_where_texts_begin_with_a_token(unfailing: Served, empty: Any) -> None:
+def test_empty_text_is_refused_even_if_the_tokenizer_adds_a_begin_token(unfailing: Served, empty: Any) -> None:
     assert error_of(unfailing.complete(prompt=empty), 400)["param"] == "prompt"
     assert error_of(unfailing.post("/v1/embeddings", model="fake", input=empty), 400)["param"] == "input"
     assert error_of(unfailing.post("/v1/embeddings", model="fake", input=["a", ""]), 400)["param"] == "input[1]"
 
 
 @pytest.mark.parametrize("wish", ["with_pieces", "return_token_strs"])
-def test_what_is_told_of_many_tokens_takes_little_room(wish: str) -> None:
+def test_descriptions_of_many_tokens_use_little_memory(wish: str) -> None:
     count = 200_000
-    front: Any = SimpleNamespace(tokenizer=LetterTokenizer())
+    client: Any = SimpleNamespace(tokenizer=LetterTokenizer())
     body = TokenizeRequest(content="ab" * (count // 2), **{wish: True})
     tracemalloc.start()
     try:
-        made = tokenize(front, 4096, body).json_bytes()
+        made = tokenize(client, 4096, body).json_bytes()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Random requests from an OpenAPI document, and answers held to it."""
+"""Random requests from an OpenAPI document, and checks of the replies against it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
     "min_tokens": r"\d+ is more than max_tokens = \d+",
-    "max_tokens": r"\d+ log-probabilities might be in one reply",
-    "max_completion_tokens": r"\d+ log-probabilities might be in one reply",
-    "best_of": r"\d+ is less than n = \d+|not more than n with stream",
-    "prompt": r"\d+ tokens (leave no room|and \d+ more do not fit|are more than the context)|must not be empty",
+    "max_tokens": r"may have \d+ log-probabilities|\d+ tokens after a prompt of \d+ exceed",
+    "max_completion_tokens": r"may have \d+ log-probabilities|\d+ tokens after a prompt of \d+ exceed",
+    "best_of": r"\d+ is less than n = \d+|must not exceed n",
+    "prompt": r"\d+ tokens (fill|exceed|are more than) the context|must not be empty",
     "length": r"\d+ is not in \[0, \d+\]",
-    "messages": r"\d+ tokens (leave no room|and \d+ more do not fit)|must not be empty",  # as a template has them
+    "messages": r"\d+ tokens fill the context|must not be empty",  # after rendering
     "logit_bias": r"token id \d+ is not below the vocabulary size",
-    "echo": "the last message is not the assistant's",
+    "echo": "requires an assistant message",
     "continue_final_message": "the final message has no text to continue|leaves out or changes the final",
     "chat_template": "",
     "chat_template_kwargs": "must not set",
@@ -41,32 +41,32 @@ UNSAYABLE = {
     "arguments": "must be JSON|must be a JSON object",
     "request_id": "is live",  # a stream that was left may be, a moment longer
 }
-"""Why a body that fits the document may still be refused, by the field that the refusal names: relations of two
-numbers, lengths in tokens, keys of an object as numbers, the last item of a list, what the model is, who is served, and
-languages within a text (a template, JSON). JSON Schema has no words for these.
+"""Errors for bodies that fit the document, by the field that the error names. JSON Schema cannot express these rules:
+relations of two numbers, lengths in tokens, keys of an object as numbers, the last item of a list, properties of the
+model, live requests, and languages within a text (templates, JSON).
 """
 
 
 KNOWN: dict[str, str] = {}
-"""Values of path parameters with which there is something behind a route."""
+"""Values of path parameters that exist."""
 
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Else every one of them would be unknown."""
+    """Replace path parameters by known values; random ones do not exist."""
     return path_parameters and {name: KNOWN.get(name, value) for name, value in path_parameters.items()}
 
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Else hardly a body would get past the name of the model, and those that do could generate for ever."""
+    """Set the model's name and limit the output; random bodies would fail or run for ever."""
     if not isinstance(body, dict):
         return body
     body = dict(body)
     if isinstance(body.get("model"), str):
         body["model"] = "fake"
     if context.operation.path.endswith(("/completions", "/generate")):
-        if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # what is too much is to stay so
+        if isinstance(body.get("n"), int) and body["n"] <= MAX_CHOICES:  # keep invalid values invalid
             body["n"] = min(body["n"], 4)
         for name in LIMITS if "max_completion_tokens" in body else LIMITS[:1]:
             limit = body.get(name)
@@ -77,7 +77,7 @@ def map_body(context: Any, body: Any) -> Any:
 
 
 def _give_arguments(message: Any) -> None:
-    """Texts drawn at random are hardly ever JSON."""
+    """Replace random texts, which are hardly ever JSON."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -96,11 +96,11 @@ def check(
     checks: Collection[str] | None = None,
     also: Sequence[Callable[[Any, Any, Any], None]] = (),
 ) -> None:
-    """Valid and invalid requests of a route; any answer that the document does not know is a failure.
+    """Send valid and invalid requests to a route; a reply that the document does not describe is a failure.
 
     Args:
-        checks: by name; None: all of them.
-        also: more checks, of a context, a response and its case.
+        checks: by name; None: all.
+        also: further checks of a context, a response and its case.
     """
     method, path = route
     operation = document[path][method]
@@ -122,7 +122,7 @@ def check(
 
 
 def unsayable(response: Any) -> bool:
-    """Whether a refusal is one of those that no schema can foretell."""
+    """Return whether an error is one that no schema can express."""
     if response.status_code != 400:
         return False
     error = json.loads(response.content)["error"]

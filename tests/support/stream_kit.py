@@ -1,4 +1,4 @@
-"""Request streams on the fake admission: events go in, deltas come out."""
+"""Request streams with the fake tokenizer: events go in, deltas come out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`AsyncEngine`: the asynchronous client, and `AsyncStream`, the deltas of its requests on an event loop.
 
-Besides the server, only this module uses asyncio. The event loop only checks requests and reads deltas: steps run in the
-engine, events are folded where the host delivers them, and the loop wakes once per step.
+Besides the server, only this module uses asyncio. The event loop only checks requests and reads deltas: steps run in
+the engine, events are folded where the host delivers them, and the loop wakes once per step.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class AsyncEngine(EngineClient):
             EngineDead, QueueFull: nothing was queued.
             RequestError: one of the ids is in use, or requests of another running event loop are live.
         """
-        self._loop.turn_to(asyncio.get_running_loop(), len(self.client.router))
+        self._loop.bind(asyncio.get_running_loop(), len(self.client.router))
         return AsyncStream(self.client.router, self.client.tokenizer, requests, slots)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,7 @@
-"""Errors as clients see them: one JSON shape, a status, and never a traceback."""
+"""Errors as HTTP replies: one JSON shape, a status, and no traceback.
+
+The exception types of the engine are in `core.errors`.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,18 @@ INVALID: Final = "invalid_request_error"
 UNAVAILABLE: Final = "unavailable_error"
 
 TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
-"""The type of an error by its status, where it is not the one of its hundred."""
-
+"""Types of errors by status; other statuses use the type of their class (4xx, 5xx)."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class ApiError(HTTPException):
-    """An error with all that its reply needs. An HTTPException, for the framework lets those pass everywhere.
+    """An error with everything that its reply needs. The framework passes HTTPExceptions through everywhere.
 
     Args:
         status: of HTTP.
-        message: for a person.
-        code: a stable name, for programs.
+        message: for people.
+        code: a stable name for programs.
         param: the field at fault.
     """
 
@@ -60,7 +62,7 @@ class ApiError(HTTPException):
         self.param = param
 
     def body(self) -> bytes:
-        """The JSON of the reply."""
+        """Return the JSON of the reply."""
         hundred = INVALID if self.status_code < 500 else UNAVAILABLE if self.status_code == 503 else "internal_error"
         kind = TYPES.get(self.status_code, hundred)
         error = ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
@@ -68,7 +70,7 @@ class ApiError(HTTPException):
 
 
 class CancelledError(FerrumError):
-    """The request was ended by a DELETE, by the end of its client, or by a shutdown."""
+    """The request was ended by a DELETE, by its client leaving, or by a shutdown."""
 
 
 class DeadlineError(FerrumError):
@@ -76,17 +78,17 @@ class DeadlineError(FerrumError):
 
 
 def unsupported(param: str, reason: str) -> ApiError:
-    """A known field that cannot be honoured."""
+    """Return the error for a known field or value that is not supported."""
     return ApiError(400, f"{param}: {reason}", code="unsupported_parameter", param=param)
 
 
 def invalid(param: str, reason: str) -> RequestError:
-    """A field with a value that makes no sense."""
+    """Return the error for a field with an invalid value."""
     return RequestError(reason, param=param)
 
 
 def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -> ApiError:
-    """Any error as its reply. What is no client's business is an internal error, and goes to the log under its id."""
+    """Return the reply to any error. Errors without a reply are logged with the request's id and become a 500."""
     wait = {"retry-after": str(retry_after)}
     match error:
         case ApiError():
@@ -106,14 +108,14 @@ def as_api_error(error: Exception, request_id: str = "", retry_after: int = 1) -
         case CancelledError():
             return ApiError(499, str(error), code="request_cancelled")
         case DeadlineError():
-            # Another try would take as long: the official clients read this header.
+            # A retry would take as long; the official clients read this header.
             return ApiError(408, str(error), code="deadline_exceeded", headers={"x-should-retry": "false"})
     _LOG.error("request %s failed", request_id, exc_info=error)
     return ApiError(500, f"internal error; request id {request_id}", code="internal_error")
 
 
 def from_framework(error: StarletteHTTPException) -> ApiError:
-    """The framework's own refusals: no such route, no such method."""
+    """Return the reply to an error of the framework: no such route, no such method."""
     if isinstance(error, ApiError):
         return error
     phrase = HTTPStatus(error.status_code).phrase
@@ -122,24 +124,24 @@ def from_framework(error: StarletteHTTPException) -> ApiError:
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The fault that the types of a body's first faulty field find."""
+    """Return the reply to a body whose fields have wrong types: the first faulty field."""
     faults = error.errors()
     first = faults[0]
     if first["loc"][0] != "body":
         return ApiError(400, first["msg"], code="invalid_value", param=str(first["loc"][-1]))
     if not isinstance(error.body, dict):
         return ApiError(400, "the body must be a JSON object", code="invalid_value")
-    places = [(place_in(error.body, each["loc"][1:], missing=each["type"] == "missing"), each) for each in faults]
-    # Each member of a union finds a fault: that of the one that got furthest is the one to mend.
-    of_field = [each for each in places if each[0][:1] == places[0][0][:1]]
-    place, fault = max(of_field, key=lambda each: [step if isinstance(step, int) else 0 for step in each[0]])
-    param = field_path(place)
+    paths = [(path_in(error.body, each["loc"][1:], missing=each["type"] == "missing"), each) for each in faults]
+    # Each member of a union reports a fault: the one that got furthest is the likeliest form.
+    of_field = [each for each in paths if each[0][:1] == paths[0][0][:1]]
+    path, fault = max(of_field, key=lambda each: [step if isinstance(step, int) else 0 for step in each[0]])
+    param = field_path(path)
     return ApiError(400, f"{param}: {fault['msg']}", code="invalid_value", param=param)
 
 
-def place_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> list[int | str]:
-    """The steps to a place in a body; names that are no place in it (of a union's members) are left out."""
-    place: list[int | str] = []
+def path_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> list[int | str]:
+    """Return pydantic's location without the names of union members, which are not in the body."""
+    path: list[int | str] = []
     for step in loc:
         if isinstance(step, int) and isinstance(body, list) and step < len(body):
             body = body[step]
@@ -147,36 +149,36 @@ def place_in(body: Any, loc: Sequence[int | str], *, missing: bool = False) -> l
             body = body.get(step)
         else:
             continue
-        place.append(step)
-    return place
+        path.append(step)
+    return path
 
 
-def field_path(place: Sequence[int | str]) -> str:
-    """`messages[0].role` for a place in a body."""
-    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+def field_path(path: Sequence[int | str]) -> str:
+    """Return a path in a body as clients write it: `messages[0].role`."""
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return steps.removeprefix(".")
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """The framework's hook for every kind of error that is expected."""
+    """Return the response to an expected error; called by the framework."""
     if isinstance(error, RequestValidationError):
         return response_of(from_validation(error))
     if isinstance(error, StarletteHTTPException):
-        told = from_framework(error)
-        if told.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            told.headers = _allowed(request) or told.headers
-        return response_of(told)
+        reply = from_framework(error)
+        if reply.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            reply.headers = _allowed(request) or reply.headers
+        return response_of(reply)
     state = request.scope["state"]
     return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
 
 
 def _allowed(request: Request) -> dict[str, str]:
-    """The header of all methods that a path has: the framework names those of one route, and there is one for each."""
+    """Return the header with all methods of a path; the framework names only those of its first route."""
     routes = (each for each in request.app.state.routes if each.matches(request.scope)[0] is not Match.NONE)
     methods = {method for route in routes for method in route.methods or ()}
     return {"allow": ", ".join(sorted(methods))} if methods else {}
 
 
 def response_of(error: ApiError) -> Response:
-    """An error as a response."""
+    """Return an error as a response."""
     return Response(error.body(), error.status_code, dict(error.headers or {}), media_type="application/json")

@@ -1,4 +1,7 @@
-"""What clients get: the bodies of all replies. A chunk or reply holds exactly the fields that were given to it."""
+"""The bodies of all replies. A reply contains exactly the fields that were given to it.
+
+How they are filled is in `reply_builder`, `chat_completions`, `completions` and the routes.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,23 @@ from typing_extensions import TypedDict
 
 
 class Reply(BaseModel):
-    """A JSON object; fields that were not given are not sent, fields given as None are null."""
+    """A JSON object; fields that were not given are not sent, None becomes null."""
 
     model_config = ConfigDict(protected_namespaces=(), extra="forbid")
 
     def json_bytes(self) -> bytes:
-        """The reply as it is sent."""
+        """Return the reply as JSON."""
         return self.__pydantic_serializer__.to_json(self, exclude_unset=True)
 
 
 class PromptDetails(Reply):
-    """Parts of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionDetails(Reply):
-    """Parts of the completions' tokens."""
+    """Details of the completions' tokens."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -34,7 +37,7 @@ class CompletionDetails(Reply):
 
 
 class Usage(Reply):
-    """Tokens of a request: its prompts once, the completions of all its choices."""
+    """Tokens of a request: those of its prompts once, those of all its choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +46,7 @@ class Usage(Reply):
     completion_tokens_details: CompletionDetails
 
 
-# A reply may have millions of these: as plain dictionaries they take a third of a model's room, and half its time.
+# A reply may have millions of these: plain dictionaries need a third of the memory of models, and half the time.
 @with_config(ConfigDict(extra="forbid"))
 class TopLogprob(TypedDict):
     """One of the most likely tokens of a position."""
@@ -77,7 +80,7 @@ class PromptToken(TypedDict):
 
 
 PromptLogprobs = SkipValidation[list[dict[str, PromptToken] | None]]
-"""Per prompt token the ids that were asked about, the token itself first; None for the first one."""
+"""Per prompt token the requested ids, the token itself first; None for the first token."""
 
 Finish = Literal["stop", "length"]
 
@@ -91,7 +94,7 @@ class ChatMessage(Reply):
 
 
 class ChatChoice(Reply):
-    """One answer."""
+    """One choice of a chat."""
 
     index: int
     message: ChatMessage
@@ -116,14 +119,14 @@ class ChatReply(Reply):
 
 
 class ChatDelta(Reply):
-    """What is new in a message."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class ChatChunkChoice(Reply):
-    """News of one answer."""
+    """The new part of one choice."""
 
     index: int
     delta: ChatDelta
@@ -148,7 +151,7 @@ class ChatChunk(Reply):
 
 
 class CompletionLogprobs(Reply):
-    """Tokens of a text, in four lists of one length; the first token of an echoed prompt has none."""
+    """Tokens of a text in four lists of equal length; the first token of an echoed prompt has no scores."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -157,7 +160,7 @@ class CompletionLogprobs(Reply):
 
 
 class CompletionChoice(Reply):
-    """One completion, or what is new in it."""
+    """One completion, or the new part of it."""
 
     index: int
     text: str
@@ -170,7 +173,7 @@ class CompletionChoice(Reply):
 
 
 class CompletionReply(Reply):
-    """The reply of /v1/completions, and one event of its stream."""
+    """The reply of /v1/completions, or one event of its stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -189,7 +192,7 @@ class EmbeddingUsage(Reply):
 
 
 class Embedding(Reply):
-    """The vector of one input, of length 1: numbers, or their little-endian f32 bytes in base64."""
+    """The vector of one input, scaled to length 1: numbers, or little-endian f32 bytes in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -207,7 +210,7 @@ class EmbeddingReply(Reply):
 
 
 class Model(Reply):
-    """A model that is served."""
+    """The served model."""
 
     id: str
     object: Literal["model"]
@@ -226,7 +229,7 @@ class ModelList(Reply):
 
 
 class ErrorBody(Reply):
-    """What went wrong."""
+    """Fields of an error."""
 
     message: str
     type: str
@@ -235,7 +238,7 @@ class ErrorBody(Reply):
 
 
 class ErrorReply(Reply):
-    """The reply of every request that fails."""
+    """The reply of every failed request."""
 
     error: ErrorBody
 
@@ -262,14 +265,14 @@ class Cancelled(Reply):
 
 @with_config(ConfigDict(extra="forbid"))
 class TokenPiece(TypedDict):
-    """A token with its text, or with its bytes where they are no text of their own."""
+    """A token with its text, or with its bytes if they are not valid text."""
 
     id: int
     piece: str | list[int]
 
 
 class Tokens(Reply):
-    """The reply of /tokenize; `tokens` have pieces where llama.cpp's form asks for them."""
+    """The reply of /tokenize; `tokens` have pieces if the request has `with_pieces`."""
 
     tokens: SkipValidation[list[int] | list[TokenPiece]]
     count: int
@@ -277,8 +280,7 @@ class Tokens(Reply):
     token_strs: list[str] | None
 
     def json_bytes(self) -> bytes:
-        """See `Reply`. Which kind of tokens it has would be asked of each of them, at eight times the cost."""
-        return to_json(dict(self))
+        return to_json(dict(self))  # the model's own serializer checks the kind of each token: eight times slower
 
 
 class Text(Reply):

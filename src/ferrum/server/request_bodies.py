@@ -1,6 +1,6 @@
-"""What clients send: the bodies of all routes, their fields' types, and which fields have no effect or are refused.
+"""The bodies that clients send: the fields of all routes, their types, and fields without effect or refused.
 
-Ranges are checked where the values are used (`SamplingParams`, the engine's admission); `schemas` tells of them.
+Values are checked in `validation`. Schemas beyond types, for the OpenAPI document, are in `openapi_rules`.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ _HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingPara
 
 
 def _sampling(name: str) -> Any:
-    """A field that means what the sampling parameter of that name means; null is its default."""
+    """Return the field of a sampling parameter; null is its default."""
     return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
 
 
 def _optional(description: str, schema: openapi_rules.Schema) -> Any:
-    """A field that may be left out or null, and what its schema says beyond its type."""
+    """Return a field that may be absent or null, with a schema beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
 
 
-def _few(metadata: Any) -> Any:
-    """Their number first: millions of faults within, of which none would be read, would fill the memory."""
+def _limited(metadata: Any) -> Any:
+    """Check the number of entries first: an error for each of millions would fill the memory."""
     if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
-        told = {"count": len(metadata), "most": MAX_METADATA}
-        raise PydanticCustomError("too_many", "has {count} entries, more than {most}", told)
+        context = {"count": len(metadata), "limit": MAX_METADATA}
+        raise PydanticCustomError("too_many", "has {count} entries, at most {limit} are allowed", context)
     return metadata
 
 
 def _rules(schema: openapi_rules.Schema) -> ConfigDict:
-    """What the schema of a body says beyond those of its fields."""
+    """Return a configuration with a schema beyond those of the fields."""
     return ConfigDict(json_schema_extra=schema)
 
 
 class Body(BaseModel):
-    """A JSON object. Unknown fields are kept, to be named to the client.
+    """A JSON object. Unknown fields are kept, so that they can be named to the client.
 
     Attributes:
-        NO_OPS: known fields without an effect on the reply, and why.
-        REFUSED: known fields that are not served, and why; null is as good as absent.
-        PASSES_ON: unknown fields have an effect: they are passed on.
+        NO_OPS: known fields without effect on the reply, with the reason.
+        REFUSED: known fields that are not served, with the reason; null counts as absent.
+        PASSES_ON: unknown fields have an effect, because they are passed on.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
@@ -67,7 +67,7 @@ class Body(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> openapi_rules.Schema:
-        """The fields' schema, with those that are refused, which would else pass for unknown ones."""
+        """Return the schema of the fields, with refused ones; without an entry they would pass as unknown."""
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
         properties.update({name: openapi_rules.refused(why) for name, why in cls.REFUSED.items()})
@@ -102,17 +102,17 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """How a stream ends and what its chunks carry."""
+    """Options for the usage in a stream."""
 
     NO_OPS = MappingProxyType({"include_obfuscation": "chunks are never padded"})
 
-    include_usage: bool | None = Field(default=None, description="One more chunk at the end, with the usage.")
+    include_usage: bool | None = Field(default=None, description="Send one more chunk with the usage at the end.")
     include_obfuscation: bool | None = Field(default=None, description="No effect: chunks are never padded.")
-    continuous_usage_stats: bool | None = Field(default=None, description="The usage so far in every chunk.")
+    continuous_usage_stats: bool | None = Field(default=None, description="Send the usage so far in every chunk.")
 
 
 class ContentPart(Body):
-    """A part of a message; `text` and, of an assistant, `refusal` are served."""
+    """A part of a message; only `text` and an assistant's `refusal` are served."""
 
     model_config = _rules(openapi_rules.PART)
 
@@ -122,7 +122,7 @@ class ContentPart(Body):
 
 
 class Message(Body):
-    """One message of a conversation. Fields beyond these go to the chat template as they are."""
+    """One message of a conversation. Other fields are passed to the chat template."""
 
     model_config = _rules(openapi_rules.MESSAGE)
     PASSES_ON = True
@@ -133,13 +133,13 @@ class Message(Body):
     tool_call_id: str | None = None
     tool_calls: Items[dict[str, Any]] | None = Field(default=None, json_schema_extra={"items": openapi_rules.TOOL_CALL})
     function_call: dict[str, Any] | None = _optional(
-        "A call, as it was before `tool_calls`.", openapi_rules.FUNCTION_CALL
+        "A function call; older form of `tool_calls`.", openapi_rules.FUNCTION_CALL
     )
     refusal: str | None = None
 
 
 class Prediction(Body):
-    """What the reply may be like: it is verified instead of being generated as far as it agrees."""
+    """The expected reply: tokens that agree are verified instead of generated one by one."""
 
     type: Literal["content"]
     content: str | Items[ContentPart] = Field(json_schema_extra={"minItems": 1})
@@ -152,19 +152,19 @@ class ResponseFormat(Body):
 
 
 class GenerationBody(Body):
-    """What both generating routes take."""
+    """The fields of both generating routes."""
 
     NO_OPS = MappingProxyType(
         {
-            "user": "nothing is counted per user",
+            "user": "usage is not counted per user",
             "spaces_between_special_tokens": "decoding never adds spaces",
         }
     )
     REFUSED = MappingProxyType(
         {
-            "structured_outputs": "structured outputs are not served yet",
-            "logprob_token_ids": "log-probabilities of chosen ids are not served; see logprobs",
-            "thinking_token_budget": "reasoning is not told apart from text",
+            "structured_outputs": "structured outputs are not supported",
+            "logprob_token_ids": "log-probabilities of chosen ids are not supported; use logprobs",
+            "thinking_token_budget": "reasoning is not separated from text",
         }
     )
 
@@ -195,33 +195,35 @@ class GenerationBody(Body):
     echo: bool | None = Field(
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
-    priority: Whole | None = Field(default=None, description="Smaller is served first, under the priority policy.")
-    request_id: str | None = _optional("Names the request; not that of a live one.", openapi_rules.ID)
-    cache_salt: str | None = _optional("Keeps cached prefixes apart; not empty.", openapi_rules.NOT_EMPTY)
+    priority: Whole | None = Field(default=None, description="Smaller runs first; needs --policy priority.")
+    request_id: str | None = _optional("Id of the request; must differ from those of live ones.", openapi_rules.ID)
+    cache_salt: str | None = _optional(
+        "Requests share cached prefixes only under the same salt; not empty.", openapi_rules.NOT_EMPTY
+    )
     truncate_prompt_tokens: Whole | None = _optional(
-        "Keep so many tokens from the prompt's end; -1: as many as fit.",
+        "Keep this many tokens at the end of the prompt; -1: as many as fit.",
         openapi_rules.between(-1) | openapi_rules.not_this(0),
     )
-    add_special_tokens: bool | None = Field(default=None, description="Add the special tokens around a text.")
-    return_token_ids: bool | None = Field(default=None, description="Token ids of prompt and choices in the reply.")
+    add_special_tokens: bool | None = Field(default=None, description="Add special tokens around a text.")
+    return_token_ids: bool | None = Field(default=None, description="Send the token ids of prompt and choices.")
     return_tokens_as_token_ids: bool | None = Field(
-        default=None, description="Tokens of log-probabilities as token_id:N."
+        default=None, description="Name tokens of log-probabilities as token_id:N."
     )
     user: str | None = Field(default=None, description="No effect.")
     spaces_between_special_tokens: bool | None = Field(default=None, description="No effect.")
 
 
-_TOOLS: Final = "tools are not served yet"
-_DOCUMENTS: Final = "the template gets none"
+_TOOLS: Final = "tools are not supported"
+_DOCUMENTS: Final = "documents are not passed to the template"
 
 
 class TemplateBody(Body):
-    """A conversation, and how its template renders it."""
+    """A conversation and the options of its template."""
 
     messages: Items[Message] = Field(min_length=1)
-    add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
-    continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
-    chat_template: str | None = Field(default=None, description="In place of the model's own.")
+    add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's message.")
+    continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
+    chat_template: str | None = Field(default=None, description="Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
     add_special_tokens: bool | None = Field(default=None, description="Add special tokens around the rendered text.")
 
@@ -233,13 +235,13 @@ class ChatRequest(GenerationBody, TemplateBody):
     NO_OPS = MappingProxyType(
         {
             **GenerationBody.NO_OPS,
-            "metadata": "nothing is stored",
-            "safety_identifier": "nothing is counted per user",
-            "prompt_cache_key": "one cache serves all",
-            "prompt_cache_retention": "one cache serves all",
+            "metadata": "requests are not stored",
+            "safety_identifier": "usage is not counted per user",
+            "prompt_cache_key": "all requests share one cache",
+            "prompt_cache_retention": "all requests share one cache",
             "service_tier": "there is one tier",
-            "store": "nothing is stored",
-            "verbosity": "the model has no such dial",
+            "store": "requests are not stored",
+            "verbosity": "models have no such option",
         }
     )
     REFUSED = MappingProxyType(
@@ -251,32 +253,34 @@ class ChatRequest(GenerationBody, TemplateBody):
             "functions": _TOOLS,
             "function_call": _TOOLS,
             "documents": _DOCUMENTS,
-            "reasoning_effort": "reasoning is steered by chat_template_kwargs, where the model's template knows of it",
-            "audio": "text only",
-            "web_search_options": "there is no web search",
-            "moderation": "there is no moderation",
+            "reasoning_effort": "use chat_template_kwargs, if the model's template supports it",
+            "audio": "only text is served",
+            "web_search_options": "web search is not supported",
+            "moderation": "moderation is not supported",
         }
     )
 
-    logprobs: bool | None = Field(default=None, description="Report the log-probabilities of the tokens.")
+    logprobs: bool | None = Field(default=None, description="Send the log-probabilities of the tokens.")
     top_logprobs: Whole | None = _optional(
-        f"And of so many top tokens, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.",
+        f"Top tokens per position, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.",
         openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
     )
     max_tokens: Whole | None = _optional(
-        "Most tokens to generate; None: as the context allows.", openapi_rules.between(1)
+        "Limit of generated tokens (default: the rest of the context).", openapi_rules.between(1)
     )
-    max_completion_tokens: Whole | None = _optional("As max_tokens, and goes before it.", openapi_rules.between(1))
+    max_completion_tokens: Whole | None = _optional(
+        "As max_tokens; takes precedence over it.", openapi_rules.between(1)
+    )
     prediction: Prediction | None = Field(
-        default=None, description="What the reply may be like. It is the same without, and sooner there with it."
+        default=None, description="The expected reply. It changes the speed, never the reply."
     )
     modalities: Items[Literal["text", "audio"]] | None = _optional(
-        "Text only.", {"minItems": 1, "maxItems": 1, "items": {"const": "text"}}
+        "Only text.", {"minItems": 1, "maxItems": 1, "items": {"const": "text"}}
     )
     include_reasoning: bool | None = _optional(
-        "False is refused: reasoning is part of the text.", openapi_rules.not_this(False)
+        "False is refused, because reasoning is part of the text.", openapi_rules.not_this(False)
     )
-    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = Field(
+    metadata: Annotated[dict[str, str], BeforeValidator(_limited)] | None = Field(
         default=None, description="No effect.", max_length=MAX_METADATA
     )
     safety_identifier: str | None = Field(default=None, description="No effect.", max_length=64)
@@ -295,17 +299,18 @@ class CompletionRequest(GenerationBody):
     model_config = _rules(openapi_rules.COMPLETION)
 
     prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
-        description="A text or its token ids, or several.", json_schema_extra=openapi_rules.TEXTS
+        description="A text or its token ids, or several of them.", json_schema_extra=openapi_rules.TEXTS
     )
     suffix: str | None = Field(
-        default=None, description="What comes after the completion, for models that fill in the middle."
+        default=None, description="Text after the completion, for models trained to fill in the middle."
     )
     best_of: Whole | None = _optional(
-        f"Generate so many, return the n likeliest per token; up to {MAX_BEST_OF}.",
+        f"Choices to generate, of which the n likeliest per token are returned; up to {MAX_BEST_OF}.",
         openapi_rules.between(1, MAX_BEST_OF),
     )
     logprobs: Whole | None = _optional(
-        f"Report each token's and so many top ones, 0 to {MAX_LOGPROBS}.", openapi_rules.top_tokens(0, MAX_LOGPROBS)
+        f"Send log-probabilities of tokens and of this many top tokens, 0 to {MAX_LOGPROBS}.",
+        openapi_rules.top_tokens(0, MAX_LOGPROBS),
     )
 
 
@@ -313,16 +318,16 @@ class EmbeddingRequest(Body):
     """The body of /v1/embeddings; unknown fields are refused."""
 
     model_config = _rules({"additionalProperties": False})
-    NO_OPS = MappingProxyType({"user": "nothing is counted per user"})
+    NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
 
     model: str = Field(description="A name from /v1/models.")
     input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
-        description="A text or its token ids, or several.", json_schema_extra=openapi_rules.TEXTS
+        description="A text or its token ids, or several of them.", json_schema_extra=openapi_rules.TEXTS
     )
     encoding_format: Literal["float", "base64"] | None = Field(
-        default=None, description="base64: little-endian floats."
+        default=None, description="base64: little-endian 32-bit floats."
     )
-    dimensions: Whole | None = _optional("Those of the model, or refused.", openapi_rules.between(1))
+    dimensions: Whole | None = _optional("Must be those of the model.", openapi_rules.between(1))
     user: str | None = Field(default=None, description="No effect.")
 
 
@@ -345,16 +350,18 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Items[Message] | None = Field(default=None, min_length=1)
     content: str | None = None
-    add_special_tokens: bool | None = Field(default=None, description="Default: true for a prompt.")
-    add_special: bool | None = Field(default=None, description="As add_special_tokens, for content; default false.")
-    parse_special: bool | None = _optional(
-        "False is refused: the tokenizer always parses them.", openapi_rules.not_this(False)
+    add_special_tokens: bool | None = Field(
+        default=None, description="Add special tokens (default: true for a prompt)."
     )
-    return_token_strs: bool | None = Field(default=None, description="Each token as the vocabulary spells it, too.")
-    with_pieces: bool | None = Field(default=None, description="Each token with its text.")
-    add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's turn.")
-    continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
-    chat_template: str | None = Field(default=None, description="In place of the model's own.")
+    add_special: bool | None = Field(default=None, description="As add_special_tokens, for content (default: false).")
+    parse_special: bool | None = _optional(
+        "False is refused, because the tokenizer always parses them.", openapi_rules.not_this(False)
+    )
+    return_token_strs: bool | None = Field(default=None, description="Send the vocabulary's spelling of each token.")
+    with_pieces: bool | None = Field(default=None, description="Send each token with its text.")
+    add_generation_prompt: bool | None = Field(default=None, description="Begin the assistant's message.")
+    continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
+    chat_template: str | None = Field(default=None, description="Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
 
 

@@ -1,4 +1,4 @@
-"""What the wire contract left open until it was tried with the official client, case by case."""
+"""Behaviour that the official OpenAI client relies on beyond the wire contract."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chat(client: openai.OpenAI, **options: Any) -> Any:
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_these_are_refused_by_name(server: Served, options: dict[str, Any], param: str) -> None:
+def test_invalid_values_are_refused_by_name(server: Served, options: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         chat(server.openai(), **options)
     assert caught.value.param == param and caught.value.code in ("invalid_value", "unsupported_parameter")
@@ -40,7 +40,7 @@ def test_more_than_four_stop_strings_are_served(server: Served) -> None:
     assert server.requests[0].params.stop == tuple(strings)
 
 
-def test_spaces_between_special_tokens_are_named_as_having_no_effect(server: Served) -> None:
+def test_spaces_between_special_tokens_is_named_as_ignored(server: Served) -> None:
     extra = {"spaces_between_special_tokens": True}
     raw = server.openai().chat.completions.with_raw_response.create(
         model="fake",
@@ -51,14 +51,14 @@ def test_spaces_between_special_tokens_are_named_as_having_no_effect(server: Ser
     assert raw.headers["x-ferrum-ignored"] == "spaces_between_special_tokens"
 
 
-def test_embeddings_come_in_base64_when_the_client_names_no_format(server: Served) -> None:
+def test_embeddings_default_to_base64_for_the_client(server: Served) -> None:
     plain = server.openai().embeddings.create(model="fake", input="ab")
     floats = server.openai().embeddings.create(model="fake", input="ab", encoding_format="float")
     assert plain.data[0].embedding == pytest.approx(floats.data[0].embedding, rel=1e-6)
     assert isinstance(plain.data[0].embedding[0], float)
 
 
-def test_rates_are_told_and_the_client_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+def test_rate_limits_are_sent_and_the_client_waits_for_retry_after(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("ada:one requests_per_minute=60\n")
     with serving(chat_parts(), api_key_file=str(path)) as server:

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets a 4xx or a closed connection, and its neighbours notice nothing."""
+"""Hostile requests get a 4xx or a closed connection, and do not affect other clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Served]:
-    """A server with short limits, and a neighbour whose stream goes on during every test."""
+    """A server with short limits; a neighbour streams during every test."""
     recipe = FakeRecipe(seconds_per_step=0.002)
     with serving(chat_parts(recipe), head_seconds=2, body_seconds=2, max_body_bytes=1 << 20) as server:
         yield server
@@ -41,14 +41,14 @@ def target() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def alone(target: Served) -> str:
-    """What the neighbour gets without company."""
+    """The neighbour's text when it is alone."""
     text: str = target.complete(**NEIGHBOUR).json()["choices"][0]["text"]
     return text
 
 
 @pytest.fixture(autouse=True)
 def _neighbour(target: Served, alone: str) -> Iterator[None]:
-    """The streams of a neighbour during a test are what they would be alone."""
+    """Assert that a neighbour's streams during a test are the same as alone."""
     over, wrong = threading.Event(), []
 
     def read() -> None:
@@ -68,7 +68,7 @@ def _neighbour(target: Served, alone: str) -> Iterator[None]:
 
 
 def answer_to(server: Served, data: bytes, *, close: bool = True) -> bytes:
-    """All that the server says to these bytes, until it closes the connection."""
+    """Send these bytes and return everything received until the connection closes."""
     with wire(server) as connection:
         try:
             connection.sendall(data)
@@ -80,7 +80,7 @@ def answer_to(server: Served, data: bytes, *, close: bool = True) -> bytes:
 
 
 def statuses(said: bytes) -> list[int]:
-    """The status of each response on a connection."""
+    """Return the status of each response on a connection."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)]
 
 
@@ -116,7 +116,7 @@ WIRES = {
 
 
 @pytest.mark.parametrize("name", WIRES)
-def test_bytes_that_are_no_good_request(target: Served, name: str) -> None:
+def test_invalid_bytes_are_refused(target: Served, name: str) -> None:
     assert refused(answer_to(target, WIRES[name]))
 
 
@@ -125,7 +125,7 @@ PATHS += [b"/v1/requests/%ed%a0%80", b"/?" + b"a=b&" * 5000, b"http://elsewhere.
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:24])
-def test_paths_that_lead_nowhere(target: Served, path: bytes) -> None:
+def test_hostile_paths_are_refused(target: Served, path: bytes) -> None:
     said = answer_to(target, b"DELETE " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert refused(said) and b"Traceback" not in said
 
@@ -168,11 +168,11 @@ FINE_TO_TOKENIZE = (
     "many biases",
     "many choices",
 )
-"""Whose fault is in a field that the route does not know."""
+"""Their fault is in a field that the route does not have."""
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"])
-def test_bodies_that_are_no_good(target: Served, path: str) -> None:
+def test_hostile_bodies_are_refused(target: Served, path: str) -> None:
     for name, body in BODIES.items():
         content = body.replace(b'"prompt"', b'"input"') if path == "/v1/embeddings" else body
         response = target.http.post(path, content=content, headers={"content-type": "application/json"})
@@ -202,12 +202,12 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_templates_that_mean_harm(target: Served, template: str) -> None:
+def test_hostile_templates_are_refused(target: Served, template: str) -> None:
     error_of(target.chat(chat_template=template), 400)
 
 
-def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) -> None:
-    """It would be encoded, only to be refused for its length, or told of."""
+def test_template_that_renders_megabytes_is_refused(target: Served) -> None:
+    """Encoding the text would take long, only for it to be refused."""
     body = {"messages": USER, "chat_template": "{{ 'x' * 4000000 }}"}
     assert error_of(target.chat(**body), 400)["param"] == "chat_template"
     for path in ("/tokenize", "/v1/chat/completions/render"):
@@ -216,7 +216,7 @@ def test_a_template_of_a_few_letters_makes_no_text_of_megabytes(target: Served) 
 
 
 def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response]) -> None:
-    """Ask for more that takes its time than may wait, and meanwhile for other things."""
+    """Send more slow requests than may wait, and other requests meanwhile."""
     most, more = worker_pools.NUM_THREADS + worker_pools.MAX_WAITING, 4
     with ThreadPoolExecutor(most + more) as pool:
         asked = [pool.submit(slow) for _ in range(most + more)]
@@ -232,7 +232,7 @@ def hold_up(target: Served, over: threading.Event, slow: Callable[[], Response])
     assert slow().status_code == 200
 
 
-def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_templates_do_not_delay_other_requests(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def fill(*_: object) -> str:
@@ -243,7 +243,7 @@ def test_templates_that_take_their_time_hold_up_nobody_else(target: Served, monk
     hold_up(target, over, partial(target.chat, chat_template="x", max_tokens=1))
 
 
-def test_texts_that_take_their_time_hold_up_nobody_else(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_texts_do_not_delay_other_requests(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     over, encode = threading.Event(), LetterTokenizer.encode
 
     def slow(tokenizer: LetterTokenizer, text: str, **options: bool) -> list[int]:
@@ -255,7 +255,7 @@ def test_texts_that_take_their_time_hold_up_nobody_else(target: Served, monkeypa
     hold_up(target, over, partial(target.post, "/tokenize", content="a" * 10_000))
 
 
-def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
+def test_waiting_preparation_fails_when_the_server_ends() -> None:
     async def outcomes() -> list[object]:
         pools, over = worker_pools.WorkerPools(), threading.Event()
         asked = [asyncio.create_task(pools.run_template(over.wait, 60)) for _ in range(worker_pools.NUM_THREADS + 1)]
@@ -271,13 +271,13 @@ def test_what_waits_for_others_is_told_that_the_server_ends() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET /health HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\r\n\r\n", HEAD + b"content-length: -5\r\n\r\n"]
 )
-def test_what_is_no_http_is_told_so_in_the_form_of_all_errors(target: Served, garbage: bytes) -> None:
+def test_invalid_http_gets_a_json_error(target: Served, garbage: bytes) -> None:
     head, body = answer_to(target, garbage).split(b"\r\n\r\n")
     assert statuses(head) == [400] and b"content-type: application/json" in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-def test_good_requests_before_garbage_on_a_connection_are_answered(target: Served) -> None:
+def test_good_requests_before_garbage_are_answered(target: Served) -> None:
     said = answer_to(target, GOOD + GOOD + b"\x00garbage\r\n\r\n", close=False)
     assert statuses(said)[:2] == [200, 200] and set(statuses(said)[2:]) <= {400}
 
@@ -291,8 +291,8 @@ def test_a_thousand_pipelined_requests_are_answered_in_order(target: Served) -> 
     assert places == sorted(places)
 
 
-def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> None:
-    """Half-open connections and slow heads and bodies, two hundred at once."""
+def test_slow_connections_are_closed(target: Served) -> None:
+    """Two hundred at once: half-open connections, slow headers and slow bodies."""
     with ExitStack() as stack:
         slow = []
         for number in range(200):
@@ -302,8 +302,8 @@ def test_connections_that_say_nothing_or_little_are_closed(target: Served) -> No
         assert all(refused(heard(connection)) for connection in slow)
 
 
-def test_the_rest_of_a_body_whose_request_is_answered_has_an_end(target: Served) -> None:
-    """Nobody reads it: each byte put off the end of the connection."""
+def test_connection_is_cut_if_a_refused_body_never_ends(target: Served) -> None:
+    """Each further byte must not prolong the connection."""
     with wire(target) as connection, pytest.raises(ConnectionError):
         connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n")
         assert statuses(connection.recv(1 << 16)) == [404]
@@ -313,9 +313,7 @@ def test_the_rest_of_a_body_whose_request_is_answered_has_an_end(target: Served)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_client_that_sends_all_of_a_large_body_first_hears_that_it_is_too_large(
-    target: Served, chunked: bool
-) -> None:
+def test_client_that_sends_a_large_body_first_receives_the_413(target: Served, chunked: bool) -> None:
     body = [b"a" * (1 << 20)] * 12
     connection = HTTPConnection(target.url.removeprefix("http://"), timeout=60)
     headers = {"content-type": "application/json"}
@@ -324,9 +322,7 @@ def test_a_client_that_sends_all_of_a_large_body_first_hears_that_it_is_too_larg
     connection.close()
 
 
-def test_a_client_that_never_ends_a_body_over_the_limit_is_cut_off(
-    target: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_never_ends_a_large_body_is_cut_off(target: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_guard, "LINGER_BYTES", 4 << 20)
     piece = b"100000\r\n" + b"a" * (1 << 20) + b"\r\n"
     with wire(target) as connection:
@@ -336,8 +332,8 @@ def test_a_client_that_never_ends_a_body_over_the_limit_is_cut_off(
                 connection.sendall(piece)
 
 
-def test_many_large_bodies_do_not_fill_the_memory() -> None:
-    """What is held is given back when its request is over, refused or not."""
+def test_large_bodies_share_a_memory_limit() -> None:
+    """Memory is released when a request ends, refused or not."""
     part = b'{"model": "fake", "prompt": "' + b"a" * 60_000
     with serving(chat_parts(FakeRecipe()), max_held_bytes=200_000, body_seconds=20) as server, ExitStack() as stack:
         holding = [stack.enter_context(wire(server)) for _ in range(3)]
@@ -351,12 +347,12 @@ def test_many_large_bodies_do_not_fill_the_memory() -> None:
         assert server.complete(max_tokens=1).status_code == 200
         for connection in holding:
             connection.sendall(b'"}')
-            assert statuses(connection.recv(1 << 16)) == [400]  # more than the context holds
+            assert statuses(connection.recv(1 << 16)) == [400]  # exceeds the context
         error_of(server.http.post("/v1/completions", content=body, headers=headers), 400)
 
 
 def mutated(pick: Random) -> bytes:
-    """A good request with some of its bytes cut, doubled, replaced or swapped for those of another part."""
+    """Return a good request with some bytes removed, doubled, replaced or copied from another part."""
     data = bytearray(GOOD)
     for _ in range(pick.randint(1, 6)):
         start = pick.randrange(len(data))
@@ -377,17 +373,17 @@ def check_mutations(target: Served, count: int) -> None:
         assert b"Traceback" not in said
 
 
-def test_mutated_requests(target: Served) -> None:
+def test_mutated_requests_are_answered(target: Served) -> None:
     check_mutations(target, 200)
 
 
 @pytest.mark.soak
-def test_many_mutated_requests(target: Served) -> None:
+def test_many_mutated_requests_are_answered(target: Served) -> None:
     check_mutations(target, 20_000)
 
 
-def test_a_client_who_asks_and_never_reads_is_let_go(target: Served) -> None:
-    """Its answer is larger than all buffers; when it goes, nothing of it is left: the neighbour waits for that."""
+def test_client_that_never_reads_is_dropped_when_it_leaves(target: Served) -> None:
+    """Its answer exceeds all buffers; the fixture then waits until no request is left."""
     body = BODY.replace(b"2}", b'4000, "ignore_eos": true, "logprobs": 5, "stream": true, "n": 4}')
     with ExitStack() as stack:
         for _ in range(8):
