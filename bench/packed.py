@@ -1,4 +1,4 @@
-"""The model of the scripts beside it, the shape of Qwen3-0.6B with random weights packed to int8, and their options."""
+"""Model and options of the scripts in this folder: the shape of Qwen3-0.6B, random weights packed to int8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE: Final = "qwen3-0.6b"
 
 
 def options_of(description: str) -> argparse.ArgumentParser:
-    """A script's options: those that all have."""
+    """Parse the options that all scripts have."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--model", type=Path, help="where the packed model is kept, or made")
     parser.add_argument("--out", type=Path)
@@ -28,7 +28,7 @@ def options_of(description: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def packed_model(kept: Path | None) -> Iterator[str]:
-    """The model's directory, made where it is not there; with None there for as long as the block lasts."""
+    """Yield the model's directory and pack the model if it is missing. With None, delete it after the block."""
     with tempfile.TemporaryDirectory() as scratch:
         model = kept or Path(scratch) / "packed"
         if not model.exists():
@@ -37,7 +37,7 @@ def packed_model(kept: Path | None) -> Iterator[str]:
 
 
 def write(path: Path | None, report: Mapping[str, Any]) -> None:
-    """Write a report, if it is wanted, with what was measured and where."""
+    """Write a report of measurements and machine, if a path is given."""
     if path is not None:
         origin = {"shape": SHAPE, "quantize": "int8", "machine": platform.processor() or platform.machine()}
         path.write_text(json.dumps({**origin, **report}, indent=1) + "\n")

@@ -1,11 +1,11 @@
-"""What each weight format costs: bits per byte on held-out text, and the divergence from the unquantised model.
+"""Error of each weight format: bits per byte on held-out text, and divergence from the unquantised model.
 
     python bench/quantization_error.py --out bench/results/quantization_error.json
     python bench/quantization_error.py --kv --out bench/results/kv_error.json
 
-For every scheme and group it measures the model as it serves (integers times integers), and the same weights with
-unrounded activations: the difference is what rounding the activations costs. The texts are those modules of the
-standard library that the training of the built-in model held out (`training/data.py`).
+Each scheme and group is measured as served (integers times integers), and with unrounded activations; the difference is
+the error of rounding activations. The texts are modules of the standard library that the training of the built-in model
+held out (`training/data.py`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Text:
     """A window of a text.
 
     Attributes:
-        tokens: its ids.
-        nbytes: bytes of all tokens but the first.
+        tokens: token ids.
+        nbytes: bytes of all tokens except the first.
     """
 
     tokens: tuple[int, ...]
@@ -56,13 +56,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a format costs, over all positions.
+    """The error of a format over all positions.
 
     Attributes:
         name: scheme, group, and whether activations are rounded.
         weight_bytes: bytes of all matrices.
         bits_per_byte: of the text.
-        excess: bits per byte beyond the unquantised model's.
+        excess: bits per byte more than the unquantised model.
         divergence: mean Kullback-Leibler divergence from the unquantised model, bits per token.
         divergence_p99: its 99th percentile.
         same_choice: share of positions with the same most likely token.
@@ -78,7 +78,7 @@ class Cost:
 
 
 class RoundedCheckpoint:
-    """A `TensorStore` whose matrices are quantised and dequantised again: the error of the weights alone.
+    """A `TensorStore` of matrices quantised and dequantised again, for the error of the weights alone.
 
     Attributes:
         weight_bytes: of all matrices read so far, quantised.
@@ -108,8 +108,8 @@ class RoundedCheckpoint:
         self._store.forget(name)
 
 
-def windows(directory: Path, files: Sequence[str], size: int, most_tokens: int) -> list[Text]:
-    """Windows spread evenly over the texts, `most_tokens` in all at most."""
+def windows(directory: Path, files: Sequence[str], size: int, max_tokens: int) -> list[Text]:
+    """Return windows spread evenly over the texts, with at most `max_tokens` tokens in total."""
     tokenizer = load_tokenizer(directory)
     assert tokenizer is not None, f"{directory} has no tokenizer"
     found: list[Text] = []
@@ -118,12 +118,12 @@ def windows(directory: Path, files: Sequence[str], size: int, most_tokens: int) 
         for begin in range(0, len(ids) - size + 1, size):
             part = tuple(ids[begin : begin + size])
             found.append(Text(part, len(tokenizer.decode(part[1:]).encode())))
-    count = max(1, most_tokens // size)
+    count = max(1, max_tokens // size)
     return [found[index * len(found) // count] for index in range(min(count, len(found)))]
 
 
 class Judge:
-    """Runs a model over the texts and compares its distributions with those of its weights in float32."""
+    """Comparison of a model's distributions over the texts with those of its weights in float32."""
 
     def __init__(self, model: str, texts: list[Text]) -> None:
         self.model, self.texts = model, texts
@@ -133,7 +133,7 @@ class Judge:
         self.bits_per_byte = self._bits(self.expected)
 
     def costs(self, groups: Sequence[int]) -> Iterator[Cost]:
-        """bfloat16; every scheme and group, as served and with the weights' error alone; other rules for int4."""
+        """Measure bfloat16, every scheme and group (as served, and the weight error alone), and other int4 rules."""
         others = {
             "int4 by Q4_0's rule": _plain_int4,
             "int4 with zero points": QUANTIZERS["int4-zero-points"],
@@ -149,7 +149,7 @@ class Judge:
             yield self._weights_alone(name, quantizer, QUANTIZERS["int8"], group)
 
     def kv_costs(self) -> Iterator[Cost]:
-        """Keys and values in every format, with weights in float32; and int8 throughout."""
+        """Measure every KV format with float32 weights, and int8 weights with int8 keys and values."""
         for kv_dtype in ("float32", "int8"):
             yield self._cost(f"{kv_dtype} keys and values", replace(self._floats(), kv_dtype=kv_dtype))
         everything = ModelConfig(model=self.model, quantize="int8", kv_dtype="int8")
@@ -164,7 +164,7 @@ class Judge:
         return replace(cost, weight_bytes=rounded.weight_bytes)
 
     def _run(self, config: ModelConfig, **options: Any) -> tuple[int, list[NDArray[np.float64]]]:
-        """Bytes of the weights, and log-probabilities [tokens - 1, V] of each text."""
+        """Return the bytes of the weights, and the log-probabilities [tokens - 1, V] of each text."""
         with build_executor(config, **options) as executor:
             return executor.memory_plan.weights, [self._log_probabilities(executor, text) for text in self.texts]
 
@@ -207,7 +207,7 @@ def _plain_int4(values: NDArray[Any], group: int) -> GroupedWeight:
 
 
 def _tried_zero_points(values: NDArray[Any], group: int) -> Int4Weight:
-    """With zero points over the whole range of each group, or over the part with the least squared error."""
+    """Quantise with zero points over the part of each group's range that has the least squared error."""
     blocks = in_groups(values, group)
     best = quantize_int4_zero_points(values, group)
     least = _squared_errors(best, blocks)
@@ -225,13 +225,13 @@ def _tried_zero_points(values: NDArray[Any], group: int) -> Int4Weight:
 
 
 def _squared_errors(weight: GroupedWeight, blocks: F32) -> F32:
-    """Of each group, [N, G]."""
+    """Return the squared error of each group, [N, G]."""
     errors: F32 = ((in_groups(weight.dequantize(), weight.group) - blocks) ** 2).sum(axis=-1)
     return errors
 
 
 def held_out() -> list[str]:
-    """The texts that the built-in model has not seen."""
+    """Return the texts that the built-in model has not seen."""
     sys.path.insert(0, str(REPOSITORY / "training"))
     from data import read_corpus
 

@@ -1,7 +1,7 @@
-"""The data of ferrum-tiny: which files of the standard library train it, which are held out, and its tokenizer.
+"""Training data of ferrum-tiny: training and held-out files of the standard library, and the tokenizer.
 
-The recipe is this file: the fixed list `HELD_OUT`, the exclusions, the near-duplicate rule and the weights below decide
-everything but the Python version whose library is read.
+This file is the whole recipe: the list `HELD_OUT`, the exclusions, the near-duplicate rule and the weights below. Only
+the Python version of the library comes from outside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 Tokens = npt.NDArray[np.int64]
 
 END_OF_TEXT = "<|endoftext|>"
-END_ID = 0  # its token id: the trainer numbers special tokens first
+END_ID = 0  # token id of END_OF_TEXT: the trainer numbers special tokens first
 HELD_OUT = frozenset(
     {
         "argparse",
@@ -38,20 +38,20 @@ HELD_OUT = frozenset(
     }
 )
 EXCLUDED_FOLDERS = frozenset({"site-packages", "__pycache__", "__phello__", "pydoc_data"})
-EXCLUDED_PREFIXES = ("_sysconfigdata", "config-")  # generated, and they name paths of one machine
-NEAR_DUPLICATE = 0.3  # share of a file's long lines that occur in held-out files, from which it counts as a copy
-LONG_LINE = 24  # characters; shorter lines recur in all code
+EXCLUDED_PREFIXES = ("_sysconfigdata", "config-")  # generated, with paths of one machine
+NEAR_DUPLICATE = 0.3  # minimum share of long lines in held-out files for a file to count as a copy
+LONG_LINE = 24  # characters; shorter lines occur in all code
 LONGEST_LINE = 1000  # characters; a file with a longer line is data
 MOST_DIGITS = 0.2  # share of digits among a table's characters
-LIBRARY_COPIES = 2  # per epoch: the library is what the model should write like, its tests come once
+LIBRARY_COPIES = 2  # per epoch; tests come once, because the model should imitate the library
 
-# Words carry the space, point or underscore before them; runs of spaces and of newlines are single tokens.
+# Words include the space, point or underscore before them; runs of spaces or newlines are single tokens.
 PATTERN = r"__\p{L}+__|[ ._]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\n+|[ ]+|\s+"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of the library: its path below the library's root, and its text exactly as stored."""
+    """A file of the library: its path relative to the library, and its text."""
 
     path: str
     text: str
@@ -62,14 +62,14 @@ class Source:
 
     @property
     def unit(self) -> str:
-        """The top-level module this file belongs to or, in the test package, is named after."""
+        """The top-level module of this file; for a test, the module in its name."""
         parts = Path(self.path).with_suffix("").parts
         return parts[1].removeprefix("test_") if parts[0] == "test" and len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """The split: held-out modules in path order, training library and tests, and what was dropped as copies."""
+    """The split: held-out modules in path order, training library, tests, and dropped copies."""
 
     held_out: tuple[Source, ...]
     library: tuple[Source, ...]
@@ -78,7 +78,7 @@ class Corpus:
 
 
 def read_corpus(root: Path | None = None) -> Corpus:
-    """Reads the standard library at `root` (that of the running Python by default) and splits it."""
+    """Read and split the standard library at `root` (default: that of the running Python)."""
     sources = list(read_sources(root or Path(sysconfig.get_paths()["stdlib"])))
     held_out = tuple(s for s in sources if s.unit in HELD_OUT and not s.is_test)
     known = {line for s in held_out for line in long_lines(s.text)}
@@ -91,7 +91,7 @@ def read_corpus(root: Path | None = None) -> Corpus:
 
 
 def read_sources(root: Path) -> Iterator[Source]:
-    """Every valid UTF-8 Python file below `root` in path order that is neither generated nor a table."""
+    """Yield every valid UTF-8 Python file below `root` in path order, without generated files and tables."""
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if EXCLUDED_FOLDERS & set(relative.parts) or relative.parts[0].startswith(EXCLUDED_PREFIXES):
@@ -106,24 +106,24 @@ def read_sources(root: Path) -> Iterator[Source]:
 
 
 def is_table(text: str) -> bool:
-    """True of character maps and other data in the clothes of code."""
+    """Return whether the file is a table of data, such as a character map."""
     digits = sum(c.isdigit() for c in text) / len(text)
     return digits > MOST_DIGITS or "decoding_table = (" in text or max(map(len, text.splitlines())) > LONGEST_LINE
 
 
 def long_lines(text: str) -> list[str]:
-    """The stripped lines of at least `LONG_LINE` characters."""
+    """Return the stripped lines of at least `LONG_LINE` characters."""
     return [line for line in map(str.strip, text.splitlines()) if len(line) >= LONG_LINE]
 
 
 def overlap(text: str, known: set[str]) -> float:
-    """The share of the long lines of `text` that are in `known`."""
+    """Return the share of the long lines of `text` that are in `known`."""
     lines = long_lines(text)
     return sum(line in known for line in lines) / max(1, len(lines))
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE over the training files. Every string round-trips exactly."""
+    """Train a byte-level BPE on the training files. Every string round-trips exactly."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -143,16 +143,16 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, sources: tuple[Source, ...]) -> list[Tokens]:
-    """One int64 array a file, each beginning with `END_OF_TEXT`."""
+    """Return one int64 array per file, each beginning with `END_OF_TEXT`."""
     encodings = tokenizer.encode_batch([s.text for s in sources], add_special_tokens=False)
     return [np.array([END_ID, *encoding.ids], dtype=np.int64) for encoding in encodings]
 
 
 class Stream:
-    """Batches as a pure function of the step number, so that a resumed run sees what it would have seen.
+    """Batches as a pure function of the step number, so that a resumed run gets the same batches.
 
-    An epoch is every library file `LIBRARY_COPIES` times and every test file once, in random order, end to end and cut
-    into blocks; the blocks come in random order.
+    An epoch has every library file `LIBRARY_COPIES` times and every test file once, concatenated in random order and
+    split into blocks, in random order.
     """
 
     def __init__(self, library: list[Tokens], tests: list[Tokens], batch_tokens: int, block: int, seed: int) -> None:
@@ -165,7 +165,7 @@ class Stream:
         self._order: Tokens = self._tokens
 
     def batch(self, step: int, length: int) -> tuple[Tokens, Tokens]:
-        """Inputs and targets [batch_tokens / length, length] of `step`; `length` divides the block."""
+        """Return inputs and targets [batch_tokens / length, length] of `step`; `length` divides the block."""
         epoch, index = divmod(step, self.epoch_steps)
         if epoch != self._epoch:
             rng = np.random.default_rng((self.seed, epoch))

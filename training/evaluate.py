@@ -1,4 +1,4 @@
-"""Held-out bits per byte, the size that xz reaches on the same files, and samples."""
+"""Held-out bits per byte, the compressed size of the same files by xz, and samples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from data import END_ID, Source, Tokens
 from model import Qwen3
 
 ROWS = 8  # windows evaluated at once
-SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # the defaults the model ships with
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}  # sampling defaults of the model
 
 
 def windows(file: Tokens, context: int) -> list[tuple[Tokens, int]]:
-    """(tokens [<= context + 1], how many of its last targets to count): every target is counted exactly once.
+    """Yield (tokens [<= context + 1], number of its last targets that count): every target counts exactly once.
 
-    Each window begins half a context after the one before, so that but in the first a target sees at least half a
-    context of its file, or all of it.
+    Each window begins half a context after the previous one. So a target sees at least half a context of its file, or
+    all of the file before it.
     """
     stride = context // 2
     result = [(file[: context + 1], min(context, len(file) - 1))]
@@ -34,7 +34,7 @@ def windows(file: Tokens, context: int) -> list[tuple[Tokens, int]]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def held_out_bits(model: Qwen3, files: list[Tokens], context: int) -> float:
-    """Bits (log2, float32 model) that `model` needs for all tokens of `files` after the first of each."""
+    """Return the bits (log2, float32 model) of all tokens of `files` except the first of each."""
     todo = sorted((w for file in files for w in windows(file, context)), key=lambda w: -len(w[0]))
     nats = 0.0
     for at in range(0, len(todo), ROWS):
@@ -54,14 +54,14 @@ def byte_count(sources: tuple[Source, ...]) -> int:
 
 
 def xz_bits_per_byte(sources: tuple[Source, ...]) -> float:
-    """What `xz -9e` needs for the files end to end, container included."""
+    """Return the bits per byte of `xz -9e` for the concatenated files, with the container."""
     data = b"".join(s.text.encode() for s in sources)
     return 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def complete(model: Qwen3, tokenizer: Tokenizer, prompt: str, tokens: int, seed: int | None) -> str:
-    """The continuation of `prompt`, up to `tokens` tokens: greedy without a seed, else as `SAMPLING` says."""
+    """Return a continuation of up to `tokens` tokens: greedy without a seed, else with `SAMPLING`."""
     ids = tokenizer.encode(prompt).ids
     start = len(ids)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def complete(model: Qwen3, tokenizer: Tokenizer, prompt: str, tokens: int, seed:
 
 
 def draw(logits: Tensor, generator: torch.Generator) -> int:
-    """One token id from logits [V] after temperature, top-k and top-p in this order."""
+    """Draw a token id from logits [V] after temperature, top-k and top-p."""
     top, order = (logits / SAMPLING["temperature"]).topk(int(SAMPLING["top_k"]))
     probabilities = top.softmax(-1)
     probabilities[probabilities.cumsum(-1) - probabilities >= SAMPLING["top_p"]] = 0

@@ -1,4 +1,4 @@
-"""Turns a run's checkpoint into the model folder that ferrum ships and `transformers` loads; weights in bfloat16."""
+"""Export a checkpoint as the model folder that ferrum ships and `transformers` loads, with bfloat16 weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_IDS = {"bos_token_id": END_ID, "eos_token_id": END_ID, "pad_token_id": END_I
 
 
 def huggingface_config(config: ModelConfig) -> dict[str, Any]:
-    """config.json, every field spelled out."""
+    """Return config.json with every field."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -58,7 +58,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def export(run: Path, folder: Path) -> None:
-    """Writes weights, configuration, tokenizer and the licence of the training data to `folder`."""
+    """Write weights, configuration, tokenizer and the licence of the training data to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     state = torch.load(run / "checkpoint.pt")["model"]
     weights = {name: tensor.bfloat16().contiguous() for name, tensor in state.items()}
@@ -81,7 +81,7 @@ def export(run: Path, folder: Path) -> None:
 
 
 def load_exported(folder: Path) -> tuple[Qwen3, Tokenizer]:
-    """The exported model with its rounded weights in float32, and its tokenizer."""
+    """Load the exported model, with its rounded weights in float32, and its tokenizer."""
     model = Qwen3(CONFIG)
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
     return model, Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,7 +1,7 @@
 """ferrum-tiny in PyTorch: the Qwen3 architecture, with the parameter names of its Hugging Face implementation.
 
-Only what training needs: no cache and no masks but the causal one. `state_dict()` of `Qwen3` is, name for name, the
-checkpoint that `transformers.Qwen3ForCausalLM` loads.
+It has only what training needs: no cache, and no mask except the causal one. `state_dict()` of `Qwen3` has the names of
+the checkpoint that `transformers.Qwen3ForCausalLM` loads.
 
 Shapes: B sequences, T tokens, D hidden size, H query heads, K key/value heads, E head dimension, V vocabulary.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes of the network. `max_position` is the longest sequence it is trained on, in tokens."""
+    """Sizes of the network. `max_position` is the longest training sequence in tokens."""
 
     vocab_size: int = 4096
     hidden_size: int = 192
@@ -44,7 +44,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, E] of the rotary angles (Su et al. 2021), halves layout: angles repeated, not interleaved."""
+    """Return cos and sin [T, E] of the rotary angles (Su et al. 2021), repeated in halves, not interleaved."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.outer(torch.arange(length, dtype=torch.float32), config.rope_theta**-half)
     angles = torch.cat((angles, angles), dim=-1)
@@ -52,7 +52,7 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, N, T, E] turned by the tables [T, E]."""
+    """Rotate x [B, N, T, E] by the tables [T, E]."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
@@ -72,7 +72,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, T, N * E] to [B, T, N, E]."""
+        """Reshape [B, T, N * E] to [B, T, N, E]."""
         return x.unflatten(-1, (-1, self.head_dim))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class MLP(nn.Module):  # type: ignore[misc]
-    """SwiGLU (Shazeer 2020)."""
+    """SwiGLU feed-forward (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class MLP(nn.Module):  # type: ignore[misc]
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Residual block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Trunk(nn.Module):  # type: ignore[misc]
-    """Everything under the head: token ids [B, T] to hidden states [B, T, D]."""
+    """The model without its head: token ids [B, T] to hidden states [B, T, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Qwen3(nn.Module):  # type: ignore[misc]
         self._initialise()
 
     def _initialise(self) -> None:
-        """Embedding std 0.02; matrices uniform of std 1/sqrt(fan in); writers to the residual stream zero."""
+        """Initialise: embedding std 0.02, matrices uniform with std 1/sqrt(fan in), residual outputs zero."""
         nn.init.normal_(self.model.embed_tokens.weight, std=0.02)
         for name, weight in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -152,7 +152,7 @@ class Qwen3(nn.Module):  # type: ignore[misc]
                 nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, V] for token ids [B, T] (int64), T at most `max_position`."""
+        """Return logits [B, T, V] for token ids [B, T] (int64), T at most `max_position`."""
         length = tokens.shape[1]
         hidden = self.model(tokens, self.cos[:length], self.sin[:length])
         return F.linear(hidden, self.model.embed_tokens.weight)

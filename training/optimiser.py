@@ -1,4 +1,4 @@
-"""The optimiser (Muon for matrices, AdamW for the rest) and the learning-rate schedule."""
+"""Optimiser (Muon for matrices, AdamW for other parameters) and learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Warm-up, stable, linear decay, floor: borders in steps; `floor` is a share of the peak rate.
+    """Learning-rate schedule: warm-up, stable, linear decay, floor. Ends in steps; `floor` is a share of the peak rate.
 
-    It does not depend on the length of the run, so that a run can be prolonged at the floor.
+    It does not depend on the length of the run, so a run can continue at the floor.
     """
 
     warmup: int = 100
@@ -22,17 +22,17 @@ class Schedule:
     floor: float = 0.03
 
     def factor(self, step: int) -> float:
-        """What the peak rates are multiplied with at `step`."""
+        """Return the factor of the peak rates at `step`."""
         decayed = (step - self.decay_from) / (self.decay_to - self.decay_from)
         return min((step + 1) / self.warmup, 1 - (1 - self.floor) * min(1.0, max(0.0, decayed)))
 
     def stable(self, step: int) -> bool:
-        """True before the decay begins."""
+        """Return whether the decay has not begun."""
         return step < self.decay_from
 
 
 def orthogonalise(update: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrices, roughly: all singular values of [N, R, C] brought near 1.
+    """Return approximately the nearest semi-orthogonal matrices: all singular values of [N, R, C] near 1.
 
     Five steps of the quintic Newton-Schulz iteration with the coefficients of Jordan et al. 2024, "Muon".
     """
@@ -46,7 +46,7 @@ def orthogonalise(update: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):  # type: ignore[misc]
-    """Nesterov momentum whose update is orthogonalised, for matrices [R, C] only; equal shapes are done together."""
+    """Nesterov momentum with orthogonalised updates, for matrices [R, C]; equal shapes are batched."""
 
     def __init__(self, params: list[nn.Parameter], lr: float, decay: float = 0.05) -> None:
         super().__init__(params, {"lr": lr, "momentum": 0.95, "weight_decay": decay})
@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def build_optimisers(model: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers; AdamW for the embedding (which is the head) and the norms."""
+    """Return Muon for the matrices of the layers, and AdamW for the embedding (also the head) and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     adam = torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0)

@@ -1,6 +1,6 @@
-"""Measures the exported model and writes what was measured beside it: training.json and MODEL_CARD.md.
+"""Measure the exported model and write training.json and MODEL_CARD.md to its folder.
 
-Fails when the model does not keep its two promises: a converged curve, and fewer bits per byte than xz.
+Exits with an error unless the curve has converged and the model needs fewer bits per byte than xz.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evaluate import SAMPLING, byte_count, complete, held_out_bits, xz_bits_per_
 from export import ASSETS, CONFIG, load_exported, write_json
 from train import BATCH_TOKENS, SEED
 
-LAST_SHARE = 0.2  # of the steps, over which the curve must fall by less than
+LAST_SHARE = 0.2  # last part of the steps, over which the curve must fall by less than LARGEST_FALL
 LARGEST_FALL = 0.01
 PROMPTS = (
     "def read_lines(path):\n",
@@ -30,15 +30,15 @@ SAMPLE_TOKENS = 96
 
 
 def read_curve(run: Path) -> list[dict[str, Any]]:
-    """The evaluations in step order; of a step evaluated twice (a resumed run) the later one."""
+    """Return the evaluations in step order; if a resumed run evaluated a step twice, the later one."""
     points = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [point for _, point in sorted({point["step"]: point for point in points}.items())]
 
 
 def late_fall(curve: list[dict[str, Any]]) -> dict[str, float]:
-    """The fall of the held-out bits per byte from the last evaluation in the first 80% of the steps to the last of all.
+    """Return the fall of held-out bits per byte from the last evaluation in the first 80% of the steps to the last one.
 
-    Also from the best evaluation of the first 80% to the best of all, lest a lucky first point hides a fall.
+    Also from the best evaluation of the first 80% to the best of all, because one lucky point could hide a fall.
     """
     border = curve[-1]["step"] * (1 - LAST_SHARE)
     early = [p for p in curve if p["step"] <= border]
@@ -53,7 +53,7 @@ def late_fall(curve: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def measure(run: Path, folder: Path, corpus: Corpus) -> dict[str, Any]:
-    """Everything that training.json holds."""
+    """Return the content of training.json."""
     model, tokenizer = load_exported(folder)
     size = byte_count(corpus.held_out)
     files = encode(tokenizer, corpus.held_out)
@@ -85,14 +85,14 @@ def measure(run: Path, folder: Path, corpus: Corpus) -> dict[str, Any]:
 
 
 def sample_text(sample: dict[str, Any]) -> str:
-    """A sample in Markdown: how it was drawn and from what, then prompt and text as one block."""
+    """Return a sample in Markdown: its sampling and prompt, then prompt and text as one block."""
     how = "greedy" if sample["seed"] is None else f"sampled with seed {sample['seed']}"
     prompt = json.dumps(sample["prompt"])
     return f"{how.capitalize()} from `{prompt}`:\n```python\n{sample['prompt']}{sample['text']}\n```\n"
 
 
 def card(results: dict[str, Any]) -> str:
-    """MODEL_CARD.md from its template beside this file."""
+    """Return MODEL_CARD.md, made from the template in this folder."""
     held_out, late = results["held_out"], results["last_fifth"]
     template = Template((Path(__file__).parent / "MODEL_CARD.template.md").read_text())
     return template.substitute(
@@ -133,7 +133,7 @@ def main() -> None:
     held_out = results["held_out"]
     print(f"fall {fall:.3%}; {held_out['bits_per_byte']:.4f} bits per byte, xz {held_out['xz_9e_bits_per_byte']:.4f}")
     if fall >= LARGEST_FALL or held_out["bits_per_byte"] >= held_out["xz_9e_bits_per_byte"]:
-        raise SystemExit("the model does not keep its promises")
+        raise SystemExit("check failed: the curve has not converged, or xz needs fewer bits per byte")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Trains ferrum-tiny; resumes from the last checkpoint in its run folder. `export.py` turns the result into a model.
+"""Train ferrum-tiny, or resume from the last checkpoint in its run folder. `export.py` exports the result.
 
 A run folder holds tokenizer.json, checkpoint.pt (replaced every `--evaluate-every` steps) and log.jsonl (one line per
-evaluation: the held-out curve). A finished run is prolonged at the floor of its rate by a greater `--steps`.
+evaluation: the held-out curve). A larger `--steps` continues a finished run at the floor of its rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model import ModelConfig, Qwen3
 from optimiser import Schedule, build_optimisers
 
 BATCH_TOKENS = 8192
-SHORT, LONG = 512, 1024  # sequence lengths before and from the decay on
+SHORT, LONG = 512, 1024  # sequence lengths before the decay, and from the decay on
 SEED = 1729
 
 
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load_tokenizer(run: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
-    """The run's tokenizer, trained once."""
+    """Return the tokenizer of the run; train it once."""
     path = run / "tokenizer.json"
     if not path.exists():
         train().save(str(path))
@@ -49,7 +49,7 @@ def load_tokenizer(run: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 def loss_function(model: Qwen3, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean cross-entropy in nats; matrix products in bfloat16, the rest in float32."""
+    """Return the mean cross-entropy in nats, with matrix products in bfloat16 and all else in float32."""
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -61,7 +61,7 @@ def loss_function(model: Qwen3, compiled: bool) -> Callable[[Tensor, Tensor], Te
 
 
 class Trainer:
-    """The state of a run, and the step that advances it."""
+    """The state of a run, with its optimiser step."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.run = args, args.run
@@ -90,7 +90,7 @@ class Trainer:
         self.step, self.seconds = saved["step"], saved["seconds"]
 
     def save(self) -> None:
-        """Replaces the checkpoint in one move."""
+        """Replace the checkpoint atomically."""
         state = {
             "model": self.model.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
@@ -101,7 +101,7 @@ class Trainer:
         (self.run / "checkpoint.tmp").replace(self.run / "checkpoint.pt")
 
     def advance(self) -> Tensor:
-        """One optimiser step; returns its loss in nats per token."""
+        """Run one optimiser step and return its loss in nats per token."""
         length = SHORT if self.schedule.stable(self.step) else LONG
         inputs, targets = self.stream.batch(self.step, length)
         factor = self.schedule.factor(self.step)
@@ -116,7 +116,7 @@ class Trainer:
         return loss.detach()
 
     def evaluate(self, train_loss: float) -> None:
-        """Adds a point to the held-out curve and saves."""
+        """Add a point to the held-out curve and save."""
         context = SHORT if self.schedule.stable(self.step) else LONG
         bits = held_out_bits(self.model, self.held_out, context)
         point = {

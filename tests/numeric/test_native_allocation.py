@@ -1,4 +1,4 @@
-"""A native step allocates nothing, neither memory nor Python objects, and decoding for long keeps nothing."""
+"""Native steps allocate no memory and no Python objects, and long decoding leaks nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIB = 1 << 10
 
 @cache
 def hook() -> Path:
-    """The counting library, compiled."""
+    """Compile the counting library."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or sys.platform != "linux":
         pytest.skip("allocations cannot be counted without a C++ compiler and glibc")
@@ -32,7 +32,7 @@ def hook() -> Path:
 
 
 def report(*arguments: str) -> dict[str, int]:
-    """What `counted_steps.py` says, every Python object being a block of malloc's."""
+    """Run `counted_steps.py` with malloc for every Python object."""
     require_native()
     exact = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}  # cached blocks count as in use
     environment = {**os.environ, **exact, "LD_PRELOAD": str(hook())}
@@ -44,8 +44,8 @@ def report(*arguments: str) -> dict[str, int]:
 
 
 @pytest.mark.contract("4.recorded step")
-def test_a_native_step_allocates_neither_memory_nor_objects() -> None:
-    """Every block of malloc and its kin, on every thread of the team: Python's objects are among them here."""
+def test_native_step_allocates_neither_memory_nor_objects() -> None:
+    """Counts blocks of malloc and its relatives on all threads, including Python objects."""
     found = report("steps")
     assert {case.split()[0] for case in found} == set(TIERS)
     assert {case: count for case, count in found.items() if count} == {}
@@ -53,12 +53,12 @@ def test_a_native_step_allocates_neither_memory_nor_objects() -> None:
 
 @pytest.mark.contract("4.recorded step")
 def test_python_traces_no_memory_of_a_native_step() -> None:
-    """In a process of its own: other threads of this one allocate, too."""
+    """Runs in a separate process, because other threads of this one allocate too."""
     assert report("traced") == dict.fromkeys(TIERS, 0)
 
 
 def assert_flat(steps: int) -> None:
-    """One byte kept at each step would show."""
+    """One leaked byte per step would show."""
     grown = report("memory", str(steps))
     assert grown["in use"] < 1 * KIB
     assert grown["resident"] < 256 * KIB

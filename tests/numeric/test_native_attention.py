@@ -1,4 +1,4 @@
-"""Native rotation, cache writes and attention against the reference, and a row's bits under any cut of its sequence."""
+"""Native rotation, cache writes and attention against the reference, for any split of a sequence into spans."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from native_twin import TEAMS, TIERS, Twin, group_of, normal, shape_of, tables_o
 
 FORMATS = ("float32", "bfloat16", "int8")
 
-# |v| stays below 5. A bfloat16 weight on the edge of rounding may fall the other way, by 2^-8 of itself; one of 14 bits
-# by a level, and several of them in a row.
+# |v| stays below 5. A bfloat16 weight near a rounding boundary may differ by 2^-8 of its value, a weight of 14 bits by
+# one level, also several in a row.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 5 * 2.0**-8, "int8": 5 * 4 / 16383}
 MEAN_TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-4, "int8": 1e-5}
 
@@ -60,8 +60,8 @@ def test_query_heads_share_kv_heads(team, share, format):
 
 @pytest.mark.parametrize("count", [8, 9, 17])
 @pytest.mark.parametrize("team", TEAMS)
-def test_many_sequences_are_all_computed_whoever_takes_the_last_ones(team, count):
-    """Towards the end threads share the heads of a sequence."""
+def test_all_of_many_sequences_are_computed(team, count):
+    """Near the end of a step, threads split the heads of a sequence."""
     group = group_of(32, 4, "bfloat16", pages=8 * count)
     compare(count, team, [(150 + place % 3, 1) for place in range(count)], group, shape_of(group, share=2))
 
@@ -84,7 +84,7 @@ def test_page_sizes(team, page_size, format):
 
 @pytest.mark.parametrize("team", TEAMS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_layers_lie_apart(format, team):
+def test_layers_do_not_overlap(format, team):
     group = group_of(48, 2, format, layers=3)
     rng, twin = np.random.default_rng(0), Twin(*team, group)
     for layer in range(3):
@@ -116,7 +116,7 @@ def test_rotation_and_head_norms_agree_with_the_reference(team, format):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_lone_key_gives_its_value_back_rounded_to_the_store(tier, format):
+def test_attention_to_one_key_returns_its_stored_value(tier, format):
     group = group_of(32, 2, format)
     rng, twin, shape = np.random.default_rng(3), Twin(tier, 2, group), shape_of(group, 2)
     twin.begin(tables_of(rng, [(0, 1)], (group,)))
@@ -129,7 +129,7 @@ def test_a_lone_key_gives_its_value_back_rounded_to_the_store(tier, format):
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_row_has_the_same_bits_under_any_cut_page_size_and_team(tier, format, window):
+def test_row_bits_do_not_depend_on_spans_page_size_or_team(tier, format, window):
     rng = np.random.default_rng(11)
     length, dim, share = 300, 48, 3
     q = normal(rng, length, 2 * share * dim)
@@ -150,8 +150,8 @@ def test_a_row_has_the_same_bits_under_any_cut_page_size_and_team(tier, format, 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_a_page_held_before_does_not_matter(tier, format):
-    """A failed sequence may leave NaN in a page; the next owner writes some tokens of it and sees only those."""
+def test_previous_content_of_a_page_is_not_read(tier, format):
+    """A failed sequence may leave NaN in a page. The next owner reads only the tokens that it wrote."""
     group = group_of(32, 1, format, pages=2)
     rng, shape = np.random.default_rng(5), shape_of(group, 2)
     q, k, v = normal(rng, 70, 64), normal(rng, 70, 32), normal(rng, 70, 32)
@@ -174,7 +174,7 @@ def test_what_a_page_held_before_does_not_matter(tier, format):
 
 @pytest.mark.parametrize("page_size", [5, 64])
 @pytest.mark.parametrize("format", FORMATS)
-def test_pages_are_copied_whole_and_raw(format, page_size):
+def test_page_copies_are_exact(format, page_size):
     for tier in TIERS:
         group = group_of(16, 2, format, page_size, pages=30, layers=2)
         rng, twin = np.random.default_rng(8), Twin(tier, 1, group)
@@ -196,7 +196,7 @@ def test_pages_are_copied_whole_and_raw(format, page_size):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_page_that_left_the_window_is_not_read(tier, format):
+def test_page_outside_the_window_is_not_read(tier, format):
     group = group_of(16, 1, format)
     rng, twin, shape = np.random.default_rng(9), Twin(tier, 2, group), shape_of(group, 2, window=10)
     fill(rng, twin, [(0, 200)], group, shape)

@@ -1,4 +1,4 @@
-"""What the library refuses: arrays that it would have to convert, tables that contradict themselves."""
+"""The library refuses arrays that need conversion, and contradictory tables."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def zeros(*shape: int, dtype: Any = F32) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("sums", [zeros(2, dtype=np.int64), zeros(4, dtype=np.uint64)[::2]])
-def test_sums_that_would_go_to_a_copy_are_refused(runtime: Any, sums: np.ndarray[Any, Any]) -> None:
+def test_sum_output_is_never_converted(runtime: Any, sums: np.ndarray[Any, Any]) -> None:
     with pytest.raises(TypeError):
         runtime.sum_pages(zeros(8192, dtype=np.uint8), sums)
 
 
-def test_pages_are_bytes_side_by_side(runtime: Any) -> None:
+def test_page_data_must_be_contiguous_bytes(runtime: Any) -> None:
     size = runtime.page_bytes(0)
     for wrong in (zeros(2 * size, dtype=np.uint8)[::2], zeros(size, dtype=np.int16), zeros(size)):
         with pytest.raises(TypeError):
@@ -41,19 +41,19 @@ def test_pages_are_bytes_side_by_side(runtime: Any) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [(-1, 0), (0, 4), (4, 0), (0, -1)])
-def test_only_pages_of_the_pool_are_copied(runtime: Any, source: int, target: int) -> None:
+def test_page_copy_out_of_range_is_refused(runtime: Any, source: int, target: int) -> None:
     with pytest.raises(ValueError, match="page"):
         runtime.copy_page(0, source, target)
 
 
 @pytest.mark.parametrize("wrong", [zeros(8), zeros(2, 2, 2)])
-def test_a_matrix_to_be_packed_has_two_dimensions(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
+def test_packed_matrix_must_have_two_dimensions(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
     with pytest.raises(ValueError, match="matrix"):
         runtime.pack("float32", wrong)
 
 
 @pytest.mark.parametrize("wrong", [zeros(4, 8, dtype=F64), zeros(4, 16)[:, ::2]])
-def test_an_operation_keeps_the_arrays_that_it_is_given(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
+def test_operation_arrays_are_never_converted(runtime: Any, wrong: np.ndarray[Any, Any]) -> None:
     norm, x, weight = load().norm, zeros(4, 8), zeros(8)
     norm(x, None, weight, 1e-6, None, x.copy(), 4)
     for arguments in ((wrong, None, weight), (x, None, wrong[0])):
@@ -78,7 +78,7 @@ def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         (ids(0, 2), zeros(1, dtype=np.int32), "pages per span"),
     ],
 )
-def test_tables_that_contradict_themselves_are_refused(
+def test_contradictory_tables_are_refused(
     runtime: Any, span_rows: Any, pages: np.ndarray[Any, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -1,4 +1,4 @@
-"""The kernels without Python, against vectors of the reference: with sanitizers, on arm64, by other compilers."""
+"""The kernels without Python against vectors of the reference: with sanitizers, on arm64, by other compilers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def need(package: str, *programs: str) -> None:
 
 
 def report_of(folder: Path, *options: str, through: tuple[str, ...] = ()) -> list[str]:
-    """What the conformance program, built with the options, says of a file of vectors, a line a tier."""
+    """Build the conformance program with the options; return its output for a vector file, one line per tier."""
     need("cmake", "cmake")
     switches = ("-DFERRUM_PYTHON=OFF", "-DFERRUM_CONFORMANCE=ON", "-DFERRUM_STRICT=ON", *options)
     subprocess.run(["cmake", "-S", REPOSITORY / "native", "-B", folder / "build", *switches], check=True)
@@ -43,12 +43,12 @@ def report_of(folder: Path, *options: str, through: tuple[str, ...] = ()) -> lis
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_every_kernel_of_this_machine_gives_what_the_reference_gives(tmp_path: Path, sanitizers: str) -> None:
+def test_all_tiers_match_the_reference_under_sanitizers(tmp_path: Path, sanitizers: str) -> None:
     need("a C++ compiler", "c++")
     assert report_of(tmp_path, f"-DFERRUM_SANITIZE={sanitizers}")
 
 
-def test_the_portable_kernels_give_the_same_on_arm64(tmp_path: Path) -> None:
+def test_portable_kernels_match_the_reference_on_arm64(tmp_path: Path) -> None:
     need("g++-aarch64-linux-gnu", "aarch64-linux-gnu-g++")
     native = platform.machine() == "aarch64"
     if not native:
@@ -57,13 +57,13 @@ def test_the_portable_kernels_give_the_same_on_arm64(tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in lines] == ["portable", "portable"]
 
 
-def test_the_tier_of_avx_vnni_gives_the_same_where_no_processor_has_it(tmp_path: Path) -> None:
+def test_avx_vnni_tier_matches_the_reference_by_its_stand_in(tmp_path: Path) -> None:
     need("a C++ compiler", "c++")
     lines = report_of(tmp_path, "-DFERRUM_VNNI_STAND_IN=ON")
     assert "avx2_vnni" in {line.split(",")[0] for line in lines}
 
 
 @pytest.mark.parametrize(("package", "compiler"), [("g++-11", "g++-11"), ("clang-14", "clang++-14")])
-def test_other_compilers_build_the_same_kernels(tmp_path: Path, package: str, compiler: str) -> None:
+def test_other_compilers_give_the_same_results(tmp_path: Path, package: str, compiler: str) -> None:
     need(package, compiler)
     assert report_of(tmp_path, f"-DCMAKE_CXX_COMPILER={compiler}")

@@ -1,4 +1,4 @@
-"""Random shapes for every native kernel, beside the reference: rows from 0 on, odd widths, page edges, windows."""
+"""Random shapes for every native kernel against the reference: zero rows, odd widths, page edges, windows."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ spans = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 70)), min_size=1,
 @pytest.mark.parametrize("tier", TIERS)
 @examples(10)
 @given(seed=seeds, threads=teams, spans=spans, columns=st.integers(1, 300), given_rows=st.booleans(), data=st.data())
-def test_rows_that_only_move(tier, threads, seed, spans, columns, given_rows, data):
-    """Embeddings, gathers and the finite check."""
+def test_embeddings_gathers_and_finite_flags(tier, threads, seed, spans, columns, given_rows, data):
     rng, twin = np.random.default_rng(seed), Twin(tier, threads)
     count = sum(size for _, size in spans)
     some = st.lists(st.integers(0, count - 1), max_size=20)
@@ -85,7 +84,7 @@ def test_rows_that_only_move(tier, threads, seed, spans, columns, given_rows, da
     np.testing.assert_array_equal(*twin.both("finite", x))
 
 
-# Keys that were normed may round to their neighbours: what a query then sees is a little different.
+# Keys after a norm may round differently, which changes the results of queries slightly.
 TOLERANCES = {"float32": (2e-5, 1e-3), "bfloat16": (5 * 2.0**-8, 0.3), "int8": (5 * 4 / 16383, 0.3)}
 
 
@@ -106,7 +105,7 @@ TOLERANCES = {"float32": (2e-5, 1e-3), "bfloat16": (5 * 2.0**-8, 0.3), "int8": (
 def test_rotation_store_and_attention(
     tier, format, threads, seed, spans, pairs, kv_heads, share, page_size, window, data
 ):
-    """Whole sequences are written, one of their pages is copied, and then the spans attend."""
+    """Store whole sequences, copy one of their pages, then attend with the spans."""
     rng, dim = np.random.default_rng(seed), 2 * pairs
     pages = 1 + sum(-(-(start + count) // page_size) for start, count in spans)
     group = group_of(dim, kv_heads, format, page_size, pages, layers=2)
@@ -134,7 +133,7 @@ def test_rotation_store_and_attention(
 @pytest.mark.parametrize("tier", TIERS)
 @examples(4)
 @given(seed=seeds, threads=teams, inputs=widths, outputs=st.integers(1, 100), size=st.floats(-9, 2))
-def test_rounding_to_panels(tier, dtype, threads, seed, inputs, outputs, size):
+def test_quantisation_to_panels(tier, dtype, threads, seed, inputs, outputs, size):
     kernels = NativeKernels(tier, threads)
     quantizer = NativeQuantizer(kernels.lowering.runtime)
     values = (np.random.default_rng(seed).standard_t(3, (outputs, inputs)) * 10**size).astype(dtype)

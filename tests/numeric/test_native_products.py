@@ -1,4 +1,4 @@
-"""Native products against the reference, and one row's bits in any company."""
+"""Native products against the reference, and bits of a row in any batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("team", TEAMS)
-def test_products_agree_with_the_reference(team, dtype):
+def test_products_match_the_reference(team, dtype):
     rng, twin = np.random.default_rng(1), Twin(*team)
     for outputs, inputs in SHAPES:
         weight = dense(rng, outputs, inputs, dtype)
@@ -34,7 +34,7 @@ def test_products_agree_with_the_reference(team, dtype):
 
 @pytest.mark.parametrize("format", INTEGERS)
 @pytest.mark.parametrize("team", TEAMS)
-def test_integer_products_have_the_bits_of_the_reference_in_every_tier(team, format):
+def test_integer_products_equal_the_reference_in_every_tier(team, format):
     rng, twin = np.random.default_rng(7), Twin(*team)
     for outputs, inputs in SHAPES:
         weight, bias = weight_of(rng, outputs, inputs, format), normal(rng, outputs)
@@ -46,7 +46,7 @@ def test_integer_products_have_the_bits_of_the_reference_in_every_tier(team, for
 
 
 def terms(total: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes of a group of weights and of its inputs, with a 127 each, whose products add up to `total`."""
+    """Return codes of a group of weights and inputs, each with a 127, with products that sum to `total`."""
     whole, rest = divmod(total, 127 * 127)
     weights, inputs = [127] * whole + [127, 1], [127] * whole + list(divmod(rest, 127))
     pad = [0] * (group - len(weights))
@@ -56,16 +56,16 @@ def terms(total: int, group: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("group", "parts", "expected"),
     [
-        # Of each group its sum, the scale of its weights and that of its inputs. What they add up to lies beside the
-        # middle of two floats by less than a double can tell: 2^-24 beyond 2^30 + 64, and before 2^30 + 7 x 64.
+        # Per group: sum, weight scale, input scale. The total differs from the middle of two floats by less than double
+        # precision: 2^-24 above 2^30 + 64, and below 2^30 + 7 x 64.
         (64, [(1 << 15, 2.0**15, 1), (704_093, 1525 * 2.0**-24, 1)], 2.0**30 + 128),
         (64, [(762_601, 11 * 2.0**7, 1), (1_015_839, 1057 * 2.0**-24, 1)], 2.0**30 + 3 * 128),
-        # By 2^-22 - 2^-25, which as a double is odd already.
+        # By 2^-22 - 2^-25, which is odd as a double.
         (128, [(762_601, 11 * 2.0**7, 1), (795_659, 1, 2699 * 2.0**-25)], 2.0**30 + 3 * 128),
     ],
 )
 @pytest.mark.parametrize("team", TEAMS)
-def test_a_fused_product_is_rounded_once_where_twice_would_be_another_float(team, group, parts, expected):
+def test_fused_product_is_rounded_once(team, group, parts, expected):
     twin = Twin(*team)
     made = [terms(total, group) for total, _, _ in parts]
     row = np.concatenate([codes for codes, _ in made])
@@ -78,8 +78,8 @@ def test_a_fused_product_is_rounded_once_where_twice_would_be_another_float(team
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_integer_products_at_the_ends_of_the_codes(tier, group):
-    """Every code at its largest magnitude: sums of a group reach 128 x 127 x 128, and pairs of them 16 bits."""
+def test_integer_products_of_extreme_codes_are_exact(tier, group):
+    """With codes of largest magnitude, sums of a group reach 128 x 127 x 128, and sums of pairs 16 bits."""
     kernels = NativeKernels(tier, 1)
     x = np.full((3, 2 * group), 127, np.float32) * np.array([[1], [-1], [1]], np.float32)
     x[2, ::3] *= -1
@@ -97,7 +97,7 @@ def test_integer_products_at_the_ends_of_the_codes(tier, group):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("team", TEAMS)
-def test_gated_products_agree_with_the_reference(team, dtype):
+def test_gated_products_match_the_reference(team, dtype):
     rng, twin = np.random.default_rng(2), Twin(*team)
     gate, up = weight_of(rng, 75, 64, dtype), weight_of(rng, 75, 64, dtype)
     for rows in ROWS:
@@ -117,7 +117,7 @@ def test_products_of_several_formats_over_one_input():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
+def test_row_bits_do_not_depend_on_batch_position_or_team(tier, dtype):
     rng = np.random.default_rng(4)
     weight = weight_of(rng, 130, 203, dtype)
     x = normal(rng, 600, 203)
@@ -130,8 +130,8 @@ def test_a_row_has_the_same_bits_at_every_height_position_and_team(tier, dtype):
 
 
 @pytest.mark.parametrize("dtype", [DTYPES[-1], INTEGERS[0]])
-def test_threads_that_take_each_others_panels_change_no_bit(dtype):
-    """More threads than panels and cores: some own no panel, some wait for a core while others help."""
+def test_work_stealing_changes_no_bit(dtype):
+    """With more threads than panels and cores, some threads own no panel and some wait for a core."""
     rng = np.random.default_rng(11)
     weight, x = weight_of(rng, 200, 96, dtype), normal(rng, 400, 96)
     alone, crowd = (NativeKernels(TIERS[0], threads).weight(weight) for threads in (1, 9))
@@ -140,8 +140,8 @@ def test_threads_that_take_each_others_panels_change_no_bit(dtype):
         np.testing.assert_array_equal(crowd.matmul(x[:rows]), whole[:rows])
 
 
-def test_any_number_of_threads_may_take_part_from_run_to_run():
-    """Those that sit a run out may miss several, and are there when they are wanted again."""
+def test_number_of_threads_may_change_between_runs():
+    """Threads that skip several runs take part again later."""
     rng = np.random.default_rng(12)
     weight, x = weight_of(rng, 200, 96, INTEGERS[0]), normal(rng, 12, 96)
     crowd = NativeKernels(TIERS[0], 5).weight(weight)
@@ -153,7 +153,7 @@ def test_any_number_of_threads_may_take_part_from_run_to_run():
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
 @pytest.mark.parametrize("tier", TIERS)
-def test_packing_loses_nothing(tier, dtype):
+def test_packing_is_lossless(tier, dtype):
     rng = np.random.default_rng(5)
     kernels = NativeKernels(tier, 2)
     for shape in SHAPES:
@@ -167,7 +167,7 @@ def test_packing_loses_nothing(tier, dtype):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_special_halves_are_widened_exactly(tier):
+def test_special_float16_values_are_converted_exactly(tier):
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     finite = DenseWeight(halves[np.isfinite(halves)].reshape(-1, 1))
     packed = NativeKernels(tier, 1).weight(finite)
@@ -175,13 +175,13 @@ def test_special_halves_are_widened_exactly(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_nan_and_infinity_reach_the_output_of_their_row_alone(tier):
+def test_nan_and_infinity_stay_within_their_row(tier):
     rng = np.random.default_rng(6)
     for dtype in (*DTYPES, *INTEGERS):
         packed = NativeKernels(tier, 2).weight(weight_of(rng, 40, 300, dtype))
         x = normal(rng, 14, 300)
         clean = packed.matmul(x)
-        x[3, 7], x[9, 299] = np.nan, np.inf  # in a whole block, and in one that is not
+        x[3, 7], x[9, 299] = np.nan, np.inf  # in a whole block, and in an incomplete one
         soiled = packed.matmul(x)
         assert not np.isfinite(soiled[[3, 9]]).any()
         kept = [row for row in range(14) if row not in (3, 9)]
@@ -189,7 +189,7 @@ def test_nan_and_infinity_reach_the_output_of_their_row_alone(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_silu_is_within_two_units_in_the_last_place_over_the_whole_range(tier):
+def test_silu_is_within_two_units_in_the_last_place(tier):
     x = np.linspace(-80, 120, 40001).astype(np.float32)
     kernels = NativeKernels(tier, 1)
     identity = kernels.weight(DenseWeight(np.ones((1, 1), np.float32)))

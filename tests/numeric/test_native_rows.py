@@ -13,7 +13,7 @@ COLUMNS = (1, 5, 16, 33, 64, 192, 1000)
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_norms_agree_with_the_reference(team):
+def test_norms_match_the_reference(team):
     rng, twin = np.random.default_rng(1), Twin(*team)
     for columns in COLUMNS:
         weight = normal(rng, columns)
@@ -30,7 +30,7 @@ def test_norms_agree_with_the_reference(team):
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("team", TEAMS)
-def test_embedding_reads_rows_of_the_packed_table(team, dtype):
+def test_embedding_returns_rows_of_the_packed_table(team, dtype):
     rng, twin = np.random.default_rng(2), Twin(*team)
     table = DenseWeight(normal(rng, 101, 37).astype(dtype))
     for spans in ([(0, 1)], [(0, 3), (5, 30), (0, 1)]):
@@ -43,7 +43,7 @@ def test_embedding_reads_rows_of_the_packed_table(team, dtype):
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_gathers_and_flags_agree_with_the_reference(team):
+def test_gathers_and_flags_match_the_reference(team):
     rng, twin = np.random.default_rng(3), Twin(*team)
     for columns in COLUMNS:
         x = normal(rng, 13, columns)
@@ -57,7 +57,7 @@ def test_gathers_and_flags_agree_with_the_reference(team):
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_the_best_token_of_a_row_is_the_first_of_the_greatest(team):
+def test_best_token_is_the_lowest_id_of_the_greatest_logits(team):
     rng, twin = np.random.default_rng(5), Twin(*team)
     twin.begin(tables_of(rng, [(0, 1)], ()))
     for columns in (*COLUMNS, 1023, 1024, 1025, 5000):
@@ -73,7 +73,7 @@ def test_the_best_token_of_a_row_is_the_first_of_the_greatest(team):
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_a_step_without_wishes_gathers_nothing(team):
+def test_step_without_requested_rows_gathers_nothing(team):
     rng, twin = np.random.default_rng(4), Twin(*team)
     twin.begin(tables_of(rng, [(0, 2)], ()))
     assert twin.native.gather(normal(rng, 2, 8)).shape == (0, 8)

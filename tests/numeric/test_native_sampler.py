@@ -1,4 +1,4 @@
-"""The native sampler gives numpy's results, whatever the logits, the rules and the tier."""
+"""The native sampler gives the results of numpy for any logits, rules and tier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = (1, 2, 5, 16, 63, 64, 65, 1000, 4099)
 
 
 def logits_of(seed: int, size: int) -> np.ndarray:
-    """Rows of many kinds: flat, peaked, full of ties, with tokens that never come."""
+    """Return rows that are flat, peaked, full of ties, or with forbidden tokens."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal(size) * rng.choice([0.01, 1, 5, 30])).astype(np.float32)
     if rng.random() < 0.5:
@@ -46,7 +46,7 @@ rules = st.fixed_dictionaries(
 @pytest.mark.parametrize("tier", TIERS)
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES), params=rules, key=st.integers(-(2**63), 2**63 - 1))
-def test_draws_are_those_of_numpy(tier, seed, size, params, key):
+def test_draws_equal_numpy(tier, seed, size, params, key):
     sampler, logits = sampler_of(tier, 2), logits_of(seed, size)
     for position in range(1, 4):
         wish = request([0] * position, seed=key, choice=seed % 3, **params)
@@ -54,7 +54,7 @@ def test_draws_are_those_of_numpy(tier, seed, size, params, key):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
+def test_draws_over_a_large_vocabulary_equal_numpy(tier):
     sampler = sampler_of(tier, 2)
     for seed in range(3):
         logits = (np.random.default_rng(seed).standard_normal(151_936) * 3).astype(np.float32)
@@ -64,8 +64,8 @@ def test_draws_of_a_whole_vocabulary_are_those_of_numpy(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(tier):
-    """At each distance of the others from the likeliest, beyond what the greatest noise could make up for, too."""
+def test_unlikely_token_wins_with_large_noise(tier):
+    """Tests all distances from the most likely token, up to more than the greatest noise."""
     sampler, drawn = sampler_of(tier, 2), set()
     for distance in range(20):
         logits = np.full(20_000, -distance, np.float32)
@@ -79,8 +79,8 @@ def test_a_token_far_below_the_likeliest_still_comes_where_its_noise_is_great(ti
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
-    """Logits a few units in the last place apart: the first by their values are not the first once they are divided."""
+def test_logits_that_temperature_makes_equal_are_ordered_by_id(tier):
+    """Logits differ by a few units in the last place, so that division changes their order."""
     sampler, rng = sampler_of(tier, 2), np.random.default_rng(4)
     for size in (50, 300, 5000):
         steps = rng.integers(0, 6, size)
@@ -93,7 +93,7 @@ def test_neighbours_that_the_temperature_makes_equal_go_by_their_ids(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_of_more_tokens_than_there_are_all_are_taken(tier):
+def test_top_counts_above_the_vocabulary_take_all_tokens(tier):
     sampler, logits = sampler_of(tier, 2), logits_of(3, 100)
     whole = sample(logits, request([0], seed=1, logprobs=ALL_TOKENS), (), sampler)
     for many in (100, 101, 2**31, 2**64, 10**21):
@@ -102,7 +102,7 @@ def test_of_more_tokens_than_there_are_all_are_taken(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_rules_over_the_vocabulary_come_first(tier):
+def test_rules_over_the_vocabulary_run_first(tier):
     sampler, logits = sampler_of(tier, 2), logits_of(3, 100)
     for params in (
         {"allowed_token_ids": [4, 77]},
@@ -117,7 +117,7 @@ def test_rules_over_the_vocabulary_come_first(tier):
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("count", [0, 1, 5, ALL_TOKENS])
-def test_log_probabilities_are_those_of_numpy(tier, count):
+def test_log_probabilities_equal_numpy(tier, count):
     sampler = sampler_of(tier, 2)
     for size in SIZES:
         logits = np.stack([logits_of(seed, size) for seed in range(12)])
@@ -127,7 +127,7 @@ def test_log_probabilities_are_those_of_numpy(tier, count):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_rows_that_cannot_be_sampled_say_what_numpy_says(tier):
+def test_rows_that_cannot_be_sampled_raise_the_errors_of_numpy(tier):
     sampler = sampler_of(tier, 2)
     for bad in (np.nan, np.inf):
         logits = logits_of(1, 70)
@@ -136,13 +136,13 @@ def test_rows_that_cannot_be_sampled_say_what_numpy_says(tier):
             sampler.logprobs([LogprobsQuery(logits, 3, 1)])
     for temperature in (0.0, 1.0):
         nothing = request(allowed_token_ids=[3], bad_words=[(3,)], temperature=temperature)
-        with pytest.raises(StepError, match="no token is allowed"):
+        with pytest.raises(StepError, match="position 1"):
             sample(np.zeros(8, np.float32), nothing, (), sampler)
 
 
 @pytest.mark.parametrize("team", TEAMS)
-def test_rows_side_by_side_are_what_each_is_alone(team):
-    """Of many sizes, rules and requests, with one in the middle for which nothing is allowed."""
+def test_rows_of_a_batch_equal_rows_alone(team):
+    """The batch mixes sizes, rules and requests, and one row without an allowed token."""
     sampler, choices, questions = sampler_of(*team), [], []
     for seed in range(40):
         logits = logits_of(seed, SIZES[seed % len(SIZES)])
@@ -160,7 +160,7 @@ def test_rows_side_by_side_are_what_each_is_alone(team):
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"temperature": 0.0}])
-def test_a_penalty_that_would_make_logits_infinite_leaves_them_comparable(tier, params):
+def test_penalty_keeps_logits_finite(tier, params):
     logits = np.full(200, 1e37, np.float32)
     logits[70:] = -1e37
     wish = request(list(range(100)), prompt=1, seed=5, repetition_penalty=0.01, **params)
@@ -169,7 +169,7 @@ def test_a_penalty_that_would_make_logits_infinite_leaves_them_comparable(tier, 
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_temperature_that_counts_as_none_draws_nothing(tier):
+def test_smallest_temperature_is_greedy(tier):
     for seed in range(20):
         logits = np.round(np.random.default_rng(seed).standard_normal(200) * 2).astype(np.float32) / 2
         wish = request([1, 3], prompt=1, seed=seed, temperature=9e-6, logit_bias={5: -1.0})

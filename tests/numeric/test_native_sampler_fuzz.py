@@ -1,4 +1,4 @@
-"""Random rows, vocabularies and rules for the native sampler, beside numpy: the same tokens, numbers and errors."""
+"""Random rows, vocabularies and rules: the native sampler gives the tokens, numbers and errors of numpy."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sampling_twin import F32, best_of, request
 
 MOST_ROWS = 64
 NUMBERS = 250_000 * TIMES
-"""Logits of one example: with a large vocabulary, rows are fewer."""
+"""Maximum logits of an example; a large vocabulary has fewer rows."""
 
 vocabularies = st.one_of(st.integers(1, 130), st.integers(1, 5000), st.integers(1, 150_001), st.just(150_001))
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, int]:
-    """(rows, V)."""
+    """Draw (rows, V)."""
     vocabulary = draw(vocabularies)
     return draw(st.integers(0, min(MOST_ROWS, NUMBERS // vocabulary))), vocabulary
 
 
 def logits_of(rng: np.random.Generator, rows: int, vocabulary: int) -> F32:
-    """Flat and peaked rows, ties, tokens that never come, once in a while a row that cannot be sampled."""
+    """Draw flat and peaked rows, ties, forbidden tokens, and sometimes a row that cannot be sampled."""
     x = rng.standard_normal((rows, vocabulary), np.float32) * rng.choice([0.01, 1, 5, 30], (rows, 1)).astype(np.float32)
     tied = rng.random(rows) < 0.5
     x[tied] = np.round(x[tied] * 2) / 2
@@ -51,7 +51,7 @@ def tokens(vocabulary: int, least: int = 0) -> st.SearchStrategy[list[int]]:
 
 
 def rules(vocabulary: int) -> st.SearchStrategy[dict[str, Any]]:
-    """Every rule on or off."""
+    """Draw parameters with each rule on or off."""
     some, penalty = tokens(vocabulary, least=1), st.sampled_from([-2.0, -0.5, 0.25, 2.0])
     bits = st.binary(min_size=1, max_size=vocabulary // 8 + 1)
     return st.fixed_dictionaries(
@@ -75,35 +75,35 @@ def rules(vocabulary: int) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def outcome(work: Callable[[], object]) -> object:
-    """What it gives, or what it says of the row that it refuses."""
+    """Return the result, or the text of the error."""
     try:
         return work()
     except StepError as error:
         return type(error), str(error)
 
 
-def told(sampled: Sampled | StepError) -> object:
-    """Errors are equal that say the same."""
+def comparable(sampled: Sampled | StepError) -> object:
+    """Return an error as its text, so that equal errors compare equal."""
     return (type(sampled), str(sampled)) if isinstance(sampled, StepError) else sampled
 
 
 @pytest.mark.parametrize(("tier", "threads"), TEAMS)
 @examples(12)
 @given(seed=seeds, shape=shapes(), key=st.integers(-(2**63), 2**63 - 1), data=st.data())
-def test_rows_under_any_rules_come_to_what_numpy_makes_of_them(tier, threads, seed, shape, key, data):
-    """The rows of a span with drafts, chosen together: what each comes to is a draft for those behind it."""
+def test_sampled_tokens_equal_numpy_under_any_rules(tier, threads, seed, shape, key, data):
+    """The rows of a span with drafts are sampled together; the token of each row is a draft of the next rows."""
     rng, (_, vocabulary) = np.random.default_rng(seed), shape
     history = data.draw(tokens(vocabulary, least=1))
     wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
     logits = logits_of(rng, *shape)
     choices: list[SamplerInput] = []
     expected: list[Sampled | StepError] = []
-    for row in logits[np.isfinite(logits.max(axis=1))]:  # a step refuses the others
+    for row in logits[np.isfinite(logits.max(axis=1))]:  # a step refuses other rows
         drafts = [each.token if isinstance(each, Sampled) else 0 for each in expected]
         choices.append(SamplerInput(row, best_of(row), Row(wish, drafts)))
         expected += sample(choices[-1:], REFERENCE)
     kept = [each.logits.copy() for each in choices]
-    assert list(map(told, sample(choices, sampler_of(tier, threads)))) == list(map(told, expected))
+    assert list(map(comparable, sample(choices, sampler_of(tier, threads)))) == list(map(comparable, expected))
     for choice, before in zip(choices, kept, strict=True):
         np.testing.assert_array_equal(choice.logits, before)
 
@@ -111,7 +111,7 @@ def test_rows_under_any_rules_come_to_what_numpy_makes_of_them(tier, threads, se
 @pytest.mark.parametrize("tier", TIERS)
 @examples(10)
 @given(seed=seeds, shape=shapes(), top=st.integers(0, 20))
-def test_scores_and_the_best_tokens_are_those_of_numpy(tier, seed, shape, top):
+def test_scores_and_top_tokens_equal_numpy(tier, seed, shape, top):
     rng, sampler, (rows, vocabulary) = np.random.default_rng(seed), sampler_of(tier, 2), shape
     logits = logits_of(rng, rows, vocabulary)
     np.testing.assert_array_equal(NativeKernels(tier, 2).best(logits)[:, 0], best_tokens(logits))

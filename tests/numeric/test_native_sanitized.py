@@ -1,6 +1,6 @@
-"""The native tests and a long search over shapes, as the library is and under sanitizers; `make soak` only.
+"""The native tests and a long search over shapes, with and without sanitizers; only in `make soak`.
 
-Each runs in a process of its own, since what a sanitizer finds ends the process.
+Each runs in a separate process, because a sanitizer ends the process at an error.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OTHERS = [f"test_native_{name}" for name in ("attention", "library", "products",
 TESTS = [*SEARCHES, *OTHERS, "test_quant_panels"]
 
 RUNTIMES = {"address": "asan", "undefined": "ubsan", "thread": "tsan"}
-"""What of the compiler a sanitizer needs in the process, and the prefix of its symbols."""
+"""The compiler library of each sanitizer, and the prefix of its symbols."""
 
 pytestmark = pytest.mark.soak
 
 
 def run(test: str, **environment: str) -> None:
-    """Run a file of tests; where they fail, what was printed last is told."""
+    """Run a test file; on failure, show the end of its output."""
     fixed = ("-x", "-s", "-p", "no:cacheprovider", "--timeout", "7000")
     aside = ("-p", "native_library_plugin") if "FERRUM_LIBRARY_ASIDE" in environment else ()
     done = subprocess.run(
@@ -48,7 +48,7 @@ def run(test: str, **environment: str) -> None:
 
 @cache
 def library(sanitizers: str) -> Path:
-    """The library with these sanitizers in it, built as pip builds it."""
+    """Build the library with these sanitizers, as pip builds it."""
     target = folder("sanitized")
     define = f"cmake.define.FERRUM_SANITIZE={sanitizers}"
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", target, "-C", define, REPOSITORY]
@@ -63,21 +63,21 @@ def library(sanitizers: str) -> Path:
 
 
 def of_the_compiler(name: str) -> str:
-    """The path of one of its libraries."""
+    """Return the path of a library of the compiler."""
     command = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("test", SEARCHES)
-def test_a_long_search_finds_no_shape_that_is_wrong(test: str) -> None:
+def test_long_search_over_shapes_finds_no_error(test: str) -> None:
     require_native()
     run(test, FERRUM_FUZZ="20")
 
 
 @pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize(("sanitizers", "times"), [("address,undefined", 4), ("thread", 1)])
-def test_no_sanitizer_finds_anything_in_the_native_tests_and_a_search(sanitizers: str, times: int, test: str) -> None:
-    """A sanitizer's runtime must be the first library of a process, with the one whose exceptions it sees."""
+def test_sanitizers_find_no_error(sanitizers: str, times: int, test: str) -> None:
+    """The runtime of a sanitizer must be the first library of a process, with the library that throws exceptions."""
     require_native()
     first = RUNTIMES[sanitizers.split(",")[0]]
     run(
@@ -85,7 +85,7 @@ def test_no_sanitizer_finds_anything_in_the_native_tests_and_a_search(sanitizers
         FERRUM_LIBRARY_ASIDE=str(library(sanitizers)),
         FERRUM_FUZZ=str(times),
         LD_PRELOAD=" ".join(map(of_the_compiler, (f"lib{first}.so", "libstdc++.so"))),
-        ASAN_OPTIONS="detect_leaks=0",  # of the interpreter, at its end
+        ASAN_OPTIONS="detect_leaks=0",  # the interpreter leaks at exit
         UBSAN_OPTIONS="print_stacktrace=1",
-        OPENBLAS_NUM_THREADS="1",  # numpy's own threads wait in ways that the thread sanitizer cannot see
+        OPENBLAS_NUM_THREADS="1",  # the thread sanitizer does not understand how numpy's threads wait
     )

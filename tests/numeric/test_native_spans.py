@@ -1,4 +1,4 @@
-"""Native kernels under a whole model: any cut of token lists into spans gives the same bits, replayed or eager."""
+"""Native kernels under a whole model: any split of token lists into spans gives the same bits, replayed or eager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny import directory_of, find, tokens_of
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-all", "kv-int8")
 WIDE_GROUPS = (("qwen3-mqa-wide-head-tied", "int8/128"), ("qwen3-mqa-wide-head-tied", "int4/128"))
-"""Of six whole groups at most, and incomplete ones."""
+"""Sizes of up to six whole groups, and incomplete ones."""
 
 LENGTH = 150
 
@@ -28,9 +28,9 @@ def executor_of(name: str, **options):
 
 
 def format_of(name: str) -> dict[str, Any]:
-    """Options for weights of that format, behind a slash the size of its groups.
+    """Return the options for a weight format, written as format/group.
 
-    The quantised ones keep keys and values in bfloat16; of "kv-int8" only those are quantised.
+    Quantised weights have a bfloat16 KV cache; "kv-int8" quantises only the KV cache.
     """
     if name == "kv-int8":
         return {"dtype": "float32", "kv_dtype": "int8"}
@@ -42,7 +42,7 @@ def format_of(name: str) -> dict[str, Any]:
 
 @cache
 def alone(name: str, format: str, tier: str) -> np.ndarray:
-    """Logits of a token list in one span, by one thread, in an executor of its own."""
+    """Return the logits of a token list in one span, with one thread, in a separate executor."""
     with executor_of(name, isa=tier, threads=1, **format_of(format)) as executor:
         span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
@@ -50,7 +50,7 @@ def alone(name: str, format: str, tier: str) -> np.ndarray:
 
 
 def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) -> None:
-    """Five copies of one token list, in spans of random sizes, now and then forked or cut back."""
+    """Run five copies of a token list in spans of random sizes, sometimes forked or truncated."""
     tokens, pages = tokens_of(find(name), LENGTH), executor.lm.pages
     lengths = {f"s{index}": 0 for index in range(5)}
     while min(lengths.values()) < LENGTH:
@@ -75,7 +75,7 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *WIDE_GROUPS])
 @pytest.mark.parametrize("team", TEAMS)
-def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
+def test_logits_do_not_depend_on_spans_or_batch(team, name, format):
     tier, threads = team
     expected = alone(name, format, tier)
     for page_size, max_rows, seed in ((64, 64, 0), (16, 33, 1)):
@@ -89,7 +89,7 @@ def test_any_cut_in_any_company_gives_the_same_logits(team, name, format):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", MODELS[:2])
 @pytest.mark.parametrize("tier", TIERS)
-def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, format, monkeypatch):
+def test_eager_steps_equal_replayed_steps(tier, name, format, monkeypatch):
     options = {"isa": tier, "threads": 2, **format_of(format)}
     replayed = executor_of(name, **options)
     monkeypatch.setenv("FERRUM_DISABLE_GRAPHS", "1")
@@ -106,7 +106,7 @@ def test_disable_graphs_runs_the_same_kernels_one_by_one(tier, name, format, mon
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_float32_logits_are_those_of_the_reference(tier, name):
+def test_float32_logits_match_the_reference(tier, name):
     with load_executor(directory_of(find(name)), kernels="reference", dtype="float32") as reference:
         span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
         expected = reference.submit(StepBatch((span,))).result().results[0].logits
@@ -115,8 +115,8 @@ def test_float32_logits_are_those_of_the_reference(tier, name):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_bfloat16_logits_differ_from_the_reference_less_than_rounding_does(tier, name):
-    """Roundings that fall the other way: a part of those that make up the reference's own distance to float32."""
+def test_bfloat16_logits_differ_less_than_rounding(tier, name):
+    """Some values round differently. The difference is a part of the reference's distance to float32."""
     span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
     logits = {}
     for dtype, kv_dtype in (("bfloat16", "bfloat16"), ("float32", "float32")):
@@ -130,8 +130,8 @@ def test_bfloat16_logits_differ_from_the_reference_less_than_rounding_does(tier,
 @pytest.mark.parametrize("format", ["int8", "int4", "kv-int8"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_quantised_logits_are_those_of_the_reference(tier, name, format):
-    """Products are equal; what differs is the f32 arithmetic between them, and what it makes of roundings to int8."""
+def test_quantised_logits_match_the_reference(tier, name, format):
+    """Products are equal. The f32 arithmetic between them differs, and so some roundings to int8."""
     span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
     with load_executor(directory_of(find(name)), kernels="reference", **format_of(format)) as reference:
         expected = reference.submit(StepBatch((span,))).result().results[0].logits
@@ -140,7 +140,7 @@ def test_quantised_logits_are_those_of_the_reference(tier, name, format):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_tied_head_is_held_once(tier):
+def test_tied_head_is_stored_once(tier):
     with executor_of("mistral-full", isa=tier) as executor:
         decoder = executor.lm.network
         assert decoder.head is decoder.embedding
@@ -149,7 +149,7 @@ def test_a_tied_head_is_held_once(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_planned_buffers_are_counted(tier):
+def test_memory_plan_counts_program_buffers(tier):
     with executor_of("qwen2", isa=tier, max_rows=32) as executor:
         planned = executor.lm.replay
         assert planned is not None
@@ -159,7 +159,7 @@ def test_the_planned_buffers_are_counted(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_status_names_the_kernels_and_the_tier(tier):
+def test_status_reports_kernels_and_tier(tier):
     with executor_of("qwen2", isa=tier) as executor:
         status = executor.status()
         assert status.numerics_id == f"native-{tier}-4"

@@ -1,4 +1,4 @@
-"""The library's threads: forked processes, threads that the system refuses, errors on one of them, modes of others."""
+"""The thread team: forked processes, refused threads, errors on a thread, floating-point modes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ weight = kernels.weight(DenseWeight(np.arange(4096, dtype=np.float32).reshape(64
 rows = np.arange(128, dtype=np.float32).reshape(2, 64)
 before = weight.matmul(rows)
 if os.fork() == 0:
-    again = kernels.weight(DenseWeight(np.arange(4096, dtype=np.float32).reshape(64, 64)))  # packed by the team
+    again = kernels.weight(DenseWeight(np.arange(4096, dtype=np.float32).reshape(64, 64)))  # the team packs
     same = all(np.array_equal(before, each.matmul(rows)) for each in (weight, again))
-    sys.exit(7 if same else 1)  # with the team taken down
+    sys.exit(7 if same else 1)  # the exit destroys the team
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
@@ -72,23 +72,23 @@ def lines_of(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_forked_process_computes_the_same_bits_and_ends() -> None:
+def test_forked_process_computes_the_same_bits_and_exits() -> None:
     assert lines_of(IN_A_FORKED_PROCESS) == ["7"]
 
 
-def test_threads_that_the_system_refuses_are_an_error_and_the_next_team_is_whole() -> None:
+def test_refused_threads_raise_and_the_next_team_works() -> None:
     refusal, threads = lines_of(MORE_THAN_FIT)
     assert refusal
     assert threads == "3"
 
 
-def test_an_error_on_one_of_the_threads_reaches_the_caller_and_the_team_goes_on() -> None:
+def test_error_on_a_thread_reaches_the_caller_and_the_team_survives() -> None:
     assert lines_of(MEMORY_RUNS_OUT_IN_A_SAMPLER) == ["MemoryError", "True"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_subnormal_numbers_are_kept_whatever_the_caller_does_with_its_own(threads: int) -> None:
-    """Other libraries tell the processor to flush them, for the thread that loads them and those that it starts."""
+def test_subnormal_numbers_survive_a_flush_to_zero_mode_of_the_caller(threads: int) -> None:
+    """Some libraries set the flush mode for the thread that loads them and its child threads."""
     require_native()
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

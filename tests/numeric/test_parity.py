@@ -37,7 +37,7 @@ def test_every_family_has_a_case():
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral", "mistral-mixed", "qwen2", "qwen3"])
-def test_a_context_that_is_not_named_is_the_twins(name):
+def test_default_context_equals_the_twin(name):
     config = json.loads((directory_of(find(name)) / "config.json").read_text())
     del config["max_position_embeddings"]
     assert decoder_spec(config).max_sequence_length == type(model_of(find(name)).config)().max_position_embeddings
@@ -52,7 +52,7 @@ def test_logits_match_at_all_positions(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.context is None], ids=lambda case: case.name)
 def test_64_greedy_tokens_are_equal(case):
-    """Token by token; a difference is excused only where the twin's best two logits are closer than the error."""
+    """A different token is allowed only if the twin's best two logits are closer than the error."""
     tokens = tokens_of(case, 20, seed=5)
     with executor_of(case) as executor, torch.no_grad():
         cache, fresh, start = None, torch.tensor([tokens]), 0
@@ -69,8 +69,8 @@ def test_64_greedy_tokens_are_equal(case):
             fresh = torch.tensor([[int(theirs.argmax())]])
 
 
-def test_dynamic_rope_is_frozen_for_the_configured_context():
-    """A short text gets the angles of the configured length, not of its own: what follows cannot change them."""
+def test_dynamic_rope_is_fixed_for_the_configured_context():
+    """A short text gets the angles of the configured length, so that later tokens do not change them."""
     case = find("llama-dynamic")
     assert case.context is not None
     tokens = tokens_of(case, case.context)
@@ -82,10 +82,10 @@ def test_dynamic_rope_is_frozen_for_the_configured_context():
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama3", "mistral"])
 def test_bfloat16_is_closer_to_float32_than_the_twin_in_bfloat16(name):
-    """Rounded weights are exact in float32, so what is left is the rounding of activations, keys and values.
+    """Rounded weights are exact in float32, so only activations, keys and values are rounded.
 
-    How much of that is right has no outside bound but this one: the twin rounds at every operation, ferrum where
-    `docs/architecture.md` says. Seen, beside the logits' root mean square: 0.006 to 0.007, the twin 0.009 to 0.013.
+    The twin rounds at every operation, ferrum at the points of `docs/architecture.md`. Measured errors relative to the
+    root mean square of the logits: ferrum 0.006 to 0.007, the twin 0.009 to 0.013.
     """
     case = Case(f"{name}-bf16", find(name).config, find(name).changes, dtype="bfloat16")
     tokens = tokens_of(case, 100)
@@ -93,7 +93,7 @@ def test_bfloat16_is_closer_to_float32_than_the_twin_in_bfloat16(name):
         ours = logits_of(executor, tokens)
     with torch.no_grad():
         theirs = model_of(case)(torch.tensor([tokens])).logits[0].float().numpy()
-    exact = reference_logits(case, tokens)  # turns the cached twin into float32
+    exact = reference_logits(case, tokens)  # converts the cached twin to float32
     model_of.cache_clear()
     error, their_error = (float(np.sqrt(np.mean((logits - exact) ** 2))) for logits in (ours, theirs))
     assert 0 < error < their_error

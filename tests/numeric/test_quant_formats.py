@@ -1,4 +1,4 @@
-"""What every quantised format promises: the error of rounding, the look-up, and a product in one exact arithmetic."""
+"""Properties of all quantised formats: the rounding error, the look-up, and a product in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def bits_of(format: str) -> int:
 
 
 def padded(matrix: np.ndarray, group: int) -> np.ndarray:
-    """[n, K] -> [n, G, group], zeros behind."""
+    """Reshape [n, K] -> [n, G, group], padded with zeros."""
     rows, inputs = matrix.shape
     return np.pad(matrix, ((0, 0), (0, -inputs % group))).reshape(rows, -1, group)
 
 
 @pytest.mark.parametrize(("name", "group"), FORMATS)
-def test_errors_are_those_of_rounding_to_that_many_bits(name, group):
-    """A step is the largest magnitude of the group over the integers of one sign, 128 or 8. Rounding to the nearest has
-    an error of 1 / sqrt(12) = 0.289 of a step; a number at the end of the range may be cut off by up to two.
+def test_error_is_within_the_rounding_of_the_format(name, group):
+    """A step is the largest magnitude of the group divided by 128 or 8.
+
+    Rounding to the nearest has an error of 1 / sqrt(12) = 0.289 of a step; clipping at the end of the range up to two.
     """
     rng = np.random.default_rng(1)
     for shape in SHAPES:
@@ -63,8 +64,8 @@ def test_shape_bytes_and_rows(name, group):
 
 
 @pytest.mark.parametrize(("name", "group"), FORMATS)
-def test_a_product_is_the_documented_arithmetic_to_the_bit(name, group):
-    """The text of `quant/activations.py`, a scalar at a time, with Python's own integers."""
+def test_product_equals_the_documented_arithmetic(name, group):
+    """Computes `quant/activations.py` one scalar at a time with Python integers."""
     rng = np.random.default_rng(3)
     x, f32 = normal(rng, 2, 2 * BLOCK + group + 3), np.float32
     weight = QUANTIZERS[name](normal(rng, 3, x.shape[1]), group)
@@ -77,7 +78,7 @@ def test_a_product_is_the_documented_arithmetic_to_the_bit(name, group):
                 scale, factor = largest / f32(127), f32(127) / largest
                 part, first = f32(0), b * (BLOCK // group)
                 groups = block.reshape(-1, group), codes[n, first:], weight.scales[n, first:]
-                for values, theirs, of_weights in zip(*groups, strict=False):  # the last block may lack some
+                for values, theirs, of_weights in zip(*groups, strict=False):  # the last block may be incomplete
                     total = sum(round(float(f32(v * factor))) * int(c) for v, c in zip(values, theirs, strict=True))
                     part = fused(f32(total), f32(of_weights), part)
                 y = fused(part, scale, y)
@@ -85,8 +86,8 @@ def test_a_product_is_the_documented_arithmetic_to_the_bit(name, group):
 
 
 @pytest.mark.parametrize(("name", "group"), FORMATS)
-def test_a_product_differs_from_the_dequantised_one_by_the_rounding_of_activations(name, group):
-    """Half a unit of each activation's scale, times the weights' magnitudes, and K units of float32 (Higham 4.2)."""
+def test_product_differs_from_the_dequantised_one_by_activation_rounding(name, group):
+    """Bound: half a unit of each activation's scale times the weights' magnitudes, and K units of f32 (Higham 4.2)."""
     rng = np.random.default_rng(4)
     for outputs, inputs in SHAPES:
         weight = QUANTIZERS[name](normal(rng, outputs, inputs), group)
@@ -98,7 +99,7 @@ def test_a_product_differs_from_the_dequantised_one_by_the_rounding_of_activatio
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_a_row_has_the_same_bits_in_any_company_and_under_any_threads(name):
+def test_row_bits_do_not_depend_on_batch_or_threads(name):
     rng = np.random.default_rng(5)
     weight, x = QUANTIZERS[name](normal(rng, 300, 203), 32), normal(rng, 130, 203)
     with threadpool_limits(1):
@@ -111,7 +112,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_under_any_threads(name):
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_nan_and_infinity_reach_every_output_of_their_row_and_no_other(name):
+def test_nan_and_infinity_reach_all_outputs_of_only_their_row(name):
     rng = np.random.default_rng(6)
     weight, x = QUANTIZERS[name](normal(rng, 40, 100), 32), normal(rng, 8, 100)
     clean = weight.matmul(x)
@@ -123,7 +124,7 @@ def test_nan_and_infinity_reach_every_output_of_their_row_and_no_other(name):
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_activations_of_any_finite_size_keep_their_precision_or_count_as_zeros(name):
+def test_activations_of_any_size_keep_precision_or_count_as_zeros(name):
     rng = np.random.default_rng(7)
     weight, x = QUANTIZERS[name](normal(rng, 20, 64), 32), normal(rng, 3, 64)
     plain = weight.matmul(x)
@@ -133,7 +134,7 @@ def test_activations_of_any_finite_size_keep_their_precision_or_count_as_zeros(n
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_zeros_stay_zeros_and_so_do_numbers_below_the_smallest_scale(name):
+def test_zeros_and_numbers_below_the_smallest_scale_become_zeros(name):
     for size in (0, 1e-12):
         weight = QUANTIZERS[name](np.full((3, 70), size, np.float32), 32)
         assert not weight.dequantize().any()
@@ -142,7 +143,7 @@ def test_zeros_stay_zeros_and_so_do_numbers_below_the_smallest_scale(name):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_short_floats_are_quantised_as_the_numbers_that_they_are(name, dtype):
+def test_float16_and_bfloat16_quantise_like_float32(name, dtype):
     values = normal(np.random.default_rng(8), 50, 70).astype(dtype)
     ours, wide = QUANTIZERS[name](values, 32), QUANTIZERS[name](values.astype(np.float32), 32)
     np.testing.assert_array_equal(ours.dequantize(), wide.dequantize())
@@ -150,7 +151,7 @@ def test_short_floats_are_quantised_as_the_numbers_that_they_are(name, dtype):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 @pytest.mark.parametrize(("value", "reason"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e30, "too large")])
-def test_weights_that_no_scale_can_hold_are_refused(name, value, reason):
+def test_weights_without_a_float16_scale_are_refused(name, value, reason):
     values = np.zeros((4, 40), np.float32)
     values[3, 39] = value
     with pytest.raises(ConfigError, match=reason) as caught:

@@ -1,4 +1,4 @@
-"""Q8_0 and Q4_0 of GGUF, as the `gguf` package writes and reads them, number for number."""
+"""Q8_0 and Q4_0 of GGUF equal the numbers of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Q8_0, Q4_0 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
 
 
 def samples() -> list[np.ndarray]:
-    """Normal, heavy-tailed, coarse (halves and equal magnitudes of both signs abound), zero, and tiny numbers."""
+    """Return normal, heavy-tailed, coarse (many halves and equal magnitudes), zero, and tiny numbers."""
     rng = np.random.default_rng(11)
     coarse = rng.integers(-8, 9, (200, 96))
     return [
@@ -42,14 +42,14 @@ CASES = [(Q8_0, from_q8_0, quantize_int8), (Q4_0, from_q4_0, plain)]
 
 
 @pytest.mark.parametrize(("kind", "read", "quantize"), CASES)
-def test_reading_loses_nothing(kind, read, quantize):
+def test_reading_is_lossless(kind, read, quantize):
     for values in samples():
         blocks = quants.quantize(values, kind)
         np.testing.assert_array_equal(read(blocks).dequantize(), quants.dequantize(blocks, kind))
 
 
-def test_any_bytes_are_read_as_they_are():
-    """Also those that no quantiser writes: the code -128, negative and subnormal scales."""
+def test_any_bytes_are_read():
+    """Includes bytes that no quantiser writes: the code -128, negative and subnormal scales."""
     rng = np.random.default_rng(12)
     for kind, read, size in ((Q8_0, from_q8_0, 34), (Q4_0, from_q4_0, 18)):
         blocks = rng.integers(0, 256, (50, 3, size), dtype=np.uint8)
@@ -60,19 +60,19 @@ def test_any_bytes_are_read_as_they_are():
 
 
 @pytest.mark.parametrize(("kind", "read", "quantize"), CASES)
-def test_rounding_gives_the_same_scales_and_integers(kind, read, quantize):
+def test_quantisation_gives_the_scales_and_integers_of_gguf(kind, read, quantize):
     for values in samples():
         same(quantize(values), read(quants.quantize(values, kind)))
 
 
 @pytest.mark.parametrize(("kind", "read", "quantize"), [*CASES, (Q4_0, from_q4_0, quantize_int4)])
-def test_numbers_that_came_from_gguf_stay(kind, read, quantize):
+def test_numbers_from_gguf_are_stable(kind, read, quantize):
     for values in samples()[:4]:
         given = read(quants.quantize(values, kind))
         np.testing.assert_array_equal(quantize(given.dequantize()).dequantize(), given.dequantize())
 
 
-def test_no_group_has_a_larger_error_than_with_q4_0_and_all_together_a_smaller_one():
+def test_int4_error_is_below_q4_0():
     def error(weight: GroupedWeight, values: np.ndarray) -> np.ndarray:
         difference = weight.dequantize().astype(np.float64) - values
         return (difference**2).reshape(len(values), -1, 32).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Models quantised on load: the right matrices in the right format, and logits that differ by the rounding alone."""
+"""Models quantised on load: formats of their matrices, and logits that differ only by rounding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logits_of(directory: Path, name: str, **options) -> np.ndarray:
 
 
 def dequantised(directory: Path, scheme: str, target: Path) -> Path:
-    """A float32 checkpoint of the numbers that the quantised matrices stand for."""
+    """Write a float32 checkpoint of the dequantised matrices."""
     shutil.copytree(directory, target)
     parameters = Parameters(Checkpoint(directory), quantize=scheme)
     tensors = load_file(directory / "model.safetensors")
@@ -43,7 +43,7 @@ def dequantised(directory: Path, scheme: str, target: Path) -> Path:
     return target
 
 
-def test_every_scheme_is_an_option_and_every_option_a_scheme():
+def test_options_of_quantize_are_the_schemes():
     assert (None, *SCHEMES) == config.QUANTIZATIONS
     assert (None, *GROUPS) == config.GROUPS
     assert {format for scheme in SCHEMES.values() for format in (scheme.layers, scheme.ends)} <= set(QUANTIZERS)
@@ -51,9 +51,10 @@ def test_every_scheme_is_an_option_and_every_option_a_scheme():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_the_dequantised_model_up_to_the_rounding_of_activations(name, scheme, tmp_path):
-    """Inputs of every product are rounded to a 127th of their group's largest, twice a layer and in both of its parts:
-    a few per cent at most, and not nothing. Wrong scales, shifted codes or swapped nibbles are far outside.
+def test_logits_match_the_dequantised_model_up_to_activation_rounding(name, scheme, tmp_path):
+    """Inputs of every product are rounded to 1/127 of the largest of their group: logits change by a few per cent.
+
+    Wrong scales, shifted codes or swapped nibbles give far larger differences.
     """
     directory = directory_of(find(name))
     ours = logits_of(directory, name, quantize=scheme)
@@ -63,7 +64,7 @@ def test_logits_are_those_of_the_dequantised_model_up_to_the_rounding_of_activat
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_ends_and_layers_have_the_formats_of_the_scheme(scheme):
+def test_matrices_have_the_formats_of_the_scheme(scheme):
     for name in ("llama3", "qwen3-mqa-wide-head-tied"):
         with load_executor(directory_of(find(name)), quantize=scheme, kernels="reference") as executor:
             decoder = executor.lm.network
@@ -76,7 +77,7 @@ def test_ends_and_layers_have_the_formats_of_the_scheme(scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_memory_plan_counts_codes_and_scales(scheme):
-    """Groups of 32: 34 bytes in int8 and 18 in int4, as in GGUF's Q8_0 and Q4_0."""
+    """A group of 32 has 34 bytes in int8 and 18 in int4, as in GGUF's Q8_0 and Q4_0."""
     group_bytes = {"int8": 34, "int4": 18}
     directory = directory_of(find("llama3"))
     expected = 0
@@ -88,15 +89,15 @@ def test_the_memory_plan_counts_codes_and_scales(scheme):
         assert executor.memory_plan.weights == expected
 
 
-def test_keys_and_values_keep_the_format_that_dtype_gives_them():
+def test_kv_format_follows_dtype():
     directory = directory_of(find("llama3"))
     for dtype, kept in (("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")):
         with load_executor(directory, dtype=dtype, quantize="int8", kernels="reference") as executor:
             assert executor.traits.kv_dtype == kept
 
 
-def test_dtype_comes_before_quantising():
-    """The numbers that are quantised are those that `dtype` makes of the checkpoint's."""
+def test_dtype_is_applied_before_quantisation():
+    """The numbers after conversion to `dtype` are quantised."""
     directory = directory_of(find("llama3"))
     name, shape = "model.layers.0.mlp.up_proj.weight", (80, 48)
     rounded = Parameters(Checkpoint(directory), "bfloat16").matrix(name, shape).dequantize()
@@ -107,12 +108,12 @@ def test_dtype_comes_before_quantising():
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_group_can_be_chosen(group):
+def test_group_can_be_chosen(group):
     with load_executor(directory_of(find("llama3")), quantize="int4", group=group, kernels="reference") as executor:
         assert {weight.group for weight in executor.lm.network.weights()} == {group}
 
 
-def test_groups_of_what_is_not_quantised_are_refused():
+def test_group_without_quantize_is_refused():
     with pytest.raises(ConfigError, match="quantize") as caught:
         load_executor(directory_of(find("llama3")), group=64, kernels="reference")
     assert caught.value.param == "group"
@@ -125,7 +126,7 @@ def write(directory: Path, values: np.ndarray) -> Checkpoint:
     return Checkpoint(directory)
 
 
-def test_a_matrix_that_cannot_be_quantised_is_named(tmp_path):
+def test_error_names_the_matrix_that_cannot_be_quantised(tmp_path):
     broken = np.full((3, 40), np.nan, np.float32)
     with pytest.raises(ConfigError, match=r"'w'.*not finite") as caught:
         Parameters(write(tmp_path, broken), quantize="int4").matrix("w", (3, 40))
@@ -133,16 +134,16 @@ def test_a_matrix_that_cannot_be_quantised_is_named(tmp_path):
 
 
 def test_progress_reaches_the_end(tmp_path):
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     parameters = Parameters(
-        write(tmp_path, np.ones((3, 40), np.float32)), progress=lambda *each: told.append(each), quantize="int8"
+        write(tmp_path, np.ones((3, 40), np.float32)), progress=lambda *each: reports.append(each), quantize="int8"
     )
     parameters.matrix("w", (3, 40))
-    assert told == [(480, 480)]
+    assert reports == [(480, 480)]
 
 
 @pytest.mark.parametrize(("name", "value", "known"), [("quantize", "int5", "int4-all"), ("group", 48, "128")])
-def test_what_does_not_exist_is_refused_with_what_does(name, value, known, tmp_path):
+def test_unknown_option_error_lists_the_known_ones(name, value, known, tmp_path):
     checkpoint = write(tmp_path, np.ones((1, 1), np.float32))
     with pytest.raises(ConfigError, match=known) as caught:
         Parameters(checkpoint, **{"quantize": "int8", name: value})

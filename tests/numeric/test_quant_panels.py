@@ -1,4 +1,4 @@
-"""Panels: every byte where the layout says, and a weight over them equal to the one that they were made from."""
+"""Panels have the documented layout, and weights over them equal the original ones."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def values_of(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 
 def hard_values(shape: tuple[int, int]) -> list[np.ndarray]:
-    """Heavy tails; coarse ones, where halves and equal magnitudes of both signs abound; subnormal scales; zeros."""
+    """Return heavy tails, coarse numbers (many halves and equal magnitudes), subnormal scales, zeros."""
     drawn = np.random.default_rng(1).standard_t(3, shape)
     sizes = [drawn * size for size in (0.02, 1e-7, 3e-9, 0)]
     return [each.astype(np.float32) for each in (*sizes, np.rint(2 * drawn), np.where(drawn > 1, drawn, 0))]
 
 
 @pytest.mark.parametrize(("name", "group"), FORMATS)
-def test_every_code_and_scale_lies_where_the_layout_says(name, group):
-    """The text of the module (and of the native library's header), an element at a time."""
+def test_codes_and_scales_have_the_documented_positions(name, group):
+    """Computes the documented layout one element at a time."""
     for shape in SHAPES:
         weight = QUANTIZERS[name](values_of(shape), group)
         panels, codes = weight.panels, weight.signed_codes(slice(None)).astype(int)
@@ -52,7 +52,7 @@ def test_every_code_and_scale_lies_where_the_layout_says(name, group):
 
 
 @pytest.mark.parametrize(("name", "group"), FORMATS)
-def test_a_weight_over_panels_is_the_one_that_they_were_made_from(name, group):
+def test_weight_over_panels_equals_the_original(name, group):
     rng = np.random.default_rng(1)
     for shape in SHAPES:
         weight = QUANTIZERS[name](values_of(shape), group)
@@ -70,7 +70,7 @@ def test_a_weight_over_panels_is_the_one_that_they_were_made_from(name, group):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_native_quantiser_gives_the_panels_of_the_numpy_one_byte_for_byte(tier, dtype):
+def test_native_quantiser_gives_the_panels_of_numpy(tier, dtype):
     quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
     for shape in SHAPES:
         for values in (each.astype(dtype) for each in hard_values(shape)):
@@ -81,7 +81,7 @@ def test_the_native_quantiser_gives_the_panels_of_the_numpy_one_byte_for_byte(ti
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("value", "reason"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e30, "too large")])
-def test_the_native_quantiser_refuses_what_no_scale_can_hold(tier, value, reason):
+def test_native_quantiser_refuses_weights_without_a_scale(tier, value, reason):
     quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
     for place in ((0, 0), (3, 39), (69, 17)):
         values = values_of((70, 40))

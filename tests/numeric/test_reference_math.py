@@ -1,4 +1,4 @@
-"""The reference kernels' elementary functions: accuracy against float64, and bits that no shape can change."""
+"""Elementary functions of the reference kernels: accuracy against float64, and bits independent of shapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_silu_matches_its_definition():
 
 
 @given(st.integers(1, 20), st.integers(1, 150), st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_a_row_of_a_product_has_the_same_bits_alone_and_in_company(rows, depth, outputs, seed):
+def test_row_of_a_product_has_the_same_bits_alone_and_in_a_batch(rows, depth, outputs, seed):
     generator = np.random.default_rng(seed)
     x, w = (
         generator.normal(size=(rows, depth)).astype(np.float32),
@@ -44,13 +44,13 @@ def test_a_row_of_a_product_has_the_same_bits_alone_and_in_company(rows, depth, 
     np.testing.assert_allclose(together, x.astype(np.float64) @ w.T.astype(np.float64), rtol=1e-4, atol=1e-4)
 
 
-def test_a_product_takes_its_terms_in_ascending_order():
+def test_product_adds_its_terms_in_ascending_order():
     x = np.array([[1e8, 1.0, -1e8, 1.0]], np.float32)
     assert product(x, np.ones((1, 4), np.float32))[0, 0] == 1.0  # ((1e8 + 1) - 1e8) + 1: any other order gives 2 or 0
 
 
 def nearest(exact: Fraction) -> np.float32:
-    """The float32 nearest to a rational, ties to even, found by comparing exact distances."""
+    """Return the float32 nearest to a rational, ties to even, by exact distances."""
     guess = np.float32(float(exact))
     around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return min(around, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.int32)) & 1))
@@ -60,27 +60,27 @@ FLOATS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
 
 
 @given(FLOATS, FLOATS, FLOATS)
-def test_a_fused_product_is_rounded_once(a, b, c):
+def test_fused_product_is_rounded_once(a, b, c):
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     assert fused(*(np.array([x], np.float32) for x in (a, b, c)))[0] == nearest(exact)
 
 
-# Two float32 whose product is 1 and a trace less, or more, which float64 loses beside a number 2^23 times as large.
+# Two float32 with a product slightly below or above 1. Float64 loses the difference next to a number 2^23 times larger.
 BELOW, ABOVE = (1 + 2.0**-23, 1 - 2.0**-23), (1 + 2.0**-11, 1 - 2.0**-11 + 2.0**-22)
 
 
 @given(
     st.integers(2**23, 2**24 - 2), st.integers(-60, 60), st.sampled_from((0.5, -0.5)), st.sampled_from((BELOW, ABOVE))
 )
-def test_a_fused_product_is_rounded_once_beside_a_tie(unit, power, half, factors):
-    """c is whole units, a * b is nearly half of one: rounding to float64 first would see a tie."""
+def test_fused_product_near_a_tie_is_rounded_once(unit, power, half, factors):
+    """c is a whole number of units and a * b nearly half a unit: rounding to float64 first would give a tie."""
     scale = 2.0**power
     a, b, c = (np.array([x], np.float32) for x in (half * factors[0], factors[1] * scale, unit * scale))
     exact = Fraction(float(a[0])) * Fraction(float(b[0])) + Fraction(float(c[0]))
     assert fused(a, b, c)[0] == nearest(exact)
 
 
-def test_a_fused_product_hands_on_what_is_not_finite_and_overflows_to_infinity():
+def test_fused_product_propagates_nan_and_overflows_to_infinity():
     x = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0], np.float32)
     one = np.ones_like(x)
     np.testing.assert_array_equal(fused(x, one, one), np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1.0], np.float32))
@@ -89,7 +89,7 @@ def test_a_fused_product_hands_on_what_is_not_finite_and_overflows_to_infinity()
 
 
 @given(st.integers(1, 70), st.lists(st.integers(1, 40), max_size=2), st.integers(0, 2**32 - 1))
-def test_an_ordered_sum_is_the_loop_that_defines_it(n, shape, seed):
+def test_ordered_sum_equals_a_loop(n, shape, seed):
     terms = np.random.default_rng(seed).normal(size=(n, *shape)).astype(np.float32)
     expected = terms[0]
     for term in terms[1:]:
@@ -98,7 +98,7 @@ def test_an_ordered_sum_is_the_loop_that_defines_it(n, shape, seed):
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))
-def test_a_tree_sum_depends_on_its_own_terms_alone(n, seed):
+def test_tree_sum_depends_only_on_its_terms(n, seed):
     x = np.random.default_rng(seed).normal(size=(5, n)).astype(np.float32)
     for row in range(5):
         assert tree_sum(x[row]) == tree_sum(x)[row]

@@ -1,4 +1,4 @@
-"""A recorded program, replayed in planned memory, is the network walked eagerly, bit for bit."""
+"""A replayed program equals the eager network bit for bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_replay_equals_eager_at_every_row_count(name):
 
 @pytest.mark.contract("4.recorded step")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_living_value_shares_its_buffer(case):
+def test_live_values_never_share_a_buffer(case):
     decoder = load_executor(directory_of(case), kernels="reference").lm.network
     program = record(decoder)
     output = program.output
@@ -52,7 +52,7 @@ def test_no_living_value_shares_its_buffer(case):
     assert len(program.buffers) < 14, "memory is reused from layer to layer"
 
 
-def test_a_recording_knows_no_row_count():
+def test_recording_has_no_row_count():
     decoder = load_executor(directory_of(find("llama2")), kernels="reference").lm.network
     recorder = Recorder()
     decoder(recorder)

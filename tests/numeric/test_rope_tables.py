@@ -1,4 +1,4 @@
-"""Rope tables that grow with the steps hold what the reference computes at once."""
+"""Rope tables that grow with the steps equal the tables of the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = 3 * CHUNK + 7
 
 @pytest.mark.skipif(not TIERS, reason="the table belongs to the native kernels")
 @pytest.mark.parametrize("reached", [[0], [CHUNK - 1, CHUNK], [5, 2 * CHUNK + 1, 9], [LENGTH - 1]])
-def test_every_row_that_a_step_reads_is_the_references(reached: list[int]) -> None:
+def test_rows_up_to_the_reached_position_equal_the_reference(reached: list[int]) -> None:
     whole = ReferenceKernels().rope_table(FREQUENCIES, 1.25, LENGTH)
     kernels = NativeKernels(threads=1)
     grown = kernels.rope_table(FREQUENCIES, 1.25, LENGTH)

@@ -1,4 +1,4 @@
-"""Drafts change nothing: verification gives the tokens and log-probabilities that sampling one by one gives."""
+"""Verification of drafts gives the tokens and log-probabilities of sampling one token at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V = 24
 
 
 def model(tokens: list[int]) -> F32:
-    """Logits that depend on the last three tokens, so that repetitions and wrong drafts matter."""
+    """Return logits that depend on the last three tokens, so that repetitions and wrong drafts matter."""
     return np.random.default_rng(tokens[-3:]).normal(0, 2, V).astype(np.float32)
 
 
@@ -64,10 +64,10 @@ parameters = st.fixed_dictionaries(
     st.lists(st.none() | token_ids, max_size=8),
     st.booleans(),
 )
-def test_any_drafts_give_the_tokens_of_sequential_sampling(
+def test_drafts_never_change_the_sampled_tokens(
     params: dict[str, Any], history: list[int], prompt: int, guesses: list[int | None], constrained: bool
 ) -> None:
-    """A guess of None stands for the right token."""
+    """A draft of None stands for the right token."""
     masks = tuple(bytes([255 - row, 255, 255]) for row in range(9)) if constrained else ()
     sampling = request(history, prompt=min(prompt, len(history)), masks=masks, **params)
     sequential = one_by_one(sampling, len(guesses) + 1)
@@ -87,29 +87,29 @@ def test_any_drafts_give_the_tokens_of_sequential_sampling(
         assert got.logprobs == tuple(each.logprobs for each in sequential[: right + 1])
 
 
-def test_without_drafts_it_is_sampling() -> None:
+def test_verification_without_drafts_is_sampling() -> None:
     sampling = request([1, 2, 3], logprobs=2)
     alone = sample(model([1, 2, 3]), sampling)
     got = accept(model([1, 2, 3])[None], [], sampling)
     assert (got.tokens, got.logprobs, got.accepted) == ((alone.token,), (alone.logprobs,), 0)
 
 
-def test_a_later_row_that_cannot_be_sampled_leaves_its_draft_unverified() -> None:
-    """The error then comes from the first row of the next step, as it would have come without drafts."""
+def test_error_in_a_later_row_leaves_its_draft_unverified() -> None:
+    """The next step then reports the error from its first row, as without drafts."""
     peaked = np.zeros((3, V), np.float32)
     peaked[[0, 1], [4, 5]] = 9.0
     got = accept(peaked, [4, 5], request(temperature=0.0, masks=(None, None, bytes(3))))
     assert (got.tokens, got.accepted) == ((4, 5), 1)
 
 
-def test_a_first_row_that_cannot_be_sampled_is_the_span_s_error() -> None:
+def test_error_in_the_first_row_is_the_result_of_the_span() -> None:
     rows = np.zeros((2, V), np.float32)
     with pytest.raises(StepError):
         accept(rows, [4], request(masks=(bytes(3), None)))
 
 
-def test_in_company_each_sequence_gets_what_it_gets_alone() -> None:
-    """Long drafts and none, right and wrong ones, and a sequence that nothing can be sampled for."""
+def test_sequences_of_a_batch_get_the_results_of_each_alone() -> None:
+    """The batch mixes long, missing, right and wrong drafts, and a sequence that cannot be sampled."""
     verifications = []
     for seed in range(12):
         sampling = request([seed], seed=seed, temperature=[0.0, 1.0][seed % 2], logprobs=[None, 2][seed % 3 == 0])
@@ -145,12 +145,12 @@ PEAKS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.4, 0.4], [0.6, 0.3, 0.1]])).as
         ([], 0.5, 0),
     ],
 )
-def test_the_lossy_threshold_compares_with_the_likeliest(drafts: list[int], threshold: float, count: int) -> None:
+def test_lossy_threshold_compares_with_the_most_likely_token(drafts: list[int], threshold: float, count: int) -> None:
     assert count_likely(PEAKS, drafts, threshold) == count
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), True, "x"])
-def test_a_threshold_that_is_no_probability_is_refused(threshold: object) -> None:
+def test_invalid_threshold_is_refused(threshold: object) -> None:
     with pytest.raises(RequestError) as caught:
         check_threshold(threshold)
     assert caught.value.param == "acceptance_threshold"

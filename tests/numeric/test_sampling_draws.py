@@ -1,4 +1,4 @@
-"""Draws: the right distribution, a function of the request alone, ties to the lowest id, nothing impossible."""
+"""Draws follow the distribution, depend only on the request, break ties by id, and never take forbidden tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CRITICAL = {3: 21.11, 4: 23.51, 11: 37.37, 15: 44.26}
 
 
 def draws(count: int, **params: Any) -> list[int]:
-    """One draw at each of `count` positions."""
+    """Return one draw at each of `count` positions."""
     history: list[int] = [0]
     tokens = []
     for _ in range(count):
@@ -53,7 +53,7 @@ def test_choices_are_independent_of_each_other() -> None:
     assert ((pairs - 125) ** 2 / 125).sum() < CRITICAL[15]
 
 
-def test_a_choice_is_not_a_neighbouring_seed() -> None:
+def test_choice_differs_from_a_neighbouring_seed() -> None:
     histories = [[0] * k for k in range(1, 60)]
     other_choice = [sample(LOGITS, request(h, seed=3, choice=1)).token for h in histories]
     other_seed = [sample(LOGITS, request(h, seed=4, choice=0)).token for h in histories]
@@ -61,14 +61,14 @@ def test_a_choice_is_not_a_neighbouring_seed() -> None:
     assert other_choice != other_seed and other_choice != same and other_seed != same
 
 
-def test_a_draw_is_a_function_of_position_seed_and_logits_alone() -> None:
-    """Without penalties, other tokens in the history or another prompt length change nothing."""
+def test_draw_depends_only_on_position_seed_and_logits() -> None:
+    """Without penalties, the tokens of the history and the prompt length have no effect."""
     a = [sample(LOGITS, request([1] * k, prompt=1)).token for k in range(1, 50)]
     b = [sample(LOGITS, request([2] * k, prompt=k)).token for k in range(1, 50)]
     assert a == b and len(set(a)) > 1
 
 
-def test_a_row_alone_and_in_company_gives_the_same_bits() -> None:
+def test_row_gives_the_same_bits_alone_and_in_a_batch() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(0, 2, (16, 301)).astype(np.float32)
     sampling = request([4, 5, 6], logprobs=7, temperature=0.8, top_p=0.9)
@@ -77,14 +77,14 @@ def test_a_row_alone_and_in_company_gives_the_same_bits() -> None:
     assert [sample(row, sampling) for row in np.asfortranarray(rows)] == alone
 
 
-def test_the_logits_are_not_changed() -> None:
+def test_sampling_does_not_change_the_logits() -> None:
     logits = LOGITS.copy()
     sample(logits, request([2, 2], temperature=0.5, repetition_penalty=2.0, logit_bias={1: 9.0}, bad_words=[[2]]))
     assert np.array_equal(logits, LOGITS)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}])
-def test_greedy_and_its_equivalents_take_the_likeliest(params: dict[str, Any]) -> None:
+def test_greedy_and_its_equivalents_take_the_most_likely_token(params: dict[str, Any]) -> None:
     assert all(sample(LOGITS, request([0] * k, **params)).token == 2 for k in range(1, 30))
 
 
@@ -103,8 +103,8 @@ def test_greedy_obeys_masks_bias_and_penalties() -> None:
 
 
 @pytest.mark.contract("5.no token of probability zero is drawn")
-def test_a_token_of_zero_probability_is_never_drawn() -> None:
-    """Two thousand tokens at minus infinity or far below, and two that share the mass."""
+def test_token_of_zero_probability_is_never_drawn() -> None:
+    """Two thousand tokens are at minus infinity or far below; two tokens share the mass."""
     logits = np.full(2002, -np.inf, np.float32)
     logits[1000:2000] = -200.0
     logits[[7, 1500]] = 0.0
@@ -112,7 +112,7 @@ def test_a_token_of_zero_probability_is_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"bad_words": [[3]]}])
-def test_a_nan_is_an_error_even_where_it_is_masked(params: dict[str, Any]) -> None:
+def test_nan_is_an_error_even_if_masked(params: dict[str, Any]) -> None:
     logits = LOGITS[None].copy()
     logits[0, 3] = np.nan
     rows = SpanRows(Span("a", 0, (1,), sampling=request(**params)))

@@ -1,4 +1,4 @@
-"""What is kept of a request between its tokens changes none of them, and goes with the request."""
+"""State cached per request changes no result, and is freed with the request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULES = st.fixed_dictionaries(
 
 
 @given(TOKENS.filter(bool), st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=5), RULES)
-def test_a_growing_sequence_is_edited_as_one_that_begins_there(
+def test_incremental_counts_equal_a_full_count(
     prompt: list[int], turns: list[tuple[list[int], list[int]]], params: dict[str, Any]
 ) -> None:
     logits = np.random.default_rng(len(prompt)).normal(0, 3, V).astype(np.float32)
@@ -46,7 +46,7 @@ def test_a_growing_sequence_is_edited_as_one_that_begins_there(
 
 
 @given(TOKENS.filter(bool), st.lists(st.tuples(TOKENS, st.integers(0, 6)), min_size=1, max_size=5), RULES)
-def test_a_sequence_of_which_guesses_are_taken_back_is_edited_as_one_without_them(
+def test_counts_after_truncation_equal_a_full_count(
     prompt: list[int], turns: list[tuple[list[int], int]], params: dict[str, Any]
 ) -> None:
     logits = np.random.default_rng(len(prompt)).normal(0, 3, V).astype(np.float32)
@@ -63,14 +63,14 @@ def test_a_sequence_of_which_guesses_are_taken_back_is_edited_as_one_without_the
         np.testing.assert_array_equal(got.view(np.int32), edited(logits, Row(fresh)).view(np.int32))
 
 
-def test_what_a_request_names_is_made_once_for_all_its_choices_and_their_first_tokens() -> None:
-    """As many ids as there are tokens take a step's time to convert, for which all other requests would wait."""
-    named = 0
+def test_token_ids_of_a_request_are_converted_once_for_all_choices() -> None:
+    """Converting an id list of the size of the vocabulary takes the time of a step, which delays all requests."""
+    calls = 0
 
     class Named(int):
         def __lt__(self, other: int) -> bool:
-            nonlocal named
-            named += 1
+            nonlocal calls
+            calls += 1
             return int(self) < other
 
     params = SamplingParams(min_tokens=3, stop_token_ids=[7, V])
@@ -79,10 +79,10 @@ def test_what_a_request_names_is_made_once_for_all_its_choices_and_their_first_t
         sampling = replace(request([1]), params=params, choice=choice)
         for each in (sampling, replace(sampling, history=[1, 2])):
             assert np.flatnonzero(np.isinf(edited(np.zeros(V, np.float32), Row(each)))).tolist() == [7]
-    assert named == 2
+    assert calls == 2
 
 
-def test_equal_owners_are_two_and_what_is_kept_goes_with_its_owner() -> None:
+def test_owners_are_compared_by_identity_and_values_freed_with_them() -> None:
     class Thing:
         pass
 

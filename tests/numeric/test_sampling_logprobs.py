@@ -1,4 +1,4 @@
-"""Log-probabilities: of the raw logits, with ranks and tops in the one order, a row at a time."""
+"""Log-probabilities of raw logits, with ranks and top tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sampling_twin import request, sample
 ROWS = np.random.default_rng(1).normal(0, 4, (6, 500)).astype(np.float32)
 
 
-def test_they_match_torch_s_log_softmax() -> None:
+def test_log_probabilities_match_log_softmax_of_torch() -> None:
     want = torch.log_softmax(torch.from_numpy(ROWS).double(), -1).numpy()
     for row, exact in zip(ROWS, want, strict=True):
         got = token_logprobs(row, 17, -1)
@@ -29,7 +29,7 @@ def test_they_match_torch_s_log_softmax() -> None:
         np.testing.assert_allclose([value for _, value in got.top], exact[[token for token, _ in got.top]], atol=2e-6)
 
 
-def test_they_are_of_the_raw_logits_whatever_the_rules_do() -> None:
+def test_rules_do_not_change_log_probabilities() -> None:
     plain = token_logprobs(ROWS[0], 3, 5)
     rules = request(
         [3, 3], temperature=0.3, top_k=2, allowed_token_ids=[3], repetition_penalty=2.0, logit_bias={3: 9.0}, logprobs=5
@@ -38,7 +38,7 @@ def test_they_are_of_the_raw_logits_whatever_the_rules_do() -> None:
     assert sampled.token == 3 and sampled.logprobs == plain
 
 
-def test_none_zero_and_all_are_three_wishes() -> None:
+def test_logprobs_none_zero_and_all_are_distinct() -> None:
     assert sample(ROWS[0], request()).logprobs is None
     assert sample(ROWS[0], request(logprobs=0)).logprobs == token_logprobs(ROWS[0], sample(ROWS[0], request()).token, 0)
     assert token_logprobs(ROWS[0], 3, 0).top == ()
@@ -57,14 +57,14 @@ def test_top_and_rank_are_a_stable_descending_sort(values: list[float], count: i
     assert [rank(logits, token) for token in order] == list(range(1, len(values) + 1))
 
 
-def test_prompt_scores_are_those_of_each_row_alone() -> None:
+def test_prompt_scores_equal_those_of_each_row() -> None:
     targets = (4, 499, 0, 17, 17)
     got = score(ROWS, Score(targets=targets, top=3))
     assert got == tuple(token_logprobs(row.copy(), target, 3) for row, target in zip(ROWS, targets, strict=False))
     assert [each.token for each in got] == list(targets)
 
 
-def test_prompt_scores_take_memory_for_one_row_and_not_for_all() -> None:
+def test_prompt_scores_take_memory_of_one_row() -> None:
     rows = np.zeros((64, 20_000), np.float32)
     tracemalloc.start()
     score(rows, Score(targets=(1,) * 64, top=5))
@@ -73,7 +73,7 @@ def test_prompt_scores_take_memory_for_one_row_and_not_for_all() -> None:
     assert peak < rows.nbytes / 4
 
 
-def test_a_token_that_cannot_come_has_minus_infinity() -> None:
+def test_forbidden_token_has_minus_infinity() -> None:
     got = token_logprobs(np.array([0, -np.inf], np.float32), 1, 2)
     assert got.logprob == -np.inf and got.top == ((0, 0.0), (1, -np.inf)) and got.rank == 2
 

@@ -1,4 +1,4 @@
-"""The generator, its uniform variates, the logarithm and the probability mass, each against a fact from outside."""
+"""The generator, its uniform variates, the logarithm and the probability mass, against external facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.core.errors import NonFiniteLogits
 from ferrum.sampling.philox import philox4x32, uniform
 from ferrum.sampling.probability_mass import MASS_ONE, greatest, log, log_total, mass
 
-# Random123's known-answer file (Salmon et al.), the lines of philox4x32 with 10 rounds: counter, key, result.
+# From the known-answer file of Random123 (Salmon et al.), philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -31,7 +31,7 @@ def test_philox_gives_the_published_answers(counter: str, key: str, result: str)
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
-def test_a_variate_takes_its_place_in_the_counter_from_the_request(counter: str, key: str, result: str) -> None:
+def test_counter_of_a_variate_has_token_position_choice_and_stream(counter: str, key: str, result: str) -> None:
     block, position, choice, stream = words(counter)
     low, high = words(key)
     tokens = 4 * block + np.arange(4, dtype=np.int64)
@@ -40,7 +40,7 @@ def test_a_variate_takes_its_place_in_the_counter_from_the_request(counter: str,
     assert [float(u) for u in got] == [((word >> 9) + 0.5) / 2**23 for word in words(result)]
 
 
-def test_a_negative_seed_is_its_two_s_complement() -> None:
+def test_negative_seed_is_used_as_its_twos_complement() -> None:
     tokens = np.arange(9, dtype=np.int64)
     a = uniform(tokens, seed=-5, position=1, choice=0)
     assert np.array_equal(a, uniform(tokens, seed=2**64 - 5, position=1, choice=0))
@@ -48,9 +48,7 @@ def test_a_negative_seed_is_its_two_s_complement() -> None:
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 2**63), st.integers(0, 2**20), st.integers(0, 127))
-def test_a_variate_does_not_depend_on_which_others_are_asked_for(
-    ids: set[int], seed: int, position: int, choice: int
-) -> None:
+def test_variate_does_not_depend_on_other_tokens(ids: set[int], seed: int, position: int, choice: int) -> None:
     tokens = np.array(sorted(ids), np.int64)
     everything = uniform(np.arange(301), seed=seed, position=position, choice=choice)
     assert np.array_equal(uniform(tokens, seed=seed, position=position, choice=choice), everything[tokens])
@@ -63,13 +61,13 @@ def test_variates_are_uniform() -> None:
     assert ((counts - 2000) ** 2 / 2000).sum() < 97.0  # chi-squared, 49 degrees of freedom, p = 5e-5
 
 
-def test_the_logarithm_of_every_variate_is_within_one_unit_in_the_last_place() -> None:
+def test_log_of_every_variate_is_within_one_unit_in_the_last_place() -> None:
     u = (np.arange(2**23, dtype=np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
     exact = np.log(u.astype(np.float64))
     assert (np.abs(log(u) - exact) / np.spacing(np.abs(exact).astype(np.float32))).max() < 0.9
 
 
-def test_the_logarithm_over_the_normal_numbers() -> None:
+def test_log_is_accurate_over_the_normal_numbers() -> None:
     bits = np.arange(0x00800000, 0x7F800000, 997, dtype=np.int32)
     x = bits.view(np.float32)
     exact = np.log(x.astype(np.float64))
@@ -86,20 +84,20 @@ def test_log_bits_do_not_depend_on_shape_or_stride() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 1000, 151_936])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_log_total_is_the_logarithm_of_the_softmax_normaliser(size: int, scale: float) -> None:
+def test_log_total_is_the_log_of_the_softmax_normaliser(size: int, scale: float) -> None:
     logits = np.random.default_rng(size).normal(0, scale, size).astype(np.float32)
     below = logits - logits.max()
     assert abs(log_total(mass(below)) - np.log(np.exp(below.astype(np.float64)).sum())) < 1e-6
 
 
-def test_the_sum_of_masses_is_the_same_in_any_order() -> None:
+def test_sum_of_masses_does_not_depend_on_order() -> None:
     rng = np.random.default_rng(3)
     masses = mass(-rng.exponential(5, 50_000).astype(np.float32))
     total = masses.sum()
     assert all(rng.permutation(masses).cumsum()[-1] == total for _ in range(5))
 
 
-def test_the_likeliest_token_has_mass_one_and_an_impossible_one_none() -> None:
+def test_most_likely_token_has_mass_one_and_forbidden_token_none() -> None:
     assert mass(np.array([0, -np.inf, -100], np.float32)).tolist() == [MASS_ONE, 0, 0]
 
 
@@ -109,5 +107,5 @@ def test_non_finite_logits_are_an_error(bad: list[float]) -> None:
         greatest(np.array(bad, np.float32))
 
 
-def test_minus_infinity_beside_a_number_is_a_token_that_never_comes() -> None:
+def test_minus_infinity_forbids_a_token() -> None:
     assert greatest(np.array([-np.inf, 2], np.float32)) == 2

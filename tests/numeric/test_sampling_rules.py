@@ -1,4 +1,4 @@
-"""Every rule against `transformers` where it has one, against its definition where not; the order; ties and borders."""
+"""Every rule against `transformers` or its definition, the order of rules, ties and limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def random_logits(seed: int, size: int = V) -> F32:
 
 
 def after(processors: list[Any], logits: F32, history: list[int]) -> F64:
-    """The distribution that a chain of `transformers` processors leaves."""
+    """Return the distribution of a chain of `transformers` processors."""
     scores = torch.from_numpy(logits.copy())[None]
     for processor in processors:
         scores = processor(torch.tensor([history]), scores)
@@ -98,8 +98,8 @@ def test_stop_token_ids_are_forbidden_before_min_tokens_too() -> None:
         assert (probabilities(logits, sampling)[[3, 8]] > 0).all() == open_again
 
 
-def test_presence_and_frequency_penalties_are_openai_s_formula() -> None:
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, c counting generated tokens only."""
+def test_presence_and_frequency_penalties_follow_the_openai_formula() -> None:
+    """Formula: mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts generated tokens."""
     logits = random_logits(1)
     counts = np.zeros(V)
     for token in HISTORY[3:]:
@@ -109,7 +109,7 @@ def test_presence_and_frequency_penalties_are_openai_s_formula() -> None:
     np.testing.assert_allclose(got, np.exp(want) / np.exp(want).sum(), rtol=2e-5)
 
 
-def test_a_grammar_mask_counts_bits_from_the_least_and_forbids_past_its_end() -> None:
+def test_grammar_mask_is_little_endian_and_forbids_ids_past_its_end() -> None:
     mask = bytes([0b00000101, 0b10000000])
     got = probabilities(random_logits(2), request(masks=(mask,)))
     assert np.flatnonzero(got).tolist() == [0, 2, 15]
@@ -117,7 +117,7 @@ def test_a_grammar_mask_counts_bits_from_the_least_and_forbids_past_its_end() ->
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_all_rules_together_match_the_plain_twin(seed: int) -> None:
+def test_all_rules_together_match_the_float64_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     history = rng.integers(0, V, 30).tolist()
     sampling = request(
@@ -152,11 +152,11 @@ LOG_TABLE = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
     [
         ("masks come before top-k", {"bad_words": [[0]], "top_k": 1}, [1]),
         ("bias comes before top-k", {"logit_bias": {3: 5.0}, "top_k": 1}, [3]),
-        # Renormalised, the two kept by top-k have 4/7 and 3/7, so the first reaches 0.5; the raw 0.4 does not.
+        # After top-k the two tokens have 4/7 and 3/7, so the first reaches 0.5; the raw 0.4 does not.
         ("top-k comes before top-p, which sees the renormalised rest", {"top_k": 2, "top_p": 0.5}, [0]),
-        # At temperature 0.25 the masses are 256, 81, 16, 1 of 354: two reach 0.9; without it, three would be needed.
+        # At temperature 0.25 the masses are 256, 81, 16, 1 of 354: two reach 0.9; at temperature 1 three would.
         ("temperature comes before top-p", {"temperature": 0.25, "top_p": 0.9}, [0, 1]),
-        # At temperature 0.5 token 2 has a quarter of the first's probability, before it had a half.
+        # Token 2 has a quarter of the probability of the first at temperature 0.5, and half at temperature 1.
         ("temperature comes before min-p", {"temperature": 0.5, "min_p": 0.4}, [0, 1]),
     ],
 )
@@ -169,7 +169,7 @@ def test_bias_is_added_before_the_repetition_penalty() -> None:
     assert np.log(got[0] / got[1]) == pytest.approx((1 + 3) / 2, abs=1e-5)
 
 
-def test_the_repetition_penalty_comes_before_presence_and_frequency() -> None:
+def test_repetition_penalty_is_applied_before_presence_and_frequency() -> None:
     logits = np.array([4, 0], np.float32)
     got = probabilities(
         logits, request([1, 0], prompt=1, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
@@ -177,7 +177,7 @@ def test_the_repetition_penalty_comes_before_presence_and_frequency() -> None:
     assert np.log(got[0] / got[1]) == pytest.approx(4 / 2 - 0.5 - 0.25, abs=1e-5)
 
 
-def test_penalties_come_before_the_temperature() -> None:
+def test_penalties_are_applied_before_temperature() -> None:
     got = probabilities(np.array([2, 0], np.float32), request([1, 0], prompt=1, presence_penalty=1.0, temperature=0.5))
     assert np.log(got[0] / got[1]) == pytest.approx((2 - 1) / 0.5, abs=1e-5)
 
@@ -194,17 +194,17 @@ def test_top_p_keeps_the_token_that_crosses_and_the_lowest_ids_of_a_tie(p: float
     assert np.flatnonzero(probabilities(logits, request(top_p=p))).tolist() == list(range(kept))
 
 
-def test_a_nucleus_larger_than_the_first_pieces_is_found_whole() -> None:
+def test_top_p_finds_a_set_larger_than_the_first_pieces() -> None:
     flat = np.zeros(20_000, np.float32)
     assert np.count_nonzero(probabilities(flat, request(top_p=0.5))) == 10_000
 
 
-def test_min_p_of_one_keeps_the_likeliest_and_its_equals() -> None:
+def test_min_p_of_one_keeps_the_most_likely_tokens() -> None:
     logits = np.array([0, 2, 1.999, 2], np.float32)
     assert np.flatnonzero(probabilities(logits, request(min_p=1.0))).tolist() == [1, 3]
 
 
-def test_an_id_that_the_model_lacks_cannot_be_forbidden_or_chosen() -> None:
+def test_ids_outside_the_vocabulary_are_ignored() -> None:
     logits = random_logits(4)
     sampling = request(min_tokens=3, eos=[V, 2], bad_words=[[V + 5], [3]])
     assert np.flatnonzero(probabilities(logits, sampling) == 0).tolist() == [2, 3]
@@ -218,7 +218,7 @@ def test_an_id_that_the_model_lacks_cannot_be_forbidden_or_chosen() -> None:
         {"masks": (bytes(13),)},
     ],
 )
-def test_when_nothing_is_allowed_the_span_fails_with_a_typed_error(params: dict[str, Any]) -> None:
+def test_row_without_an_allowed_token_raises_a_typed_error(params: dict[str, Any]) -> None:
     with pytest.raises(StepError, match="position 1"):
         probabilities(random_logits(5), request(**params))
 

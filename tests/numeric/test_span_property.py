@@ -1,4 +1,4 @@
-"""The heart of the project: any way of cutting token lists into spans, in any company, gives the same bits."""
+"""The main property: any split of token lists into spans, in any batch, gives the same bits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ INTEGERS = ("int8", "int4", "kv-int8")
 
 
 def options_of(format: str) -> dict[str, str]:
-    """What loads a model's weights in that format; the quantised ones from bfloat16, with keys and values in it.
+    """Return options to load weights in a format. Quantised weights load from bfloat16, with a bfloat16 KV cache.
 
-    Of "kv-int8" only keys and values are quantised.
+    "kv-int8" quantises only the KV cache.
     """
     if format == "kv-int8":
         return {"dtype": "float32", "kv_dtype": "int8"}
@@ -44,7 +44,7 @@ def executor_of(name: str, format: str):
 
 @cache
 def alone(name: str, format: str, seed: int) -> np.ndarray:
-    """Logits of a token list in one span, in an executor of its own."""
+    """Return the logits of a token list in one span, in a separate executor."""
     with load_executor(directory_of(find(name)), kernels="reference", **options_of(format)) as executor:
         span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH, seed)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
@@ -52,7 +52,7 @@ def alone(name: str, format: str, seed: int) -> np.ndarray:
 
 
 class Player:
-    """Sequences of one executor that go through random steps, each row compared with `alone`."""
+    """Sequences of one executor in random steps; each row is compared with `alone`."""
 
     def __init__(self, name: str, format: str, data: st.DataObject) -> None:
         self.name, self.format, self.data = name, format, data
@@ -67,7 +67,7 @@ class Player:
         self.start(cache_id)
 
     def start(self, cache_id: str) -> None:
-        """From nothing, or from what others of the same tokens have left."""
+        """Begin a sequence, from an empty cache or from the cached pages of others."""
         pages, names = self.executor.lm.pages, self.names_of(cache_id)
         found = pages.match(names[: self.draw(0, len(names))])
         pages.adopt(cache_id, names, found)
@@ -124,8 +124,8 @@ class Player:
 @pytest.mark.parametrize(("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS)])
 @settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), threads=st.integers(1, 2))
-def test_any_cut_in_any_company_gives_the_same_logits(name, format, data, threads):
-    """The threads are those of numpy's own library for products, which no kernel may use."""
+def test_logits_do_not_depend_on_spans_or_batch(name, format, data, threads):
+    """The threads are those of numpy's BLAS, whose results no kernel may depend on."""
     with threadpool_limits(threads):
         player = Player(name, format, data)
         for _ in range(SEQUENCES):
@@ -137,7 +137,7 @@ def test_any_cut_in_any_company_gives_the_same_logits(name, format, data, thread
 
 
 def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, company: int) -> list[tuple[int, float]]:
-    """Tokens and log-probabilities at temperature 0.8, the prompt cut as given, beside others that decode."""
+    """Return tokens and log-probabilities at temperature 0.8: the prompt split as given, in a batch that decodes."""
     params = SamplingParams(temperature=0.8, top_p=0.95, logprobs=2, max_tokens=count)
     history = list(prompt)
     sampling = Sampling(params, seed=99, prompt_length=len(prompt), history=history)
@@ -170,7 +170,7 @@ def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, compan
 @pytest.mark.parametrize("format", [*FLOATS, *INTEGERS])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cuts=st.lists(st.integers(1, 20), max_size=6), company=st.integers(0, 3))
-def test_tokens_and_logprobs_at_a_temperature_do_not_depend_on_cuts_or_company(format, cuts, company):
+def test_sampled_tokens_and_logprobs_do_not_depend_on_spans_or_batch(format, cuts, company):
     executor = executor_of("qwen3-windows", format)
     executor.reset()
     prompt = tokens_of(find("qwen3-windows"), 30, seed=3)

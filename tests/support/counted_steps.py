@@ -1,8 +1,8 @@
-"""What a process's steps allocate: run with the library of `native/test/count_allocations.cpp` preloaded.
+"""Allocations of steps in a process with the library of `native/test/count_allocations.cpp` preloaded.
 
 python counted_steps.py steps                    allocations of 200 native steps, by kernel tier, format and rows
 python counted_steps.py traced                   bytes that tracemalloc sees 1,000 native steps take, by kernel tier
-python counted_steps.py memory <decode steps>    growth in bytes over the later half of so many
+python counted_steps.py memory <decode steps>    growth in bytes over the second half of these steps
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def counted(step: Callable[[], object], times: int) -> int:
 
 
 def allocations(tier: str, quantize: str | None, rows: int) -> int:
-    """How many more 201 steps of so many rows allocate than one."""
+    """Return how many more allocations 201 steps of that many rows make than one step."""
     step = native_step(tier, quantize, rows)
-    counted(step, 50)  # the interpreter has specialised its bytecode by then
+    counted(step, 50)  # until the interpreter has specialised its bytecode
     return counted(step, 201) - counted(step, 1)
 
 
 def native_step(tier: str, quantize: str | None, rows: int) -> Callable[[], object]:
-    """A recorded step of so many rows."""
+    """Return a recorded step of that many rows."""
     lm = executor_of(isa=tier, quantize=quantize).lm
     assert lm.pages.reserve("s", rows)
     lm.replay(lm.kernels, stage([Piece("s", 0, range(rows), range(rows), range(rows))], lm.pages))
     run = lm.kernels.lowering.runtime.run
 
     def step() -> None:
-        run(lm.replay._native)  # a program does not keep the memory that it works in: the closure does
+        run(lm.replay._native)  # the closure keeps the memory that the program borrows
 
     return step
 
 
 def traced(tier: str) -> int:
-    """How many more bytes a thousand and one native steps take of Python at any time than one."""
+    """Return how much more Python memory, in bytes, 1,001 native steps take at their peak than one step."""
     step = native_step(tier, None, 1)
 
     def peak(times: int) -> int:
@@ -82,7 +82,7 @@ def traced(tier: str) -> int:
 
 
 class MallInfo(ctypes.Structure):
-    """`struct mallinfo2` of glibc: the fifth number is bytes of blocks mapped one by one, the eighth of the others."""
+    """`struct mallinfo2` of glibc: number 5 is bytes of separately mapped blocks, number 8 of all others."""
 
     _fields_ = (("numbers", ctypes.c_size_t * 10),)
 
@@ -91,7 +91,7 @@ LIBC.mallinfo2.restype = MallInfo
 
 
 def memory() -> dict[str, int]:
-    """Bytes that malloc has given out, and resident ones."""
+    """Return the allocated and the resident bytes of the process."""
     gc.collect()
     numbers = LIBC.mallinfo2().numbers
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -99,7 +99,7 @@ def memory() -> dict[str, int]:
 
 
 def growth(steps: int) -> dict[str, int]:
-    """Of memory, while four sequences decode, each begun anew where its context ends: from one such end to another."""
+    """Return the growth of memory while four sequences decode; each restarts when its context ends."""
     executor = executor_of()
     sequences = {f"s{index}": [index] for index in range(4)}
     params = SamplingParams(temperature=0.8, top_p=0.9)

@@ -1,4 +1,4 @@
-"""What an object holds in arrays, found by walking it."""
+"""Arrays reachable from an object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 def owned_arrays(root: object) -> Iterator[np.ndarray]:
-    """Every array that owns its memory (or maps a file's) and is reachable from `root`, once."""
+    """Return each array reachable from `root` that owns memory or maps a file."""
     seen: set[int] = set()
     pending: list[Any] = [root]
     while pending:

@@ -1,4 +1,4 @@
-"""A plugin of pytest: the tests run on a native library that was built aside, such as one with sanitizers.
+"""A pytest plugin that runs tests on a separately built native library, such as one with sanitizers.
 
 FERRUM_LIBRARY_ASIDE=<_native...so> python -m pytest -p native_library_plugin tests/numeric/test_native_rows.py
 """

@@ -1,4 +1,4 @@
-"""How long the searches over the native library's shapes look, and what all of them draw.
+"""Length of the searches over shapes of the native library, and their common strategies.
 
 `make soak` searches FERRUM_FUZZ times as long, also under the sanitizers (test_native_sanitized.py).
 """
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Verbosity, settings
 from hypothesis import strategies as st
 
 TIMES = int(os.environ.get("FERRUM_FUZZ", "1"))
-# A sanitizer ends the process: the example that did it must have been printed by then.
+# A sanitizer ends the process, so print each example before it runs.
 LOUD = Verbosity.verbose if "FERRUM_LIBRARY_ASIDE" in os.environ else Verbosity.normal
 
 seeds = st.integers(0, 2**32 - 1)

@@ -1,4 +1,4 @@
-"""Native kernels beside the reference, on the same step: what the conformance tests compare."""
+"""Native kernels and the reference on the same step, for conformance tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ferrum.sampling.native_sampler import NativeSampler
 
 
 def machine_tiers() -> tuple[str, ...]:
-    """Every tier that this machine runs; none only where no compiler could have built the library."""
+    """Return every tier of this machine; none only if no compiler could build the library."""
     try:
         return tiers()
     except Unsupported:
@@ -50,7 +50,7 @@ def tables_of(
     hidden_rows: tuple[int, ...] = (),
     vocabulary: int = 1,
 ) -> StepTables:
-    """Tables of spans (start, count), every sequence on pages of its own in random order."""
+    """Return tables of spans (start, count), each sequence on separate pages in random order."""
     rows = sum(count for _, count in spans)
     bounds = np.cumsum([0, *(count for _, count in spans)]).astype(np.int32)
     pages = []
@@ -73,7 +73,7 @@ def tables_of(
 
 @cache
 def sampler_of(tier: str, threads: int) -> NativeSampler:
-    """A native sampler with a team of its own."""
+    """Return a native sampler with a separate team."""
     return NativeSampler(load().Runtime(tier, threads))
 
 
@@ -95,7 +95,7 @@ class Twin:
             kernels.copy_pages(copies)
 
     def both(self, name: str, *arguments: Any) -> tuple[Any, Any]:
-        """(native, reference) results of one operation, weights packed for the native one."""
+        """Return the (native, reference) results of an operation, with weights packed for the native one."""
         packed = tuple(self._packed(argument) for argument in arguments)
         return getattr(self.native, name)(*packed), getattr(self.reference, name)(*arguments)
 

@@ -1,8 +1,8 @@
-"""Cases for the conformance program in `native/test`: inputs, and what the reference kernels make of them.
+"""Cases for the conformance program in `native/test`: inputs, and results of the reference kernels.
 
-A file is a line of text and then, for each case, its name, the number of its fields, and each field's key, type, rank,
-extents and elements; all numbers little-endian, texts with their length before them. A key with " bound" behind it says
-how far from its array a kernel may be; without one every number must be equal.
+A file is a line of text, then for each case its name, the number of its fields, and the key, type, rank, extents and
+elements of each field. Numbers are little-endian, texts begin with their length. A key with the suffix " bound" is the
+tolerance of its array; without one every number must be equal.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Case = tuple[str, Fields]
 
 MAGIC = b"ferrum vectors 1\n"
 STORES = {"float32": 2e-5, "bfloat16": 5 * 2.0**-8, "int8": 5 * 4 / 16383}
-"""Formats of keys and values, and how far attention may be from the reference."""
+"""KV formats, and the tolerance of attention against the reference."""
 
 
 def write(path: Path, seed: int) -> int:
-    """Write all cases, drawn from the seed; returns how many there are."""
+    """Write all cases, drawn from the seed; return their number."""
     cases = [case for make in (linear, norms, rows, attention, sampling) for case in make(np.random.default_rng(seed))]
     with path.open("wb") as file:
         file.write(MAGIC)
@@ -69,7 +69,7 @@ def _write_field(file: BinaryIO, value: Any) -> None:
 
 
 def matrix(rng: np.random.Generator, key: str, shape: tuple[int, int], format) -> tuple[Weight, Fields]:
-    """A weight of any format, and its fields: the floats as they are, or floats to be rounded to the given panels."""
+    """Return a weight of any format and its fields: floats, or floats with the panels of their quantisation."""
     values = normal(rng, *shape) / np.float32(np.sqrt(shape[1]))
     if format not in INTEGERS:
         weight = DenseWeight(values.astype(format))
@@ -119,7 +119,7 @@ def tables(prefix: str, made: StepTables) -> Fields:
 
 
 def rows(rng: np.random.Generator) -> Iterator[Case]:
-    """Embeddings, gathers and the finite check."""
+    """Write cases of embeddings, gathers and the finite check."""
     kernels = ReferenceKernels()
     for format in (*DTYPES, *INTEGERS):
         table, fields = matrix(rng, "table", (50, 37), format)
@@ -132,7 +132,7 @@ def rows(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def attention(rng: np.random.Generator) -> Iterator[Case]:
-    """Sequences are stored whole, one of their pages is copied, and spans of them attend."""
+    """Write a case that stores whole sequences, copies one of their pages, and attends with spans."""
     whole, spans = [(0, 1), (0, 64), (0, 130), (0, 131)], [(0, 1), (63, 1), (100, 30), (129, 2)]
     for store, far in STORES.items():
         for dim, kv_heads, share, page_size, window in (

@@ -1,4 +1,4 @@
-"""Matrices of every format and rows to multiply them with, for the tests of native products."""
+"""Matrices of every format and input rows for the tests of native products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dense(rng, outputs, inputs, dtype) -> DenseWeight:
 
 
 def weight_of(rng, outputs, inputs, format) -> Weight:
-    """A weight of any format: a dtype of plain floats, or the name of a quantiser and the size of its groups."""
+    """Return a weight of any format: a float dtype, or a quantiser with a group size."""
     if format in INTEGERS:
         name, group = format.split("/")
         return QUANTIZERS[name](normal(rng, outputs, inputs) / np.sqrt(inputs), int(group))
@@ -28,7 +28,7 @@ def weight_of(rng, outputs, inputs, format) -> Weight:
 
 
 def wild(rng, rows, inputs) -> np.ndarray:
-    """Rows of very different magnitudes, some elements and a block of them zero."""
+    """Return rows of very different magnitudes, with zeros and a block of zeros."""
     x = normal(rng, rows, inputs) * np.exp(8 * rng.standard_normal((rows, 1))).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = 0
     x[:, : inputs // 3 : 2] *= np.float32(1e-20)
@@ -37,7 +37,7 @@ def wild(rng, rows, inputs) -> np.ndarray:
 
 
 def bound(x: np.ndarray, weight: DenseWeight) -> np.ndarray:
-    """What two orders of summation of K terms may differ by: K ulp of the sum of magnitudes (Higham 2002, section 4.2).
+    """Return how much two orders of summing K terms may differ: K ulp of the magnitudes (Higham 2002, section 4.2).
 
     bfloat16 pairs are summed in hardware, subnormal terms flushed: within the same bound. Inputs round alike.
     """

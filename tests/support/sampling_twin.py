@@ -1,4 +1,4 @@
-"""What the sampling tests share: requests, candidates as a dense distribution, a plain float64 twin of all the rules.
+"""Helpers of the sampling tests: requests, dense distributions, and a float64 twin of all rules.
 
 The twin sorts everything, keeps probabilities instead of logits after the temperature, and shares no code with ferrum.
 """
@@ -34,7 +34,7 @@ def request(
     eos: Sequence[int] = (),
     **params: Any,
 ) -> Sampling:
-    """A sampling state; `bad_words` and `masks` come already resolved."""
+    """Return a sampling state; `bad_words` and `masks` are given resolved."""
     return Sampling(
         params=SamplingParams(**{name: value for name, value in params.items() if name not in ("bad_words", "masks")}),
         seed=seed,
@@ -48,12 +48,12 @@ def request(
 
 
 def best_of(logits: F32) -> int:
-    """The most likely token, as a step tells it."""
+    """Return the most likely token, as a step reports it."""
     return int(logits.argmax())
 
 
 def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), sampler: Sampler = REFERENCE) -> Sampled:
-    """One token of one row; what is wrong with it is raised, and first of all what a step refuses."""
+    """Sample one token of one row. Raise its error; a row that is not finite raises first, as in a step."""
     greatest(logits)
     (outcome,) = sample_all([SamplerInput(logits, best_of(logits), Row(sampling, drafts))], sampler)
     if isinstance(outcome, StepError):
@@ -62,7 +62,7 @@ def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), sampler:
 
 
 def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
-    """The tokens of one sequence; what is wrong with its first row is raised."""
+    """Verify one sequence and return its tokens. Raise the error of its first row."""
     (outcome,) = accept_all([Verification(logits, [best_of(row) for row in logits], drafts, sampling)])
     if isinstance(outcome, StepError):
         raise outcome
@@ -70,7 +70,7 @@ def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
 
 
 def probabilities(logits: F32, sampling: Sampling) -> F64:
-    """What ferrum draws from, f64 [V], 0 for a token that is no candidate."""
+    """Return the distribution that ferrum draws from, f64 [V], 0 for a token that is no candidate."""
     candidates = distribution(logits, Row(sampling))
     dense = np.zeros(logits.size)
     weights = np.exp(candidates.logits.astype(np.float64))
@@ -84,7 +84,7 @@ def softmax(x: F64) -> F64:
 
 
 def twin(logits: F32, sampling: Sampling) -> F64:
-    """The rules in the order of the design, each as its definition says: the distribution f64 [V]."""
+    """Apply the rules in order, each by its definition: the distribution f64 [V]."""
     p, history = sampling.params, list(sampling.history)
     generated = history[sampling.prompt_length :]
     x = logits.astype(np.float64)
