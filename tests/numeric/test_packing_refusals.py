@@ -24,7 +24,7 @@ from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor, plan_model
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import model_spec
-from ferrum.runtime.remote_headers import HubListing
+from ferrum.runtime.remote_headers import RemoteHeaders
 from native_twin import require_native
 from packed_kit import copy_of, logits_of
 from tiny import CASES, Case, directory_of, find, tokens_of
@@ -173,7 +173,7 @@ def test_a_head_that_nobody_saved_is_the_embedding_and_this_is_told(
         expected = logits_of(tied, "llama3", kernels="reference", **asked)
         np.testing.assert_array_equal(logits_of(directory, "llama3", kernels="reference", **options), expected)
     own = {full.removeprefix("model."): info for full, info in checkpoint.tensors.items()}
-    assert model_spec(HubListing("maker/bare", checkpoint.config, own), planning=True) == model_spec(checkpoint)
+    assert model_spec(RemoteHeaders("maker/bare", checkpoint.config, own), planning=True) == model_spec(checkpoint)
     with load_executor(tied, kernels="reference", kv_capacity=64) as executor:
         assert executor.status().notes == (), "its text may well mean something"
     whole = changed("llama3", tmp_path / "whole", lambda tensors: tensors.pop("lm_head.weight"))

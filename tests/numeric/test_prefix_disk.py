@@ -267,7 +267,7 @@ def test_a_small_pool_takes_back_what_fits(tmp_path: Path) -> None:
 
 def test_an_executor_that_came_to_no_use_is_let_go_with_its_pool(tmp_path: Path) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
-    executor.keep_pages(PageFiles(tmp_path, 1 << 30))
+    executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
     pages = weakref.ref(executor.lm.pages)
     del executor
     gc.collect()
@@ -276,7 +276,7 @@ def test_an_executor_that_came_to_no_use_is_let_go_with_its_pool(tmp_path: Path)
 
 def test_a_thread_that_the_system_refuses_costs_a_page(tmp_path: Path, monkeypatch, caplog) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
-    executor.keep_pages(PageFiles(tmp_path, 1 << 30))
+    executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
     keeper, start = executor.lm.pages.restores.keeper, threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
     keeper.keep("layers0", NamedPage(0, bytes(32)))

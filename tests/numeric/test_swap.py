@@ -15,7 +15,7 @@ from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import Bytes, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.runtime.kv_tiers.swap import AGAIN, SwapKeeper
+from ferrum.runtime.kv_tiers.swap import AGAIN, SwapTier
 
 GROUP = PoolGroup("main", 4, 8, num_layers=2, num_kv_heads=1, key_dim=4, value_dim=4, format="float32")
 
@@ -37,17 +37,17 @@ class Clock:
 
 def keeper(
     capacity_pages: int, recompute: float = 0.0, clock: Callable[[], float] = time.perf_counter
-) -> tuple[SwapKeeper, ReferenceKernels]:
+) -> tuple[SwapTier, ReferenceKernels]:
     kernels = ReferenceKernels()
     kernels.allocate((GROUP,))
     size = kernels.page_bytes("main")
     for page in range(GROUP.num_pages):
         kernels.write_page("main", page, np.full(size, page, np.uint8))
     pages = PageTable([PageGroup("main", GROUP.num_pages, GROUP.page_size)])
-    return SwapKeeper(pages, kernels, capacity_pages * size, lambda: recompute, clock=clock), kernels
+    return SwapTier(pages, kernels, capacity_pages * size, lambda: recompute, clock=clock), kernels
 
 
-def brought(swap: SwapKeeper, name: bytes, page: int = 0) -> bool:
+def brought(swap: SwapTier, name: bytes, page: int = 0) -> bool:
     """Whether a page of that name comes back, to the place of another one."""
     future = swap.fetch([Wanted("main", page, name, needed=True)])
     assert future.done()

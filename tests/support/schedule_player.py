@@ -89,9 +89,9 @@ class Player(RandomLoad):
             executor = stack.enter_context(plan.arithmetic.load(**pool, **options))
             self.pages = executor.lm.pages
             if plan.keep == "files":
-                executor.keep_pages(PageFiles(self.directory, 1 << 24))
+                executor.use_disk_tier(PageFiles(self.directory, 1 << 24))
             if plan.swap:
-                executor.swap_pages(1 << 24, lambda: 1e9)  # as if computing took for ever: all is copied
+                executor.use_swap_tier(1 << 24, lambda: 1e9)  # as if computing took for ever: all is copied
             self.scheduler = Scheduler(
                 self.pages,
                 policy=POLICIES[plan.policy],
@@ -120,7 +120,7 @@ class Player(RandomLoad):
             pool = {"kv_capacity": plan.kv_capacity, "page_size": 16, "threads": plan.threads}
             executor = stack.enter_context(plan.arithmetic.load(case, max_batch_size=plan.batch, **pool))
             model = DraftModel(executor, SetCosts(0.05), SetCosts(0.05))
-        return Speculator(SetCosts(1.0, plan.dear), most=plan.drafts, proposers=proposers, model=model)
+        return Speculator(SetCosts(1.0, plan.dear), max_draft=plan.drafts, proposers=proposers, model=model)
 
     def _known(self, sequence: Choice) -> tuple[int, ...]:
         """What comes next, as somebody says who is right so often."""

@@ -58,8 +58,7 @@ class ModelExecutor(NamedVerbs):
     """An executor of a model's steps, one at a time, from any thread. The first step warms it up.
 
     It is a context manager: leaving it shuts the executor down. A forked process may use it too, unless another thread
-    was
-    running a step at the fork: then EngineDead is raised.
+    was running a step at the fork: then EngineDead is raised.
 
     Args:
         info, traits, pages, cache_prefix: see `NamedVerbs`.
@@ -90,8 +89,7 @@ class ModelExecutor(NamedVerbs):
 
         Raises:
             FerrumError: the whole step is refused and nothing has changed. Any other exception puts the executor in the
-                error
-                state, which only `reset` and `shutdown` leave.
+                error state, which only `reset` and `shutdown` leave.
         """
 
     def _warm(self) -> None:
@@ -271,8 +269,7 @@ class ModelExecutor(NamedVerbs):
         """Return the sequences per step beyond which this machine's throughput no longer grows.
 
         The first call measures a few short decode steps. The result is kept unless too few pages were free to try
-        larger
-        batches. Raises ExecutorInUse if a measurement is needed.
+        larger batches. Raises ExecutorInUse if a measurement is needed.
         """
         if self._fastest is not None:
             return self._fastest

@@ -20,14 +20,13 @@ class ExecutorMetrics(JsonRecord):
     """An executor's counts since its start, and its speed over the last 1,024 steps.
 
     An operation is a served span. It is a decode if its sequence existed before and it processes one token besides
-    drafts,
-    else a prefill. A step is a prefill step if it has at least one prefill.
+    drafts, else a prefill. A step is a prefill step if it has at least one prefill.
 
     Attributes:
         total_operations: prefill_operations + decode_operations.
         avg_prefill_latency, avg_decode_latency: mean duration of the window's steps of that kind, in ms; 0 without one.
-        p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank
-            ceil(0.95 x n), in ms.
+        p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank ceil(0.95
+            x n), in ms.
         throughput_tps: tokens processed in the window's steps / sum of their durations in seconds.
         memory_efficiency: stored tokens / tokens that the pages in use can hold; above 1 if pages are shared.
         batch_utilization: mean sequences per step of the window / `max_batch_size`.

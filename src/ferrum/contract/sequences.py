@@ -93,8 +93,7 @@ class Undo:
     """A rollback of sequences that keeps their handles valid.
 
     A store raises a sequence's generation on a rollback too. So handles take generations from this class, which
-    remembers
-    that the new one stands for the same tokens as the old one.
+    remembers that the new one stands for the same tokens as the old one.
     """
 
     def __init__(self, pages: SequenceStore) -> None:

@@ -77,7 +77,7 @@ def with_scheduler(
     )
     if config.swap_gib:
         page_size = executor.lm.pages.groups[0].page_size
-        executor.swap_pages(config.swap_gib << 30, lambda: costs.predict(page_size, 0))
+        executor.use_swap_tier(config.swap_gib << 30, lambda: costs.predict(page_size, 0))
     info = EngineInfo(
         model=name,
         vocab_size=executor.info.vocab_size,
@@ -108,7 +108,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
         model = model_digest(Path(model), directory)  # it may fail, and then nothing is to be closed
-        executor.keep_pages(files)
+        executor.use_disk_tier(files)
     return PrefixScope(
         model=model,
         weights=executor.traits.weights,

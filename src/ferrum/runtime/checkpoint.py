@@ -1,4 +1,7 @@
-"""A model's directory in the Hugging Face layout: `config.json` and one or several safetensors files."""
+"""A model's directory in the Hugging Face layout: `config.json` and one or several safetensors files.
+
+The formats of tensors in a file are in `tensor_file.py`, their conversion to weights in `parameters.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class TensorStore(Protocol):
-    """What a model's tensors are read from.
+    """A source of a model's tensors.
 
     Attributes:
-        directory: where it lies, for messages.
+        directory: the model's directory, for messages.
         config: the values of its `config.json`.
-        tensors: what it holds, by name.
-        headless: it was saved without a head, by a class that has none.
+        tensors: its tensors, by name.
+        headless: whether it was saved without a head, by a class that has none.
         nbytes: bytes of all tensors.
     """
 
@@ -40,29 +43,32 @@ class TensorStore(Protocol):
     headless: bool
 
     @property
-    def nbytes(self) -> int: ...  # noqa: D102 - documented above
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
 
     def file_of(self, name: str) -> str:
-        """The name of the file that holds a tensor, for messages."""
+        """Return the name of the file that holds a tensor, for messages."""
+        return f"{self.directory} ({name})"
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor of that name, of a dtype in `quant.dense.FORMATS`; it may be a read-only view of a mapped file."""
+        """Return the tensor of that name, in a dtype of `quant.dense.FORMATS`.
 
-    def forget(self, name: str) -> None:
-        """Give back what memory the tensor's pages take; it may be read again."""
+        It may be a read-only view of a mapped file.
+        """
+
+    def forget(self, name: str) -> None:  # noqa: ARG002 - stores that hold memory override this
+        """Free the memory of a tensor's pages, if it takes any; the tensor can be read again."""
+        return
 
 
-class Checkpoint:
+class Checkpoint(TensorStore):
     """A directory of model files, mapped; tensors are read when used.
 
-    A decoder that was saved without its head (embedding models are) has names without the prefix that the whole model's
-    have: they are given it. Of a head and an embedding that are one matrix, the files may hold either.
+    Embedding models are saved without a head, and their tensor names lack the whole model's prefix: it is added. If
+    head and embedding are one matrix, the files may hold either.
 
-    Attributes:
-        directory: where it lies.
-        config: the parsed `config.json`.
-        tensors: what the weight files hold, by name.
-        headless: see `TensorStore`.
+    Attributes: see `TensorStore`.
 
     Raises:
         CheckpointError: a file is missing, damaged, or contradicts another; the message names file and tensor.
@@ -78,36 +84,28 @@ class Checkpoint:
         self.tensors: dict[str, TensorInfo] = {full: file.tensors[own] for full, (file, own) in self._places.items()}
         self.headless = is_headless(files)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
-
     def file_of(self, name: str) -> str:
-        """The name of the file that holds a tensor, for messages."""
         return self._places[name][0].path.name
 
     def read(self, name: str) -> NDArray[Any]:
-        """See `TensorFile.read`."""
         file, own = self._places[name]
         return file.read(own)
 
     def read_bytes(self, name: str) -> NDArray[np.uint8]:
-        """See `TensorFile.read_bytes`."""
+        """Return a tensor's bytes; see `TensorFile.read_bytes`."""
         file, own = self._places[name]
         return file.read_bytes(own)
 
     def forget(self, name: str) -> None:
-        """See `TensorFile.forget`."""
         file, own = self._places[name]
         file.forget(own)
 
 
 def whole_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
-    """The names of tensors as the whole model has them, and with each its own in these files.
+    """Return each tensor's name in the whole model, and its name in these files.
 
-    Where the head is tied to the embedding, `safetensors` and the hub's library write one matrix for both, under the
-    first of their names in the alphabet: the head's.
+    If the head is tied to the embedding, `safetensors` and the hub's library write one matrix, under the alphabetically
+    first of the two names: the head's.
     """
     prefix = _PREFIX if _lack_prefix(names) else ""
     whole = {name if name == HEAD else prefix + name: name for name in names}
@@ -119,7 +117,7 @@ def whole_names(names: Collection[str], config: Mapping[str, Any]) -> dict[str, 
 def is_headless(names: Collection[str]) -> bool:
     """Whether tensors of these names were saved without a head, by a class that has none.
 
-    Where the prefix is there and no head, something is missing.
+    With the prefix and without a head, a tensor is missing instead.
     """
     return _lack_prefix(names) and HEAD not in names
 
@@ -164,7 +162,7 @@ def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
 
 
 def _open_files(directory: Path) -> dict[str, TensorFile]:
-    """The file of each tensor, by the tensor's name. Where both layouts are there, the single file is taken."""
+    """Return the file of each tensor, by the tensor's name. If both layouts exist, the single file is used."""
     if (directory / SINGLE).exists():
         file = TensorFile(directory / SINGLE)
         return dict.fromkeys(file.tensors, file)
@@ -173,10 +171,10 @@ def _open_files(directory: Path) -> dict[str, TensorFile]:
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
     if pickled:
         raise CheckpointError(
-            f"{directory}: holds pickled weights only ({pickled[0]}), and opening those can run any code; load them "
+            f"{directory}: has only pickled weights ({pickled[0]}), which can run any code when opened; load them "
             f"once with transformers and save them again with save_pretrained, which writes {SINGLE}"
         )
-    raise CheckpointError(f"{directory}: holds neither {SINGLE} nor {INDEX}")
+    raise CheckpointError(f"{directory}: has neither {SINGLE} nor {INDEX}")
 
 
 def _open_shards(directory: Path) -> dict[str, TensorFile]:
@@ -192,7 +190,7 @@ def _open_shards(directory: Path) -> dict[str, TensorFile]:
             if name in files:
                 raise CheckpointError(f"{file.path}: tensor {name!r} is also in {files[name].path.name}")
             if weight_map.get(name) != shard:
-                raise CheckpointError(f"{index}: says that tensor {name!r} is in {weight_map.get(name)}, not {shard}")
+                raise CheckpointError(f"{index}: names {weight_map.get(name)} for tensor {name!r}, which is in {shard}")
             files[name] = file
     absent = [name for name in weight_map if name not in files]
     if absent:
@@ -201,23 +199,25 @@ def _open_shards(directory: Path) -> dict[str, TensorFile]:
 
 
 def _missing(directory: Path, weight_map: Mapping[str, str]) -> list[str]:
-    """The shards that are not there."""
+    """Return the shards that are not there."""
     return [shard for shard in sorted(set(weight_map.values())) if not (directory / shard).is_file()]
 
 
 def shard_map(index: Path) -> Mapping[str, str]:
-    """Tensor name to shard name; a shard is a file beside the index, never a path."""
+    """Return tensor name to shard name; a shard is a file in the same directory, never a path."""
     weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map must map tensor names to file names")
     for name, shard in weight_map.items():
         plain = isinstance(shard, str) and shard.endswith(".safetensors") and shard.isprintable()
         if not plain or "/" in shard or "\\" in shard or len(shard.encode()) > 255:
-            raise CheckpointError(f"{index}: tensor {name!r} must be in a .safetensors file beside it, not {shard!r}")
+            raise CheckpointError(
+                f"{index}: tensor {name!r} must be in a .safetensors file of the same directory, not {shard!r}"
+            )
     return weight_map
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """The first few names and how many more."""
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more

@@ -1,4 +1,4 @@
-"""One result or error per span: what fails is tried alone, and ends alone."""
+"""One result or error per span: a step that fails is run again span by span, so that only faulty spans fail."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ferrum.core.errors import FerrumError, NonFiniteLogits, StepError
 from ferrum.core.step import Outcome, Rows, Span, Want
 
 Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
-"""Runs spans together and tells what each sequence came to. When it raises, no sequence has changed."""
+"""Runs spans together and returns the outcome of each sequence. If it raises, no sequence has changed."""
 
 
-def run_apart(
+def run_isolated(
     spans: Sequence[Span], refuse: Callable[[Span], FerrumError | None], attempt: Attempt
 ) -> tuple[Outcome, ...]:
-    """Run a step's spans together; when that raises, one by one, for the bits are the same.
+    """Run a step's spans together; if that raises, one by one, which gives the same bits.
 
-    What is not finite may be a guess: a span that wants a token is tried again without any, and fails only if it would
-    have without. One that wants the logits behind its guesses has no use for less.
+    Draft tokens may cause a NaN: a span that wants a token is then run again without drafts, and fails only if it fails
+    without. A span that wants logits needs its drafts and is not run again.
 
     Args:
         spans: of different sequences.
-        refuse: why a span cannot run, or None; each is asked before anything runs.
-        attempt: runs those that can.
+        refuse: returns why a span cannot run, or None; called for all spans before anything runs.
+        attempt: runs the others.
 
     Returns: one outcome per span, in order.
     """
@@ -37,29 +37,29 @@ def run_apart(
             outcomes[span.cache_id] = error
     if ready:
         outcomes.update(_attempted(ready, attempt))
-    doubted = [span for span in ready if _doubts_guesses(span, outcomes[span.cache_id])]
+    doubted = [span for span in ready if _may_be_draft_fault(span, outcomes[span.cache_id])]
     if doubted:
-        outcomes.update(_attempted([_without_guesses(span) for span in doubted], attempt))
+        outcomes.update(_attempted([_without_drafts(span) for span in doubted], attempt))
     return tuple(outcomes[span.cache_id] for span in spans)
 
 
 def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
     try:
         return attempt(spans)
-    except Exception as error:  # noqa: BLE001 - whatever a kernel or a model raises must end its own sequence only
+    except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
         if len(spans) == 1:
             return {spans[0].cache_id: failure(error)}
     return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
 
 
-def _doubts_guesses(span: Span, outcome: Outcome) -> bool:
+def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
     return span.drafts > 0 and span.want is Want.TOKEN and isinstance(outcome, NonFiniteLogits)
 
 
-def _without_guesses(span: Span) -> Span:
+def _without_drafts(span: Span) -> Span:
     return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
 
 
 def failure(error: Exception) -> FerrumError:
-    """What a span came to that ended with this exception."""
+    """Return the outcome of a span that ended with this exception."""
     return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """From a model's name to its directory: the built-in model, a directory, or a model of the Hugging Face hub.
 
 Downloads, cache and credentials are the `huggingface_hub` library's, with its environment (HF_HOME, HF_ENDPOINT,
-HF_HUB_OFFLINE, HF_TOKEN). It is imported where it is used: the built-in model needs none of it.
+HF_HUB_OFFLINE, HF_TOKEN). It is imported at use: the built-in model does not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
 _HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?", re.ASCII)
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
-# Folders hold the same weights for other programs, and so does Mistral's consolidated file.
+# Folders, and Mistral's consolidated file, hold the same weights for other programs.
 _UNWANTED: Final = ("*/*.json", "*/*.safetensors", "*/*.txt", "consolidated*.safetensors")
 
 
@@ -44,7 +44,7 @@ class LocalModel:
         name: what `resolve_model` takes.
         path: its directory.
         nbytes: bytes of its files.
-        family: the architecture that its configuration names; empty where that cannot be read.
+        family: the architecture in its configuration; empty if that cannot be read.
     """
 
     name: str
@@ -54,32 +54,32 @@ class LocalModel:
 
 
 def resolve_model(name: str, *, revision: str | None = None, offline: bool | None = None) -> Path:
-    """The directory of a model, downloaded first where it is the hub's.
+    """Return the directory of a model; a hub model is downloaded first.
 
-    A directory of that name goes before a hub id. Of a hub model only safetensors weights and the files beside them are
-    fetched, never pickles. When the hub cannot be reached, a complete cached download serves.
+    A directory of that name takes precedence over a hub id. Only a hub model's safetensors weights and the files next
+    to them are fetched, never pickles. If the hub cannot be reached, a complete cached download is used.
 
     Args:
         name: "ferrum-tiny", a directory, or `organisation/name[@revision]`.
         revision: branch, tag or commit of a hub model.
-        offline: True asks nobody and takes what is in the cache; otherwise HF_HUB_OFFLINE decides.
+        offline: True only uses the cache; otherwise HF_HUB_OFFLINE decides.
 
     Raises:
-        ModelNotFound: no such model or revision, or the name cannot be one.
-        ModelGated: its owner wants terms accepted.
-        HubUnreachable: it is not in the cache, and the hub was not to be reached or the download broke off.
-        CheckpointError, Unsupported: the hub's model has no safetensors weights, or would not load by its
-            configuration: nothing more is fetched of it.
-        ConfigError: two revisions, or one of a model that has none.
+        ModelNotFound: unknown model or revision, or an invalid name.
+        ModelGated: its owner requires accepting terms.
+        HubUnreachable: the model is not cached, and the hub was unreachable or the download failed.
+        CheckpointError, Unsupported: the hub's model has no safetensors weights, or its configuration cannot be loaded;
+            nothing more is fetched.
+        ConfigError: two revisions, or a revision of a model without any.
     """
     found = located(name, revision)
     return found if isinstance(found, Path) else snapshot(*found, offline=bool(offline))
 
 
 def located(name: str, revision: str | None = None) -> Path | tuple[str, str | None]:
-    """A model's directory, else its repository on the hub and the revision. Errors as `resolve_model`."""
+    """Return a model's directory, or its repository on the hub and the revision. Errors as `resolve_model`."""
     if not name:
-        raise ModelNotFound("must not be empty; `ferrum list` shows the models that are here", param="model")
+        raise ModelNotFound("must not be empty; `ferrum list` shows the local models", param="model")
     path = _built_in() if name == BUILT_IN else _path(name)
     if path.is_dir():
         if revision is not None:
@@ -90,19 +90,19 @@ def located(name: str, revision: str | None = None) -> Path | tuple[str, str | N
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
         reason = "is not a directory" if path.exists() else "is neither a directory nor organisation/name on the hub"
-        raise ModelNotFound(f"{name!r} {reason}{_near(name, _folders_beside(path))}", param="model")
+        raise ModelNotFound(f"{name!r} {reason}{_near(name, _sibling_folders(path))}", param="model")
     if revision is not None and found["revision"] is not None:
-        raise ConfigError(f"{name!r} names a revision already", param="revision")
+        raise ConfigError(f"{name!r} already names a revision", param="revision")
     return found["repo"], revision or found["revision"]
 
 
 def pull(name: str, *, revision: str | None = None) -> LocalModel:
-    """Make a model available without a network. Errors as `resolve_model`."""
+    """Download a model, so that it loads without a network. Errors as `resolve_model`."""
     return _describe(name, resolve_model(name, revision=revision))
 
 
 def list_models() -> list[LocalModel]:
-    """The built-in model and those in the hub's cache that hold a configuration and all of their weights, by name.
+    """Return the built-in model and the complete models in the hub's cache, by name.
 
     Raises:
         ConfigError: the cache is not a directory.
@@ -116,7 +116,7 @@ def list_models() -> list[LocalModel]:
     except CacheNotFound:
         return models
     except ValueError as error:
-        raise ConfigError(f"is no cache of the hub: {error}", param="HF_HUB_CACHE") from error
+        raise ConfigError(f"is not a cache of the hub: {error}", param="HF_HUB_CACHE") from error
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
         path = _current_snapshot(repo)
         if repo.repo_type == "model" and path is not None and _is_model(path):
@@ -125,13 +125,13 @@ def list_models() -> list[LocalModel]:
 
 
 def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
-    """What the bare name means offline: the main branch's."""
+    """Return the snapshot of the main branch, which the bare name means offline."""
     main = repo.refs.get("main")
     return None if main is None else main.snapshot_path
 
 
 def _path(name: str) -> Path:
-    """The path that a name may be. Raises ModelNotFound where the system cannot be asked for it."""
+    """Return the path that a name may be. Raises ModelNotFound if the system cannot look it up."""
     try:
         path = Path(name).expanduser()
         path.stat()
@@ -143,15 +143,15 @@ def _path(name: str) -> Path:
     return path
 
 
-def _folders_beside(path: Path) -> list[str]:
-    """The folders where it would be, as far as the system tells."""
+def _sibling_folders(path: Path) -> list[str]:
+    """Return the folders of its parent directory, if readable."""
     with suppress(OSError):
         return [str(each) for each in path.parent.iterdir() if each.is_dir()]
     return []
 
 
 def _built_in() -> Path:
-    # Not by importlib.resources: an editable install has several roots, and the data lies beside the source.
+    # Not by importlib.resources: an editable install has several roots, and the data is next to the source.
     return Path(__file__).parents[1] / "assets" / BUILT_IN
 
 
@@ -171,28 +171,28 @@ def _describe(name: str, directory: Path) -> LocalModel:
 
 
 def _near(name: str, others: Iterable[str] = ()) -> str:
-    """The end of a message: names like this one, or where to look."""
+    """Return the end of a message: similar names, or where to look."""
     here: list[str] = []
-    with suppress(ConfigError):  # a cache that is none is told to who lists it
+    with suppress(ConfigError):  # `list_models` reports an invalid cache
         here = [model.name for model in list_models()]
     close = get_close_matches(name, [*here, *others], n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else "; `ferrum list` shows the models that are here"
+    return f"; did you mean {' or '.join(close)}?" if close else "; `ferrum list` shows the local models"
 
 
 def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
-    """The hub library's snapshot. Errors as `resolve_model`."""
+    """Return the hub library's snapshot. Errors as `resolve_model`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with hub_errors(repo, revision) as named:
         fetch = partial(snapshot_download, repo, revision=revision, local_files_only=offline)
-        if not _has_sound_config(repo, revision):  # in time: weights fetched for nothing may be a hundred GB
+        if not _has_sound_config(repo, revision):  # before the weights, which may take a hundred GB
             _refuse(Path(fetch(allow_patterns=["config.json"])), named)
         try:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
             path = _all_that_is_read(error)
-        if (pooling := pooling_file(path)) is not None:  # of folders the only file that is read
+        if (pooling := pooling_file(path)) is not None:  # the only file in a folder that is read
             path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
@@ -200,7 +200,7 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
 
 
 def _has_sound_config(repo: str, revision: str | None) -> bool:
-    """Whether the configuration of a model that would load is in the cache; nobody is asked."""
+    """Whether the cache holds the configuration of a model that would load; the hub is not asked."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(repo, "config.json", revision=revision)
@@ -212,7 +212,7 @@ def _has_sound_config(repo: str, revision: str | None) -> bool:
 
 
 def _refuse(directory: Path, named: str) -> None:
-    """Raise what a load would, of a configuration."""
+    """Raise the errors of loading a model with this configuration."""
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{named!r} {NO_CONFIG}")
     config = read_config(directory)
@@ -221,13 +221,13 @@ def _refuse(directory: Path, named: str) -> None:
 
 
 def _all_that_is_read(error: Exception) -> Path:
-    """The directory that the hub library finds incomplete, where only files are missing that are not read.
+    """Return a directory that the hub library calls incomplete if only unused files are missing.
 
-    Another program fetched it, without its licence, say. Raises the error where more is missing.
+    Another program may have fetched it without its licence, for example. Raises the error if more is missing.
     """
-    told = getattr(error, "snapshot_path", None)
-    if told is not None:  # older versions of the library do not tell it
-        path = Path(told)
+    found = getattr(error, "snapshot_path", None)
+    if found is not None:  # older versions of the library lack it
+        path = Path(found)
         if _is_model(path) and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
             return path
     raise error
@@ -235,7 +235,7 @@ def _all_that_is_read(error: Exception) -> Path:
 
 @contextmanager
 def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
-    """The hub library's errors as ours; gives the model's name in messages. Raises as `resolve_model`."""
+    """Raise the hub library's errors as ours; yields the model's name for messages. Raises as `resolve_model`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -245,27 +245,26 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
         RevisionNotFoundError,
     )
 
-    transport: type[Exception] = HfHubHTTPError.__bases__[
-        0
-    ]  # its HTTP client's root error; which client depends on the version
+    # The root error of the library's HTTP client, which depends on its version.
+    transport: type[Exception] = HfHubHTTPError.__bases__[0]
     named = repo if revision is None else f"{repo}@{revision}"
     try:
         yield named
     except HFValidationError as error:
-        raise ModelNotFound(f"{repo!r} cannot be a hub id: {error}", param="model") from error
+        raise ModelNotFound(f"{repo!r} is not a valid hub id: {error}", param="model") from error
     except GatedRepoError as error:
         raise ModelGated(
-            f"{repo!r} is gated: accept its terms on the hub's page of it, then log in (`hf auth login`, or HF_TOKEN)",
+            f"{repo!r} is gated: accept its terms on its hub page, then log in (`hf auth login`, or HF_TOKEN)",
             param="model",
         ) from error
     except RepositoryNotFoundError as error:
-        reason = f"{repo!r} is not on the hub, or private to accounts that you are not logged in to"
+        reason = f"{repo!r} is not on the hub, or private: log in to an account that may read it"
         raise ModelNotFound(reason + _near(repo), param="model") from error
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
     except LocalEntryNotFoundError as error:
-        reason = f"{named!r} is not complete in the local cache, and the hub was not reached"
+        reason = f"{named!r} is not complete in the local cache, and the hub is unreachable"
         raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_near(repo)}", param="model") from error
     except (transport, OSError) as error:
-        reason = f"the download of {named!r} did not finish; run it again to go on where it stopped: {error}"
+        reason = f"the download of {named!r} did not finish; run it again to resume: {error}"
         raise HubUnreachable(reason, param="model") from error

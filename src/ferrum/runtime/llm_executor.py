@@ -1,4 +1,4 @@
-"""Any `DecoderOnlyLLM` as a `ModelExecutor`: for models that are written by hand and know nothing of spans."""
+"""`LlmExecutor`: any `DecoderOnlyLLM` as a `ModelExecutor`, for models that know nothing of spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.fault_isolation import failure, run_apart
+from ferrum.runtime.fault_isolation import failure, run_isolated
 from ferrum.runtime.span_results import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
@@ -27,12 +27,12 @@ _CACHE: Final = "cache"
 
 
 class LlmExecutor(ModelExecutor):
-    """Runs steps through a model's `unified_forward`. A step that fails is run again span by span.
+    """An executor that runs steps through a model's `unified_forward`. A failed step is run again span by span.
 
     Args:
-        model: the model; from now on nobody else may change its sequences.
-        info: what it is.
-        max_batch_size: most sequences of one step.
+        model: the model; only this executor may change its sequences from now on.
+        info: its description.
+        max_batch_size: maximum sequences of one step.
         cache_prefix: see `NamedVerbs`.
     """
 
@@ -49,12 +49,12 @@ class LlmExecutor(ModelExecutor):
         super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        return StepOutput(run_apart(batch.spans, self._refusal, self._attempt))
+        return StepOutput(run_isolated(batch.spans, self._refusal, self._attempt))
 
     def _refusal(self, span: Span) -> FerrumError | None:
-        """Why a span cannot run, or None."""
+        """Return why a span cannot run, or None."""
         if span.hidden is not Hidden.NONE or span.attention_weights:
-            return Unsupported("hidden states and attention weights", "this model returns logits only")
+            return Unsupported("hidden states and attention weights", "this model only returns logits")
         stored = self._model.length(span.cache_id) if span.cache_id in self._sequences else None
         config = self._model.config
         return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
@@ -66,7 +66,7 @@ class LlmExecutor(ModelExecutor):
         return {each.span.cache_id: self._settle(each, logits) for each, logits in zip(rows, outputs, strict=True)}
 
     def _settle(self, rows: SpanRows, logits: Array | None) -> Outcome:
-        """The span's result; rejected drafts are taken back, and so is all of a span that fails."""
+        """Return the span's result; rejected drafts are rolled back, and a failed span as a whole."""
         span = rows.span
         try:
             if logits is not None:
@@ -74,18 +74,18 @@ class LlmExecutor(ModelExecutor):
             result = result_alone(rows)
             if result.length < span.end:
                 self._model.truncate_kv(span.cache_id, result.length)
-        except Exception as error:  # noqa: BLE001 - the others have advanced: whatever it is ends its own sequence only
+        except Exception as error:  # noqa: BLE001 - the others have advanced: any fault fails its own sequence only
             self._take_back(span)
             return failure(error)
         self._sequences.advance(span.cache_id)
         return result
 
     def _take_back(self, span: Span) -> None:
-        """Forget what a failed span has stored; where the model cannot go back so far, forget all of the sequence."""
+        """Roll a failed span back; if the model cannot, forget the whole sequence."""
         if span.cache_id not in self._sequences:
             self._model.release(span.cache_id)
             return
-        try:  # also with one of no tokens, which was truncated to that
+        try:  # also an empty sequence, if it was truncated to no tokens
             self._sequences.go_back(span.cache_id, span.start)
         except Unsupported:
             self._sequences.release(span.cache_id)
@@ -99,7 +99,7 @@ def _policy(rows: SpanRows) -> LogitsPolicy:
 
 
 class LlmSequences:
-    """A sequence store over a model that keeps its own: names, lengths and generations, but no pages."""
+    """A sequence store over a model with its own cache: names, lengths and generations, but no pages."""
 
     groups: tuple[StoreGroup, ...] = ()
     used = 0
@@ -120,32 +120,32 @@ class LlmSequences:
         return cache_id in self._generations
 
     def ids(self) -> tuple[str, ...]:
-        """All sequences, as they are now: a step may change them while a report counts."""
+        """Return a copy of the ids: a step may change them while a report counts."""
         return tuple(self._generations)
 
     def advance(self, cache_id: str) -> None:
-        """Note that a sequence began or changed."""
+        """Record that a sequence began or changed."""
         self._clock += 1
         self._generations[cache_id] = self._clock
 
     def length(self, cache_id: str) -> int:
-        """Stored tokens. Raises UnknownSequence."""
+        """Return the stored tokens. Raises UnknownSequence."""
         self.generation(cache_id)
         return self._model.length(cache_id)
 
     def generation(self, cache_id: str) -> int:
-        """A number that every change raises. Raises UnknownSequence."""
+        """Return a number that every change raises. Raises UnknownSequence."""
         try:
             return self._generations[cache_id]
         except KeyError:
-            raise UnknownSequence(f"there is no sequence {cache_id!r}", param="cache_id") from None
+            raise UnknownSequence(f"unknown sequence {cache_id!r}", param="cache_id") from None
 
     def row(self, cache_id: str, group: str) -> Sequence[int]:
-        """There are no pages. Raises Unsupported."""
-        raise Unsupported("pages", f"the model keeps {cache_id!r} its own way, without a group {group!r}")
+        """Raise Unsupported: there are no pages."""
+        raise Unsupported("pages", f"the model has its own cache for {cache_id!r}, without a group {group!r}")
 
     def free(self, group: str) -> int:
-        """Tokens that still fit, counted without what forks share."""
+        """Return the tokens that still fit, without regard to sharing by forks."""
         assert group == _CACHE, "the only part of the plan"
         return max(0, self.capacity_tokens - sum(map(self._model.length, self.ids())))
 
@@ -156,7 +156,7 @@ class LlmSequences:
             self.advance(cache_id)
 
     def go_back(self, cache_id: str, length: int) -> None:
-        """As `truncate`, of tokens that no generation has counted yet."""
+        """Truncate without a new generation, for tokens that no generation has counted yet."""
         copy = self._copies.get(cache_id)
         if copy is not None and length == self.length(copy):
             self._model.release(cache_id)
@@ -166,9 +166,9 @@ class LlmSequences:
 
     @contextmanager
     def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
-        """Within this context there are copies of these: whether a model can go back far is not known.
+        """Keep copies of these sequences within this context: the model may be unable to truncate that far.
 
-        Raises UnknownSequence, and what the model raises that has no room for another copy.
+        Raises UnknownSequence, and the model's error if it has no room for another copy.
         """
         held: list[str] = []
         try:
@@ -200,12 +200,12 @@ class LlmSequences:
         self._generations.clear()
 
     def prefix_counts(self) -> PrefixCounts:
-        """The model keeps no prefixes."""
+        """Return zeros: the model keeps no prefixes."""
         return PrefixCounts()
 
 
 def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> ExecutorTraits:
-    """What can be said of a model from the outside: its memory is counted at its dtype."""
+    """Return the traits of a model: its memory is estimated from its dtype."""
     config = model.config
     part = PoolPart(
         name=_CACHE,

@@ -1,4 +1,4 @@
-"""LocalExecutor: a DecoderLM in this process as a `ModelExecutor`."""
+"""`LocalExecutor`: a `DecoderLM` in this process as a `ModelExecutor`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
-from ferrum.runtime.kv_tiers.page_tier import DiskKeeper
-from ferrum.runtime.kv_tiers.swap import SwapKeeper
+from ferrum.runtime.kv_tiers.page_tier import DiskTier
+from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, return_free_memory, room_for
 from ferrum.sampling.top_k import top
 from ferrum.sampling.verify import check_threshold, count_likely
@@ -27,7 +27,7 @@ logger: Final = logging.getLogger("ferrum.tokens")
 
 
 class LocalExecutor(ModelExecutor):
-    """Adds to the language model what the contract asks: lease, states, counters, carried tokens.
+    """An executor over a language model in this process, with CARRY tokens and KV tiers.
 
     Args:
         lm: the language model; its page table is the executor's.
@@ -47,8 +47,8 @@ class LocalExecutor(ModelExecutor):
     ) -> None:
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
         self.lm = lm
-        self._sampled: dict[str, tuple[int, int]] = {}  # the last token of each, and the length that it follows
-        self._keeper: DiskKeeper | None = None
+        self._sampled: dict[str, tuple[int, int]] = {}  # last sampled token of each sequence, and its position
+        self._disk: DiskTier | None = None
         if log_tokens:
             lm.watch = self._log_row
 
@@ -56,27 +56,26 @@ class LocalExecutor(ModelExecutor):
         return_free_memory()
 
     def _close(self) -> None:
-        self.lm.pages.attach(None)  # a keeper knows the pool, and the table knows itself: they would stay for a while
+        self.lm.pages.attach(None)  # breaks reference cycles that would keep the pool alive
 
-    def keep_pages(self, files: PageFiles) -> None:
-        """From now on write proven pages to files, and find them there again; until `shutdown`."""
-        self._keeper = DiskKeeper(self.lm.pages, self.lm.kernels, files)
+    def use_disk_tier(self, files: PageFiles) -> None:
+        """Write published pages to files and restore them from there, until `shutdown`."""
+        self._disk = DiskTier(self.lm.pages, self.lm.kernels, files)
 
-    def swap_pages(self, capacity: int, recompute: Callable[[], float]) -> None:
-        """From now on keep pages that make room in buffers of so many bytes, where that pays; see `SwapKeeper`.
+    def use_swap_tier(self, capacity: int, recompute: Callable[[], float]) -> None:
+        """Keep evicted pages in host buffers of this many bytes, if that pays; see `SwapTier`.
 
         Raises:
-            CapacityError: there is no memory for so many beside the pool's.
+            CapacityError: there is not enough memory for the buffers and the pool.
         """
-        with room_for(f"the {size(capacity)} of swapped pages (swap_gib)"):
-            if capacity > free_memory() - self.memory_plan.kv_pool:  # of which no page has been written yet
+        with room_for(f"{size(capacity)} of swapped pages (swap_gib)"):
+            if capacity > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
                 raise MemoryError
-        SwapKeeper(self.lm.pages, self.lm.kernels, capacity, recompute, self._keeper)
+        SwapTier(self.lm.pages, self.lm.kernels, capacity, recompute, self._disk)
 
     def shutdown(self) -> None:
-        """See `ModelExecutor`. Pages that are due are written first."""
-        if self._keeper is not None and not self.in_use:
-            self._keeper.close()
+        if self._disk is not None and not self.in_use:
+            self._disk.close()
         super().shutdown()
 
     def _run(self, batch: StepBatch) -> StepOutput:
@@ -90,23 +89,21 @@ class LocalExecutor(ModelExecutor):
         return output
 
     def _run_carried(self, batch: StepBatch) -> StepOutput:
-        """Run the spans with what their sequences sampled in the step before; those that cannot have it fail."""
+        """Run the spans with CARRY replaced; those that cannot have it fail."""
         carried = [self._with_carried(span) for span in batch.spans]
         computed = iter(self.lm.run(StepBatch(tuple(each for each in carried if isinstance(each, Span)))).results)
         return StepOutput(tuple(next(computed) if isinstance(each, Span) else each for each in carried))
 
     def _with_carried(self, span: Span) -> Span | RequestError:
-        """The span with the token that its sequence sampled in the step before in CARRY's place, and in its history.
+        """Return the span with the token of its sequence's last step instead of CARRY, also in its history.
 
-        An error where it sampled none, has changed since, or where CARRY stands behind another token.
+        Returns an error if the sequence sampled none, has changed since, or if CARRY is not the first token only.
         """
         if not _carries(span):
             return span
         token, length = self._sampled.get(span.cache_id, (None, None))
         if token is None or span.start != length or span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1:
-            return RequestError(
-                "can only be the first token of a sequence as the step before left it, which sampled", param="CARRY"
-            )
+            return RequestError("must be the first token of a sequence that sampled in the step before", param="CARRY")
         sampling = span.sampling
         if sampling is not None and len(sampling.history) == span.start:
             sampling = replace(sampling, history=[*sampling.history, token])
@@ -127,8 +124,8 @@ class LocalExecutor(ModelExecutor):
 
 
 def _carries(span: Span) -> bool:
-    """Whether CARRY is among the tokens; a span that is none is left to those who refuse it."""
+    """Whether CARRY is among the tokens; invalid spans are left to `refuse_span`."""
     try:
         return CARRY in span.tokens and misfit(span) is None
-    except (TypeError, ValueError):  # nothing to search, or an array among them
+    except (TypeError, ValueError):  # no sequence, or an array among the tokens
         return False

@@ -1,6 +1,6 @@
-"""Whether there is memory for what is to be loaded: the system hands out more than it has, and kills who fills it.
+"""Memory of this process: whether a model fits, how large the KV pool becomes, and what is still free.
 
-How large the KV pool is, and what an executor holds in all.
+Linux overcommits and kills processes that touch too much, so sizes are checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ferrum.runtime.parameters import PlannedParameters
 
 @contextmanager
 def room_for(what: str) -> Iterator[None]:
-    """Whatever a backend allocates by, that there is no memory is told in one way. Raises CapacityError."""
+    """Raise CapacityError for a MemoryError in this context, whichever backend allocates."""
     try:
         yield
     except MemoryError as error:
-        raise CapacityError(f"there is no memory for {what}") from error
+        raise CapacityError(f"not enough memory for {what}") from error
 
 
 def bytes_to_come(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec, *, panels: bool) -> int:
-    """Bytes that matrices will take once they are loaded; those of a packed directory stay in the file.
+    """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
 
     Args:
         config, checkpoint, spec: the model.
@@ -51,37 +51,37 @@ def bytes_to_come(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpe
 
 
 def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec) -> None:
-    """Refuse weights of native kernels that there is no memory for. Raises CapacityError."""
+    """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError."""
     free = free_memory()
-    if 2 * checkpoint.nbytes <= free:  # nearly always; formats hardly take more
+    if 2 * checkpoint.nbytes <= free:  # the usual case; no format takes more than twice the file
         return
     wanted = bytes_to_come(config, checkpoint, spec, panels=True)
     if wanted > free:
-        reason = f"{size(free)} are free, which is {size(wanted - free)} too little"
-        raise CapacityError(f"there is no memory for the {size(wanted)} of the weights: {reason}")
+        reason = f"{size(free)} are free, {size(wanted - free)} too little"
+        raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")
 
 
 LIBRARY_BYTES: Final = 26 << 20
 """Resident bytes of numpy, the native library and a network's objects: 16 MiB if numpy was loaded before, else 32."""
 
 _SHARE: Final = 0.25
-"""Of the memory that is available at load, what the pool takes where the user names no capacity."""
+"""Fraction of the available memory that a pool without a given capacity takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """What the pool must hold at most.
+    """The sizes that the pool must support.
 
     Attributes:
         page_size: tokens per page.
         max_batch_size: sequences at once.
         max_sequence_length: tokens of one.
-        max_rows: tokens of one step: a window group holds them beside its window.
+        max_rows: tokens of one step: a window group holds them in addition to its window.
         max_draft: longest draft.
-        kv_capacity: tokens that layers without a window hold; None: as many as fit.
-        memory_pool_size: most bytes of the pool; None: as the capacity says, else a share of the available memory.
-        to_come: bytes of the available memory that weights are yet to take, in a plan; None: they are loaded.
-        mapped: bytes of weights that stay in their files: what is available to the system, which could read them again.
+        kv_capacity: tokens that layers without a window hold; None for as many as fit.
+        memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
+        to_come: in a plan, bytes of the available memory that weights will take; None if they are loaded.
+        mapped: bytes of weights in mapped files, which the system counts as available.
     """
 
     page_size: int
@@ -95,34 +95,34 @@ class PoolLimits:
     mapped: int = 0
 
     def resident(self, window: int) -> int:
-        """Tokens of one sequence that a window group holds at most; the kept ones may begin and end inside a page."""
+        """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
         return min(self.max_sequence_length, window + self.max_draft + self.max_rows + 2 * self.page_size)
 
     def batch(self, length: int) -> int:
-        """Tokens that a full batch of sequences of `length` tokens takes: each of them takes whole pages."""
+        """Return the tokens that a full batch of sequences of `length` tokens takes, in whole pages."""
         return self.max_batch_size * -(-length // self.page_size) * self.page_size
 
 
 def pool_groups(
     spec: DecoderSpec, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]
 ) -> tuple[PoolGroup, ...]:
-    """The layer groups of the pool, sized.
+    """Return the layer groups of the pool, sized.
 
     Args:
         spec: the model.
         format: of keys and values.
-        limits: what to hold.
-        page_bytes: tells what a page of a group takes (`Kernels.planned_page_bytes`).
+        limits: the sizes to support.
+        page_bytes: returns the bytes of a page of a group (`Kernels.planned_page_bytes`).
 
     Raises:
         ConfigError: not even one page fits.
     """
-    # More than the batch can use holds prompts to come back to, for whoever asks for it.
+    # A capacity beyond the batch's needs is only used if it is given: it caches prefixes.
     capacity = limits.kv_capacity or limits.batch(limits.max_sequence_length)
     if limits.kv_capacity is None or limits.memory_pool_size is not None:
 
         def held(pages: int) -> int:
-            """Bytes of a pool whose groups without a window have so many pages."""
+            """Return the bytes of a pool whose groups without a window have this many pages."""
             sized = _sized_groups(spec, format, limits, pages * limits.page_size)
             return sum(group.num_pages * page_bytes(group) for group in sized)
 
@@ -131,7 +131,7 @@ def pool_groups(
 
 
 def _sized_groups(spec: DecoderSpec, format: str, limits: PoolLimits, capacity: int) -> tuple[PoolGroup, ...]:
-    """The groups, where those without a window hold so many tokens; the others never need more than their windows."""
+    """Return the groups for this capacity; groups with a window never need more than their windows."""
     sized = []
     for index, layers in enumerate(_group_layers(spec)):
         window = layers[0].window
@@ -141,20 +141,20 @@ def _sized_groups(spec: DecoderSpec, format: str, limits: PoolLimits, capacity: 
 
 
 def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
-    """How many pages fit, of `most`, where so many take `held` bytes."""
+    """Return how many pages fit, at most `most`; `held` returns the bytes of a number of pages."""
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
         left = available_memory() - (limits.to_come or 0) - limits.mapped
         size, param = int(max(0, left) * _SHARE), "kv_capacity"
         if limits.to_come is not None:
-            size = max(size, least)  # a plan tells by how much it is too large
+            size = max(size, least)  # a plan may be too large, and shows by how much
     if size < least:
-        raise ConfigError(f"{size} bytes of memory for the KV pool do not hold one page of {least}", param=param)
+        raise ConfigError(f"{size} bytes for the KV pool do not hold one page of {least} bytes", param=param)
     return bisect_right(range(1, most + 1), size, key=held)
 
 
 def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: PoolLimits) -> PoolPart:
-    """A group as the memory plan shows it."""
+    """Return a group as the memory plan shows it."""
     return PoolPart(
         name=group.name,
         num_pages=group.num_pages,
@@ -165,12 +165,12 @@ def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: Poo
 
 
 def group_windows(spec: DecoderSpec) -> tuple[int | None, ...]:
-    """The window of each layer group."""
+    """Return the window of each layer group."""
     return tuple(layers[0].window for layers in _group_layers(spec))
 
 
 def _group_layers(spec: DecoderSpec) -> list[list[AttentionSpec]]:
-    """The attention specs of each layer group."""
+    """Return the attention specs of each layer group."""
     groups: dict[int, list[AttentionSpec]] = {}
     for layer, (group, _) in zip(spec.layers, pool_slots(spec), strict=True):
         groups.setdefault(group, []).append(layer.attention)
@@ -191,30 +191,30 @@ def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: s
 
 
 def return_free_memory() -> None:
-    """Give what loading has freed back to the system: glibc keeps up to 64 MiB of it (`mallopt(3)`)."""
+    """Return memory freed by loading to the system: glibc keeps up to 64 MiB of it (`mallopt(3)`)."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping, as the machine and the control groups of this process allow."""
+    """Return the bytes that can be allocated without swapping, within the machine and the control groups."""
     machine, groups = _machine_memory(), memory_left(MEMBERSHIP, ROOT)
     return machine if groups is None else min(machine, groups)
 
 
 def free_memory() -> int:
-    """Bytes that can be allocated at all: those available, and what is left of the swap to this process."""
+    """Return the bytes that can be allocated at all: those available, and the swap left to this process."""
     return memory_with_swap(available_memory(), _meminfo("SwapFree") or 0, MEMBERSHIP, ROOT)
 
 
 def _machine_memory() -> int:
-    """What the kernel estimates to be available; else the physical memory."""
+    """Return the kernel's estimate of available memory, or the physical memory without one."""
     available = _meminfo("MemAvailable")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if available is None else available
 
 
 def _meminfo(name: str) -> int | None:
-    """Bytes that `/proc/meminfo` tells under a name, where there is one."""
+    """Return the bytes of an entry of `/proc/meminfo`, if it exists."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

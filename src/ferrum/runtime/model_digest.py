@@ -1,4 +1,4 @@
-"""Which weights a directory holds: what outlasts the engine must not be mistaken for another model's."""
+"""A digest of a model's files, so that a persistent prefix cache is never used with another model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _READ: Final = ("*.safetensors", "*.json")
 
 
 def model_digest(directory: Path, memory: Path) -> str:
-    """A digest of all files that say what the model computes, as hexadecimal.
+    """Return a digest of all files that determine the model's output, as hexadecimal.
 
-    Reading them takes a second for each gigabyte or two. So it is remembered for files of the same name, size, device,
-    inode and times of change, as git does. Copies of files may have the same of all but the last, which nobody can set.
+    Reading a gigabyte takes about a second. So digests are remembered by the files' names, sizes, devices, inodes and
+    times of change, as git does. A copy may share all of these but the last, which users cannot set.
 
     Args:
-        directory: of the model.
-        memory: a directory, in which it is remembered.
+        directory: the model's directory.
+        memory: directory where digests are remembered.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    # Neither a folder of such a name nor a link to nowhere says what the model computes.
+    # Folders and broken links with such names do not matter.
     files = sorted(path for pattern in _READ for path in directory.glob(pattern) if path.is_file())
     seen = hashlib.sha256(repr([_identity(path) for path in files]).encode()).hexdigest()
     memo = memory / _MEMO
@@ -40,7 +40,7 @@ def model_digest(directory: Path, memory: Path) -> str:
     if not isinstance(known.get(seen), str):
         known[seen] = _digest(files)
         aside = memo.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):  # then it is read again next time
+        with suppress(OSError):  # the next start reads the files again
             aside.write_text(json.dumps(known), "utf-8")
             aside.replace(memo)
     return known[seen]

@@ -1,4 +1,4 @@
-"""Packed directories: a model quantised once, whose matrices are used where they lie in the mapped file.
+"""Packed directories: a model quantised once, whose matrices are used in place in the mapped file.
 
 A packed directory is a model's directory in the Hugging Face layout. Its `model.safetensors` holds each matrix as bytes
 [panels, groups, bytes] in the layout of `quant/panels.py`, the same for every instruction set and backend, and each
@@ -7,7 +7,7 @@ vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the
     "quantization_config": {
         "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-3",
         "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the first matrix's format before,
-        "formats": [those of all matrices, sorted], or absent where they are that one,
+        "formats": [those of all matrices, sorted], or absent if all equal "dtype",
         "checksums": {tensor: number},
         "config_checksum": of all of `config.json` but this number
     }
@@ -38,13 +38,13 @@ VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PackedHeader:
-    """What a packed directory says of itself; see the module.
+    """The header of a packed directory; see the module.
 
     Attributes:
         scheme: a key of `SCHEMES`.
         group: one of `GROUPS`.
         dtype: a key of `FORMATS`.
-        formats: such keys, that one among them.
+        formats: keys of `FORMATS`, `dtype` included.
         checksums: of every tensor, by name.
     """
 
@@ -55,7 +55,7 @@ class PackedHeader:
     checksums: Mapping[str, int]
 
     def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What the packed directory's `config.json` holds, made from the model's."""
+        """Return the packed directory's `config.json`, from the model's."""
         header = {
             "quant_method": METHOD,
             "version": VERSION,
@@ -72,7 +72,7 @@ class PackedHeader:
 
 
 def _config_checksum(config: Mapping[str, Any]) -> int:
-    """CRC-32 of the configuration as compact JSON with sorted keys, without the number that this is to be."""
+    """Return CRC-32 of the configuration as compact JSON with sorted keys, without `config_checksum` itself."""
     header = {name: value for name, value in config["quantization_config"].items() if name != "config_checksum"}
     whole = {**config, "quantization_config": header}
     return zlib.crc32(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode())
@@ -84,44 +84,44 @@ def is_packed(checkpoint: TensorStore) -> bool:
 
 
 def read_header(checkpoint: Checkpoint) -> PackedHeader:
-    """The header of a packed directory.
+    """Return the header of a packed directory.
 
     Raises:
-        Unsupported: another version made it.
-        CheckpointError: it contradicts itself.
+        Unsupported: another version wrote it.
+        CheckpointError: it is inconsistent.
     """
     found = checkpoint.config.get("quantization_config")
     if not isinstance(found, dict):
         raise CheckpointError(f"{checkpoint.directory}: config.json: quantization_config must be an object")
     for name, ours in (("version", VERSION), ("numerics_id", NUMERICS_ID)):
         if found.get(name) != ours:
-            reason = f"{checkpoint.directory}: this release reads {ours!r}; make it again with `ferrum quantize`"
+            reason = f"{checkpoint.directory}: this release reads {ours!r}; recreate it with `ferrum quantize`"
             raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)
     for name, kind, known in (("scheme", str, SCHEMES), ("group", int, GROUPS), ("dtype", str, FORMATS)):
         if type(found.get(name)) is not kind or found[name] not in known:
-            raise CheckpointError(f"{checkpoint.directory}: config.json: no {name} {found.get(name)!r}")
+            raise CheckpointError(f"{checkpoint.directory}: config.json: invalid {name} {found.get(name)!r}")
     formats = found.get("formats", [found["dtype"]])
     known_ones = isinstance(formats, list) and all(isinstance(each, str) and each in FORMATS for each in formats)
     if not known_ones or found["dtype"] not in formats:
-        raise CheckpointError(f"{checkpoint.directory}: config.json: no formats {formats!r}")
+        raise CheckpointError(f"{checkpoint.directory}: config.json: invalid formats {formats!r}")
     checksums = found.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != checkpoint.tensors.keys():
-        raise CheckpointError(f"{checkpoint.directory}: config.json has not one checksum for each tensor")
+        raise CheckpointError(f"{checkpoint.directory}: config.json must have one checksum for each tensor")
     if found.get("config_checksum") != _config_checksum(checkpoint.config):
-        reason = "config.json is damaged, or was changed after packing: another checksum"
-        raise CheckpointError(f"{checkpoint.directory}: {reason}; make it again with `ferrum quantize`")
+        reason = "config.json is damaged or was changed after packing (wrong checksum)"
+        raise CheckpointError(f"{checkpoint.directory}: {reason}; recreate it with `ferrum quantize`")
     return PackedHeader(found["scheme"], found["group"], found["dtype"], tuple(formats), checksums)
 
 
 class PackedParameters(Parameters):
     """The `ParameterSource` of a packed directory: matrices stay in the mapped file.
 
-    Args: as `Parameters`, what is asked for must be what the directory holds, or nothing; and
+    Args: as `Parameters`, where values must match the directory or be None or "auto"; and
 
-        sums: as `page_sums`; None: matrices are not read, so nothing is said of damage.
+        sums: as `page_sums`; None skips reading the matrices, and so the check for damage.
 
     Raises:
-        ConfigError: another dtype, scheme or group is asked for.
+        ConfigError: another dtype, scheme or group is requested.
         CheckpointError, Unsupported: as `read_header`.
     """
 
@@ -151,10 +151,10 @@ class PackedParameters(Parameters):
         self._sums = sums
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The matrix [N, K] of that name.
+        """Return the matrix [N, K] of that name.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another shape or format.
+            CheckpointError: it is missing, damaged, or has another shape or format.
         """
         assert self.scheme is not None, "packed directories are quantised"
         layout = layout_of(format_of(self.scheme, name), self.group)
@@ -171,4 +171,4 @@ class PackedParameters(Parameters):
             return
         if checksum(self._files.read_bytes(name), self._sums) != self._checksums[name]:
             file = self._files.file_of(name)
-            raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged: another checksum")
+            raise CheckpointError(f"{self._files.directory}: tensor {name!r} in {file} is damaged (wrong checksum)")

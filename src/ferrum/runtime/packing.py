@@ -1,4 +1,4 @@
-"""Writing packed directories (`packed.py` says what they are)."""
+"""Writing of packed directories; `packed.py` describes and reads them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _CONFIG: Final = "config.json"
 _BLOCK: Final = 8 << 20
 _WEIGHTS: Final = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf"),
-    *("*.h5", "*.msgpack", "*.onnx", "*.onnx_data"),  # the same for other programs
+    *("*.h5", "*.msgpack", "*.onnx", "*.onnx_data"),  # the same weights for other programs
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to be written: its name, safetensors dtype and shape; and of a matrix the shape [N, K] before."""
+    """A tensor to write: its name, safetensors dtype and shape, and of a matrix the original shape [N, K]."""
 
     name: str
     dtype: str
@@ -54,10 +54,10 @@ class _Entry:
 
 
 class _BlockWriter:
-    """Writes a file in large blocks, each begun at a multiple of its size.
+    """A writer of a file in large blocks, each aligned to its size.
 
-    Linux keeps what is written so on pages of 2 MiB, by which it can then be mapped: ready without half a million page
-    faults, and read at the speed of the weights that a process makes itself (10% faster than from small pages).
+    Linux then keeps the file in pages of 2 MiB, which can be mapped as such: half a million page faults fewer, and
+    reads are 10% faster than from small pages.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,29 +94,26 @@ def pack_directory(
     *,
     group: int = DEFAULT_GROUP,
 ) -> None:
-    """Quantise a model into a packed directory. Beside the result, one matrix at a time is held.
+    """Quantise a model into a packed directory, holding one matrix at a time.
 
-    A run that fails or is interrupted leaves the target as it was; of two into one target, the second is refused.
-    `config.json` is written last: what one that was killed leaves does not load.
+    A run that fails or is interrupted leaves the target as it was. Of two runs into one target, the second is refused.
+    `config.json` is written last, so that the result of a killed run does not load.
 
     Args:
-        store: the model. The other files of its directory are copied, the tokenizer in the form that loads fastest.
-        target: created; an empty directory may be there.
+        store: the model. The other files of its directory are copied, the tokenizer in its fastest form.
+        target: created; it may be an empty directory.
         scheme: a key of `SCHEMES`.
-        dtype: as for `Parameters`: what matrices are rounded to before.
-        progress: told bytes read, and bytes in all.
-        group: inputs that share a scale, one of `GROUPS`.
+        dtype: as for `Parameters`: the format that matrices are rounded to first.
+        progress: called with bytes read and bytes in total.
+        group: inputs per scale, one of `GROUPS`.
 
     Raises:
-        ConfigError: no such scheme, group or dtype, weights that do not fit into it, a model that is packed already, or
-            a target that is in use or cannot be made.
-        CheckpointError, Unsupported: the model cannot be read, or would not load: tensors are missing, misshapen or not
-            the model's.
+        ConfigError: unknown scheme, group or dtype, weights that do not fit into it, a packed model, or a target that
+            is in use or cannot be created.
+        CheckpointError, Unsupported: the model cannot be read or loaded: tensors are missing, misshapen or unexpected.
     """
     if is_packed(store):
-        raise ConfigError(
-            f"{store.directory} is packed already: quantise the model that it was made from", param="model"
-        )
+        raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
     spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
     quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
@@ -134,25 +131,25 @@ def pack_directory(
 
 
 def _refuse_used(target: Path) -> None:
-    """Raise ConfigError where something is at the place of the target that is no empty directory, or none can be."""
+    """Raise ConfigError if the target exists and is not an empty directory."""
     try:
         used = target.exists() and (not target.is_dir() or any(target.iterdir()))
     except OSError as error:
-        raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
+        raise ConfigError(f"{target} cannot be created: {error}", param="out") from None
     if used:
-        raise ConfigError(f"{target} is there already, and not an empty directory", param="out")
+        raise ConfigError(f"{target} exists and is not an empty directory", param="out")
 
 
 @contextmanager
 def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
-    """Make the directory; if writing to it fails or is interrupted, it is empty again, or not there, as before.
+    """Create the directory; if writing fails or is interrupted, restore its previous state.
 
     Args:
         target: the directory.
-        names: of the files that are to be written. The first is made at once: whoever makes it has the directory.
+        names: of the files to write. The first is created at once: it claims the directory.
 
     Raises:
-        ConfigError: it cannot be made, or another run has it.
+        ConfigError: it cannot be created, or another run has claimed it.
     """
     folders = {(target / name).parent for name in names} - {target}
     absent = [path for path in (*folders, target, *target.parents) if not path.exists()]
@@ -163,14 +160,14 @@ def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
             try:
                 (target / names[0]).touch(exist_ok=False)
             except FileExistsError:
-                raise ConfigError(f"{target} is being written to by another run", param="out") from None
+                raise ConfigError(f"{target} is in use by another run", param="out") from None
         except OSError as error:
-            raise ConfigError(f"{target} cannot be made: {error}", param="out") from None
+            raise ConfigError(f"{target} cannot be created: {error}", param="out") from None
         made = names
         yield
     except BaseException:
-        for name in reversed(made):  # the first last, for with it goes the claim
-            with suppress(OSError):  # what failed is told, and not what cannot be deleted
+        for name in reversed(made):  # the first file last: it is the claim
+            with suppress(OSError):  # the first error matters, not this one
                 (target / name).unlink()
         for path in absent:
             with suppress(OSError):
@@ -179,7 +176,7 @@ def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
 
 
 def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, sums: PageSums) -> dict[str, int]:
-    """Write the file of all tensors; returns their checksums."""
+    """Write the file of all tensors, and return their checksums."""
     checksums = {}
     with _BlockWriter(path) as file:
         header = file_header((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries)
@@ -187,7 +184,7 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
         for entry, data in _tensors(entries, parameters):
             file.write(data)
             checksums[entry.name] = checksum(data, sums)
-            del data  # before the next one is made
+            del data  # before the next one is allocated
     return checksums
 
 
@@ -200,8 +197,8 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _companions(directory: Path) -> list[str]:
-    """The files of a model's directory that come along: all but weights and configuration; of folders, what is read."""
-    if not directory.is_dir():  # a store that lies in no file
+    """Return the files to copy: all but weights and configuration, and of folders only those that are read."""
+    if not directory.is_dir():  # a store without files
         return []
     files = [path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG]
     files = [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
@@ -212,7 +209,7 @@ def _companions(directory: Path) -> list[str]:
 
 
 def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> list[_Entry]:
-    """What to write: matrices first, since theirs are whole cache lines, then vectors."""
+    """Return the tensors to write: matrices first, since they are whole cache lines, then vectors."""
     entries = []
     for name, shape in shapes.items():
         if len(shape) == 2:
@@ -225,7 +222,7 @@ def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> 
 
 
 def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_Entry, NDArray[np.uint8]]]:
-    """Each tensor's bytes, made when they are written."""
+    """Yield each tensor's bytes, made when they are written."""
     for entry in entries:
         if entry.matrix is None:
             yield entry, parameters.vector(entry.name, entry.shape[0]).astype("<f4").view(np.uint8)
@@ -234,5 +231,5 @@ def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_E
 
 
 def _panels(weight: Weight) -> NDArray[np.uint8]:
-    assert isinstance(weight, GroupedWeight), "a scheme makes grouped weights"
+    assert isinstance(weight, GroupedWeight), "schemes give grouped weights"
     return weight.panels.reshape(-1)

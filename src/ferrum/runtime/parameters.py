@@ -1,4 +1,7 @@
-"""A decoder's parameters out of a checkpoint: checked against the shape expected, in the format asked for."""
+"""A decoder's parameters from a checkpoint: checked against the expected shapes, in the requested format.
+
+Also the planned parameters of a model that is not loaded. Packed directories are in `packed.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
+from ferrum.core.option_fields import listed as option_list
 from ferrum.kernels.interface import F32, Weight
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
@@ -24,20 +28,19 @@ from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all, after each parameter."""
+"""Called with bytes done and bytes in total, after each parameter."""
 
 _PIECE_BYTES: Final = 1 << 20
 
 
 def model_spec(checkpoint: TensorStore, context: int | None = None, *, planning: bool = False) -> DecoderSpec:
-    """The spec of a checkpoint as its configuration and its tensors have it. Arguments and errors as `decoder_spec`.
+    """Return the spec of a checkpoint from its configuration and its tensors. Arguments and errors as `decoder_spec`.
 
-    Many checkpoints hold the head although the configuration ties it to the embedding: mostly the same numbers once
-    more. Where they are others, the head was trained on its own, and is a matrix of its own, as `transformers` has it.
-    A plan, which reads none of them, takes it that they are the same.
+    Many checkpoints hold the head although the configuration ties it to the embedding, usually with equal numbers. If
+    the numbers differ, the head was trained separately and is its own matrix, as in `transformers`. A plan, which reads
+    no tensor, assumes that they are equal.
 
-    A model that was saved without a head has the embedding for one, whatever its configuration says: embeddings, for
-    which such models are made, need none.
+    A model that was saved without a head uses the embedding as its head, whatever its configuration says.
     """
     spec = decoder_spec(checkpoint.config, context)
     if HEAD not in checkpoint.tensors:
@@ -48,15 +51,15 @@ def model_spec(checkpoint: TensorStore, context: int | None = None, *, planning:
 
 
 def _is_headless(checkpoint: TensorStore) -> bool:
-    """Whether the model was saved without a head; packed directories, whose panels are bytes, hold all that it had."""
+    """Whether the model was saved without a head; packed directories, whose panels are bytes, hold all its tensors."""
     embedding = checkpoint.tensors.get(EMBEDDING)
     return checkpoint.headless or (embedding is not None and embedding.dtype == "U8")
 
 
 def _is_embedding(checkpoint: TensorStore, *, planning: bool) -> bool:
-    """Whether the checkpoint's head is its embedding, bit for bit; in a plan, whether it can be."""
+    """Whether the checkpoint's head equals its embedding, bit for bit; in a plan, whether it can."""
     head, embedding = checkpoint.tensors[HEAD], checkpoint.tensors.get(EMBEDDING)
-    # A packed directory, whose panels are bytes, has a head only where it was found to be another.
+    # A packed directory, whose panels are bytes, has a head only if it differs from the embedding.
     if embedding is None or head.dtype == "U8" or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
     if planning:
@@ -72,27 +75,27 @@ class Parameters:
     """The `ParameterSource` of a checkpoint. Matrices in the checkpoint's own format stay in the mapped file.
 
     Args:
-        checkpoint: where they come from.
-        dtype: the matrices' format: "auto" (each as the checkpoint has it), "float32", "float16" or "bfloat16".
-        progress: told of every parameter handed out.
-        quantize: a scheme in `SCHEMES`, by which matrices in that format are then quantised; None leaves them.
-        group: inputs that share a scale of quantised matrices, one of `GROUPS`; None takes `DEFAULT_GROUP`.
-        quantizer: rounds them.
+        checkpoint: the tensors.
+        dtype: the matrices' format: "auto" (each as in the checkpoint), "float32", "float16" or "bfloat16".
+        progress: called for every parameter.
+        quantize: a scheme in `SCHEMES` that quantises the matrices of that format; None leaves them.
+        group: inputs per scale of quantised matrices, one of `GROUPS`; None takes `DEFAULT_GROUP`.
+        quantizer: quantises one matrix.
 
     Attributes:
-        count: how many numbers have been handed out, each tensor once.
-        format: floating-point format of the matrices (where they differ, of the first) before they are quantised; empty
-            until one has been handed out.
-        scheme: how matrices are quantised, or None.
-        group: inputs that share a scale of matrices that are.
+        count: numbers handed out so far, each tensor once.
+        format: floating-point format of the matrices (of the first, if they differ) before quantisation; empty before
+            the first.
+        scheme: the quantisation scheme, or None.
+        group: inputs per scale of quantised matrices.
 
     Raises:
-        ConfigError: no such dtype, scheme or group, or a group and no scheme.
+        ConfigError: unknown dtype, scheme or group, or a group without a scheme.
         Unsupported: the checkpoint's weights are quantised.
     """
 
     quantized_by: ClassVar[str | None] = None
-    """The `quant_method` of checkpoints that are read; None: of those that are not quantised."""
+    """The `quant_method` of checkpoints that are read; None for unquantised ones."""
 
     def __init__(
         self,
@@ -104,14 +107,12 @@ class Parameters:
         group: int | None = None,
         quantizer: MatrixQuantizer = reference_quantizer,
     ) -> None:
-        if dtype != "auto" and dtype not in FORMATS:
-            raise ConfigError(f"must be auto or one of {', '.join(FORMATS)}, not {dtype!r}", param="dtype")
-        if quantize is not None and quantize not in SCHEMES:
-            raise ConfigError(f"must be one of {', '.join(SCHEMES)}, not {quantize!r}", param="quantize")
-        if group is not None and group not in GROUPS:
-            raise ConfigError(f"must be one of {', '.join(map(str, GROUPS))}, not {group!r}", param="group")
+        choices = {"dtype": ("auto", *FORMATS), "quantize": (None, *SCHEMES), "group": (None, *GROUPS)}
+        for name, value in (("dtype", dtype), ("quantize", quantize), ("group", group)):
+            if value not in choices[name]:
+                raise ConfigError(f"must be one of {option_list(choices[name])}, not {value!r}", param=name)
         if group is not None and quantize is None:
-            raise ConfigError("nothing is quantised, so nothing shares a scale: it goes with quantize", param="group")
+            raise ConfigError("requires quantize", param="group")
         refuse_quantized(checkpoint.config, self.quantized_by)
         self._checkpoint = checkpoint
         self._dtype = dtype
@@ -129,12 +130,12 @@ class Parameters:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Floating-point formats of the matrices that were handed out, sorted, before they are quantised."""
+        """Floating-point formats of the matrices handed out so far, sorted, before quantisation."""
         return tuple(sorted(self._formats))
 
     @property
     def made(self) -> str:
-        """What was made of the matrices that were handed out, by name."""
+        """The format of the matrices handed out so far, by name."""
         formats = "+".join(self.formats)
         return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self.group}"
 
@@ -143,12 +144,12 @@ class Parameters:
         return name in self._checkpoint.tensors
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The matrix [N, K] of that name.
+        """Return the matrix [N, K] of that name.
 
         Raises:
-            CheckpointError: it is missing or of another shape.
-            ConfigError: it does not fit into the dtype or the scheme asked for.
-            Unsupported: its elements are of no dtype that ferrum computes with.
+            CheckpointError: it is missing or has another shape.
+            ConfigError: its values do not fit into the requested dtype or scheme.
+            Unsupported: its elements have a dtype that ferrum does not compute with.
         """
         values = self._read(name, shape)
         try:
@@ -164,7 +165,7 @@ class Parameters:
         return weight
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
-        """A matrix in the dtype asked for."""
+        """Return a matrix in the requested dtype."""
         return values if self._dtype == "auto" else cast(values, self._dtype)
 
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
@@ -173,17 +174,17 @@ class Parameters:
         return self._quantizer(format_of(self.scheme, name), values, self.group)
 
     def vector(self, name: str, size: int) -> F32:
-        """The vector of that name, exactly, as f32 [size] whatever the matrices' format. Errors as `matrix`."""
+        """Return the vector of that name, exactly, as f32 [size]. Errors as `matrix`."""
         vector: F32 = self._read(name, (size,)).astype(np.float32)
         self._checkpoint.forget(name)
         self._hand_out(name, size)
         return vector
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
-        """Refuse at once what would be refused on the way: the checkpoint holds these tensors and no others.
+        """Refuse missing, misshapen and unexpected tensors before any is loaded.
 
         Args:
-            shapes: of all that will be asked for, by name (`parameter_shapes`).
+            shapes: of all tensors that will be requested, by name (`parameter_shapes`).
             ignored: as for `finish`.
 
         Raises:
@@ -195,13 +196,13 @@ class Parameters:
         self._refuse_unused(ignored)
 
     def finish(self, ignored: tuple[str, ...] = ()) -> None:
-        """Say that the model is complete.
+        """Declare that the model is complete.
 
         Args:
-            ignored: patterns (`*.inv_freq`) of tensors that may be there without being used.
+            ignored: patterns (`*.inv_freq`) of tensors that may exist without being used.
 
         Raises:
-            CheckpointError: the checkpoint holds tensors that nobody asked for: it is another model than it says.
+            CheckpointError: the checkpoint holds unused tensors: it is another model than it says.
         """
         self._refuse_unused(ignored)
         if self._progress is not None:
@@ -211,12 +212,11 @@ class Parameters:
         unexpected = [name for name in self._unused() if not any(fnmatchcase(name, each) for each in ignored)]
         if unexpected:
             raise CheckpointError(
-                f"{self._checkpoint.directory}: {len(unexpected)} tensors that the model does not have: "
-                f"{listed(unexpected)}"
+                f"{self._checkpoint.directory}: {len(unexpected)} unexpected tensors: {listed(unexpected)}"
             )
 
     def _unused(self) -> list[str]:
-        """Tensors that nobody has asked for, or is expected to."""
+        """Return the tensors that are neither used nor expected."""
         return [name for name in self._checkpoint.tensors if name not in self._used and name not in self._expected]
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -237,7 +237,7 @@ class Parameters:
             )
 
     def _hand_out(self, name: str, numbers: int) -> None:
-        """Remember that a tensor of so many numbers was used."""
+        """Record that a tensor of this many numbers was used."""
         if name not in self._used:
             self._used.add(name)
             self._done_bytes += self._checkpoint.tensors[name].nbytes
@@ -247,11 +247,11 @@ class Parameters:
 
 
 class PlannedParameters(Parameters):
-    """What `Parameters` would hand out, by its size: of zeros, which take no memory. No tensor is read.
+    """The sizes of `Parameters`: matrices of zeros that take no memory. No tensor is read.
 
     Args:
         checkpoint, dtype, quantize, group: as of `Parameters`.
-        panels: quantised matrices lie in panels, as the native quantiser makes them; else as the reference does.
+        panels: quantised matrices are in panels, as from the native quantiser; else in rows, as from the reference.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class PlannedParameters(Parameters):
         self._vectors: dict[int, F32] = {}
 
     def vector(self, name: str, size: int) -> F32:
-        """See `Parameters.vector`; those of a size are one, since kernels want them in one piece."""
+        """Return zeros; vectors of one size are one array, since kernels need contiguous ones."""
         self._read(name, (size,))
         self._hand_out(name, size)
         return self._vectors.setdefault(size, np.zeros(size, np.float32))
@@ -283,7 +283,7 @@ class PlannedParameters(Parameters):
 
 
 def _blank_panels(name: str, values: NDArray[Any], group: int) -> PanelWeight:
-    """The `MatrixQuantizer` of a plan whose weights lie in panels."""
+    """Return a blank matrix in panels: the `MatrixQuantizer` of a plan for native kernels."""
     outputs, inputs = values.shape
     layout = layout_of(name, group)
     panels: NDArray[np.uint8] = _zeros(layout.shape((outputs, inputs)), np.dtype(np.uint8))
@@ -291,7 +291,7 @@ def _blank_panels(name: str, values: NDArray[Any], group: int) -> PanelWeight:
 
 
 def _blank_rows(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
-    """The `MatrixQuantizer` of a plan whose weights lie as the reference makes them: one row of them, repeated."""
+    """Return a blank matrix of one repeated row: the `MatrixQuantizer` of a plan for reference kernels."""
     row = reference_quantizer(name, values[:1], group)
     held = ((field.name, getattr(row, field.name)) for field in fields(row))
     whole: dict[str, Any] = {
@@ -301,26 +301,26 @@ def _blank_rows(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of one zero, again and again."""
+    """Return an array that repeats one zero."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def format_of(scheme: Scheme, name: str) -> str:
-    """The format that the scheme has for the matrix of that name, a key of `QUANTIZERS`."""
+    """Return the scheme's format for the matrix of that name, a key of `QUANTIZERS`."""
     return scheme.ends if name in (EMBEDDING, HEAD) else scheme.layers
 
 
 def refuse_quantized(config: Mapping[str, Any], *read: str | None) -> None:
-    """Raise Unsupported where a model's weights are quantised by another method than those (None: not at all)."""
+    """Raise Unsupported if a model's weights are quantised by a method other than these (None means unquantised)."""
     method = quantization_method(config)
     if method not in read:
         raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """How a model's `config.json` says that its weights are quantised; None: not at all. MLX names no method."""
+    """Return the quantisation method in a model's `config.json`, or None. MLX has no name of a method."""
     quantization = config.get("quantization_config") or config.get("quantization")
     if not quantization:
         return None
     named = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    return str(named or "without the name of a method")
+    return str(named or "unnamed method")

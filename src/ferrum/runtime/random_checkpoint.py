@@ -1,6 +1,6 @@
-"""A checkpoint that lies in no file: random weights of a model's true shapes, for measurements of speed.
+"""A checkpoint of random weights in a model's true shapes, for speed measurements.
 
-What such a model says is no sense: only sizes, formats and the work of a step are real.
+Its output is meaningless; sizes, formats and the work of a step are real.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from numpy.typing import NDArray
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.quant.dense import FORMATS
+from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.tensor_file import TensorInfo
 
 DEVIATION: Final = 0.02
-"""Standard deviation of the weights: what models are initialised with."""
+"""Standard deviation of the weights, the usual one of initialisation."""
 
 _POOL: Final = 4_194_319
-"""Random numbers that are really drawn. Prime, so that no two rows of a matrix begin at the same one."""
+"""Random numbers drawn. A prime, so that no two rows of a matrix begin at the same one."""
 
 _DTYPE: Final = "bfloat16"
 
 
-class RandomCheckpoint:
+class RandomCheckpoint(TensorStore):
     """Matrices of N(0, 0.02), norms of one, biases of zero: a `TensorStore` in bfloat16.
 
-    A matrix is a run of one pool of random numbers, begun at a place that its name decides and repeated where it is
-    longer than the pool. So it is made as fast as memory is copied, is the same in every process, and only the tensor
-    that is being read takes memory.
+    A matrix is a run of one pool of random numbers, from an offset that its name decides, repeated if it is longer than
+    the pool. So it is made at the speed of a copy, is the same in every process, and only the tensor being read takes
+    memory.
 
     Args:
-        name: stands for the directory in messages.
-        config: a `config.json`'s values.
+        name: used for the directory in messages.
+        config: the values of a `config.json`.
 
     Attributes: see `TensorStore`.
 
@@ -57,17 +58,7 @@ class RandomCheckpoint:
         numbers = np.random.Generator(np.random.PCG64(0)).standard_normal(_POOL, np.float32)
         self._pool = (DEVIATION * numbers).astype(FORMATS[_DTYPE])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
-
-    def file_of(self, name: str) -> str:
-        """What stands for a tensor's file in messages."""
-        return f"{self.directory} ({name})"
-
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor of that name, made anew."""
         shape = self.tensors[name].shape
         if len(shape) == 1:
             return np.full(shape, 0 if name.endswith(".bias") else 1, FORMATS[_DTYPE])
@@ -78,6 +69,3 @@ class RandomCheckpoint:
             flat[done : done + len(piece)] = piece
             done, at = done + len(piece), 0
         return flat.reshape(shape)
-
-    def forget(self, name: str) -> None:
-        """Nothing is kept of a tensor that was read."""

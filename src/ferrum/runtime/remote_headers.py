@@ -1,4 +1,7 @@
-"""A model's configuration and its tensors' names and shapes, without the tensors: all that a plan needs."""
+"""A hub model's configuration, tensor names and shapes without its tensors: all that a memory plan needs.
+
+Downloads of whole models are in `hub.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
-class HubListing:
-    """A `TensorStore` of a model that stayed on the hub: it knows what its tensors are, and cannot read them.
+class RemoteHeaders(TensorStore):
+    """A `TensorStore` of a model on the hub: it knows the tensors' shapes and cannot read them.
 
     Attributes: see `TensorStore`.
     """
@@ -43,27 +46,15 @@ class HubListing:
         self.tensors = {full: tensors[own] for full, own in whole_names(tensors, config).items()}
         self.headless = is_headless(tensors)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
-
-    def file_of(self, name: str) -> str:  # noqa: ARG002 - a store's signature
-        """What stands for a tensor's file in messages."""
-        return f"{self.directory}'s files"
-
     def read(self, name: str) -> NDArray[Any]:
-        """A plan reads no tensor but to be told what is wrong with its dtype. Raises Unsupported."""
+        """Refuse the tensor's dtype: a plan reads a tensor only if the dtype is unknown. Raises Unsupported."""
         raise Unsupported(f"dtype {self.tensors[name].dtype}", f"{self.directory}: tensor {name!r}")
-
-    def forget(self, name: str) -> None:
-        """Nothing is held of a tensor."""
 
 
 def listed_model(name: str) -> TensorStore:
-    """A model that is to be planned. Of one of the hub that is not in the cache only the files' headers are fetched.
+    """Return the store of a model to plan. Of a hub model outside of the cache, only the files' headers are fetched.
 
-    Errors as of `resolve_model` and `Checkpoint`.
+    Raises: as `resolve_model` and `Checkpoint`.
     """
     found = located(name)
     if isinstance(found, Path):
@@ -74,12 +65,12 @@ def listed_model(name: str) -> TensorStore:
     if cached is not None and has_weights(cached):
         return Checkpoint(cached)
     listing = _asked(*found)
-    # Of a packed model only the files themselves can be planned.
+    # A packed model can only be planned from the files themselves.
     return Checkpoint(resolve_model(name)) if is_packed(listing) else listing
 
 
-def _asked(repo: str, revision: str | None) -> HubListing:
-    """The listing as the hub tells it."""
+def _asked(repo: str, revision: str | None) -> RemoteHeaders:
+    """Return the headers from the hub."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -105,11 +96,11 @@ def _asked(repo: str, revision: str | None) -> HubListing:
             raise CheckpointError(
                 problem.replace(folder, named) if folder in problem else f"{named!r} {problem}"
             ) from error
-    return HubListing(named, config, tensors)
+    return RemoteHeaders(named, config, tensors)
 
 
 def _header(api: HfApi, repo: str, revision: str | None, file: str) -> dict[str, TensorInfo]:
-    """What a file of weights holds. Raises CheckpointError."""
+    """Return the tensors of a weight file. Raises CheckpointError."""
     from huggingface_hub.errors import SafetensorsParsingError
 
     try:
@@ -124,7 +115,7 @@ def _header(api: HfApi, repo: str, revision: str | None, file: str) -> dict[str,
 
 @contextmanager
 def _missing_as(problem: str) -> Iterator[None]:
-    """A file that the repository does not have is told as CheckpointError."""
+    """Raise CheckpointError for a file that the repository lacks."""
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:

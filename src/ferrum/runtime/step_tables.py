@@ -1,4 +1,4 @@
-"""From the spans of a step to the tables that kernels read. The only place where such tables are made."""
+"""From the spans of a step to the tables that kernels read. No other module makes such tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Piece(NamedTuple):
         cache_id: the sequence; pages for its tokens are reserved.
         start: position of the first token.
         tokens: ids.
-        logit_rows, hidden_rows: rows of this piece whose logits, or final hidden states, are wanted.
+        logit_rows, hidden_rows: rows of this piece whose logits or final hidden states are wanted.
     """
 
     cache_id: str
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def stage(pieces: Sequence[Piece], pages: PageTable, embeddings: F32 | None = None) -> StepTables:
-    """Tables of one forward pass over the pieces, in order."""
+    """Return the tables of one forward pass over the pieces, in order."""
     token_ids: list[int] = []
     positions: list[int] = []
     bounds = [0]
@@ -59,14 +59,14 @@ def _table(values: Sequence[int]) -> Int32:
 
 
 def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> Int32:
-    """[pieces, most pages of a sequence], padded with -1."""
+    """Return [pieces, max pages of a sequence], padded with -1."""
     rows = [pages.row(piece.cache_id, group) for piece in pieces]
     lengths = list(map(len, rows))
     width = max(lengths, default=0)
     flat = np.fromiter(chain.from_iterable(rows), np.int32, sum(lengths))
     if len(flat) == width * len(rows):
         return flat.reshape(len(rows), width)
-    # Padding is never spelled out: beside one long sequence nearly all of it would be.
+    # Building padded lists would be slow: next to one long sequence, nearly all of them is padding.
     table = np.full((len(rows), width), -1, np.int32)
     table[np.arange(width) < np.array(lengths)[:, None]] = flat
     return table

@@ -1,10 +1,9 @@
-"""One safetensors file, mapped: its header is checked before anything is believed, its data is read when used;
-and the header of one that is written.
+"""One safetensors file, mapped: its header is checked at once, its data is read when used. Also writes such headers.
 
-A file is 8 bytes of header length, a JSON header that gives each tensor's dtype, shape and place, and the data. What a
-valid header is decides the safetensors library (known dtypes; places in order, without gap or overlap, of the size that
-shape and dtype call for, up to the file's end); here it is asked, and repeated names are refused beside. So no later
-access can leave the mapping, unless somebody shortens the file while it is in use.
+A file is 8 bytes of header length, a JSON header with each tensor's dtype, shape and offsets, and the data. The
+safetensors library validates the header (known dtypes; offsets in order, without gap or overlap, of the right size, up
+to the file's end); here repeated names are refused as well. So no access can leave the mapping, unless the file is
+truncated while it is in use.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ferrum.quant.dense import FORMATS
 from ferrum.text.json_files import refuse_pointer
 
 MAX_HEADER_BYTES: Final = 32 << 20
-"""More than a quarter of a million tensors; a longer header is taken for an attack on the memory."""
+"""More than a quarter of a million tensors; a longer header may be an attack on the memory."""
 
 _ALIGNMENT: Final = 64
 
@@ -36,7 +35,7 @@ _FORMAT_OF: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies.
+    """The place of a tensor in a file.
 
     Attributes:
         dtype: as the file spells it: "F32", "BF16", "I64", ...
@@ -55,7 +54,7 @@ class TensorInfo:
 
     @property
     def format(self) -> str | None:
-        """The dtype's name in `quant.dense.FORMATS`; None: it is not among them."""
+        """The dtype's name in `quant.dense.FORMATS`; None for other dtypes."""
         return _FORMAT_OF.get(self.dtype)
 
 
@@ -64,10 +63,10 @@ class TensorFile:
 
     Attributes:
         path: the file.
-        tensors: what it holds, by name, in the order of the header.
+        tensors: its tensors by name, in the order of the header.
 
     Raises:
-        CheckpointError: the file is not there, unreadable, truncated, or its header is not valid.
+        CheckpointError: the file is missing, unreadable, truncated, or its header is invalid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,10 +88,10 @@ class TensorFile:
         self.tensors = {name: _info(entry, 8 + header) for name, entry in entries.items()}
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor as a read-only view of the mapped file (a copy where the file does not align it).
+        """Return a tensor as a read-only view of the mapped file, or as a copy if the file does not align it.
 
         Raises:
-            CheckpointError: the shape is more than an array can have.
+            CheckpointError: an array cannot have this shape.
             Unsupported: not a floating-point dtype that ferrum computes with.
         """
         info = self.tensors[name]
@@ -113,12 +112,12 @@ class TensorFile:
         return aligned
 
     def read_bytes(self, name: str) -> NDArray[np.uint8]:
-        """A tensor's bytes, whatever they mean, as a read-only view [nbytes] of the mapped file."""
+        """Return a tensor's bytes as a read-only view [nbytes] of the mapped file, whatever its dtype."""
         info = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, info.nbytes, info.begin)
 
     def forget(self, name: str) -> None:
-        """Let go of the memory that reading a tensor took; views stay valid and read the file again."""
+        """Free the memory that reading a tensor took; views stay valid and read the file again."""
         info = self.tensors[name]
         begin = info.begin // mmap.PAGESIZE * mmap.PAGESIZE
         if info.nbytes and hasattr(mmap, "MADV_DONTNEED"):
@@ -126,10 +125,10 @@ class TensorFile:
 
 
 def file_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
-    """The header of a file to be written: its length, then JSON filled with spaces so that the data are aligned.
+    """Return the header of a new file: its length, then JSON padded with spaces so that the data are aligned.
 
     Args:
-        tensors: name, dtype as the file spells it, shape and bytes of each, as their data will follow one another.
+        tensors: name, dtype as the file spells it, shape and bytes of each, in the order of their data.
     """
     places, end = {}, 0
     for name, dtype, shape, nbytes in tensors:
@@ -141,21 +140,21 @@ def file_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> byt
 
 
 def _mapped(file: int) -> mmap.mmap:
-    """The file as memory, on large pages where the system can: faster to touch, and to read again and again."""
+    """Map a file, on huge pages if the system can: they are faster to touch and to read repeatedly."""
     memory = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system built without them
+        with suppress(OSError):  # a kernel built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def _header_of(path: Path, prefix: bytes, size: int) -> int:
-    """The header's length, before anything of that length is read."""
+    """Return the header's length, checked before anything of that length is read."""
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or 8 + length > size:
         raise CheckpointError(f"{path}: is truncated: {size} bytes, {8 + length} needed for the header alone")
     if length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{path}: a header of {length} bytes, more than {MAX_HEADER_BYTES}")
+        raise CheckpointError(f"{path}: a header of {length} bytes exceeds {MAX_HEADER_BYTES}")
     return length
 
 
@@ -168,7 +167,7 @@ def _ask_library(path: Path) -> None:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The library lets the last of equal names win; two tensors of a name are two checkpoints in one."""
+    """Refuse repeated names, of which the library takes the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         (name, count), *_ = Counter(name for name, _ in pairs).most_common(1)

@@ -1,1 +1,1 @@
-"""Copies of KV pages outside the pool: in memory and on disk."""
+"""KV tiers: copies of KV pages outside the pool, in host memory and on disk."""

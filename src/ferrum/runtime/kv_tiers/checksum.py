@@ -1,7 +1,4 @@
-"""Checksums of packed tensors: they find what disks and copies do to files, at the speed at which memory is read.
-
-They are no protection from intent.
-"""
+"""Checksums of packed tensors and pages, at the speed of reading memory. They find damage, not tampering."""
 
 from __future__ import annotations
 
@@ -21,12 +18,13 @@ _KEYS: Final = np.arange(1, _PAGE // 8 + 1, dtype="<u8") * np.uint64(0x9E3779B97
 
 
 def page_sums(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """A sum of each 4 KiB, the end filled up with zeros: uint64 [pages].
+    """Return a sum of each 4 KiB page, the last one padded with zeros: uint64 [pages].
 
     Word i of a page, 64 bits, counts as (low + a_i) x (high + b_i) + itself, where b_i, a_i are the halves of
-    (i + 1) x 0x9e3779b97f4a7c15; the halves are added modulo 2^32, all else modulo 2^64. (The products are those of
-    NH, "UMAC: fast and secure message authentication", Black and others 1999, section 3; the word itself is added for
-    the one value in 2^32 that would hide its other half.)
+    (i + 1) x 0x9e3779b97f4a7c15; the halves are added modulo 2^32, all else modulo 2^64. (The products are those of NH,
+    "UMAC: fast and secure message authentication", Black and others 1999, section 3; the word itself is added for the
+    one
+    value in 2^32 that would hide its other half.)
     """
     whole = data[: len(data) // _PAGE * _PAGE].reshape(-1, _PAGE)
     end = np.zeros((-(-len(data) // _PAGE) - len(whole), _PAGE), np.uint8)
@@ -43,12 +41,12 @@ def _sums_of(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def native_page_sums(runtime: Any, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The same on the thread team of a `Runtime` of the native library."""
+    """Return the same sums, computed by the thread team of the native library's `Runtime`."""
     sums = np.empty(-(-len(data) // _PAGE), np.uint64)
     runtime.sum_pages(data, sums)
     return sums
 
 
 def checksum(data: NDArray[np.uint8], sums: PageSums = page_sums) -> int:
-    """Of a tensor's bytes: CRC-32 of its pages' sums."""
+    """Return the checksum of a tensor's bytes: CRC-32 of its pages' sums."""
     return zlib.crc32(sums(data).astype("<u8").tobytes())

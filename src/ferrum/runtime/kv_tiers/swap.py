@@ -1,4 +1,4 @@
-"""Pages that had to make room, in host buffers: a preempted sequence comes back without computing them again."""
+"""The swap tier: evicted pages in host buffers, so that a preempted sequence resumes without recomputing them."""
 
 from __future__ import annotations
 
@@ -16,70 +16,70 @@ from ferrum.cache.tiered_restore import PageKeeper, Wanted
 from ferrum.kernels.interface import Bytes, Kernels
 
 WINDOW: Final = 15
-"""Copies that tell what a copy takes: their median, for anything may hold up a single one."""
+"""Recent copies whose median time is the estimate of a copy."""
 
 AGAIN: Final = 64
-"""Of so many pages that were not worth a copy one is copied all the same: the machine may have become faster."""
+"""One of this many pages is copied even if copies do not pay, since the machine may have become faster."""
 
 
 @dataclass(slots=True, eq=False)
-class _Departure:
-    """A page made room: whether it was asked for after that."""
+class _Eviction:
+    """An evicted page, and whether it was requested after that."""
 
     page: tuple[str, Name]
     asked: bool = False
 
 
-class Returns:
-    """How many of the pages that had to make room are asked for again, whether they were copied or not.
+class ReuseHistory:
+    """The share of evicted pages that are requested again, copied or not.
 
-    A page that comes and goes is counted each time it goes: each time there was a copy to make.
+    A page that is evicted several times counts each time, since each time there was a copy to make.
 
     Args:
-        most: times that are remembered, the last ones.
+        size: number of evictions remembered.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._departures: deque[_Departure] = deque()
-        self._last: dict[tuple[str, Name], _Departure] = {}
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._evictions: deque[_Eviction] = deque()
+        self._last: dict[tuple[str, Name], _Eviction] = {}
         self._count = 0
 
     @property
     def share(self) -> float:
-        """The part of them, above 0 and at most 1: all, as long as nothing is known."""
-        return (self._count + 1) / (len(self._departures) + 1)
+        """The share, above 0 and at most 1; 1 while nothing is known."""
+        return (self._count + 1) / (len(self._evictions) + 1)
 
     def left(self, page: tuple[str, Name]) -> None:
-        """The page makes room."""
-        self._last[page] = _Departure(page)
-        self._departures.append(self._last[page])
-        if len(self._departures) > self._most:
-            oldest = self._departures.popleft()
+        """Record that a page is evicted."""
+        self._last[page] = _Eviction(page)
+        self._evictions.append(self._last[page])
+        if len(self._evictions) > self._size:
+            oldest = self._evictions.popleft()
             self._count -= oldest.asked
             if self._last[oldest.page] is oldest:
                 del self._last[oldest.page]
 
     def asked(self, page: tuple[str, Name]) -> None:
-        """Somebody wants the page."""
-        departure = self._last.get(page)
-        if departure is not None and not departure.asked:
-            departure.asked = True
+        """Record that a page is requested."""
+        eviction = self._last.get(page)
+        if eviction is not None and not eviction.asked:
+            eviction.asked = True
             self._count += 1
 
 
-class SwapKeeper:
-    """Keeps pages from the moment they lose their place; see `PageKeeper`. A page that comes back leaves its buffer.
+class SwapTier:
+    """A tier of host buffers that holds pages from their eviction until they are restored.
 
-    Whether a page is copied or computed again is decided by what both have taken on this machine so far, and by how
-    many of the pages that made room were asked for again: most of those of answers that have ended never are.
+    A page is copied if copying costs less time than recomputing, by measurements on this machine and by the share of
+    evicted pages that are requested again: most pages of finished requests never are.
 
     Args:
-        pages: whose keeper this becomes.
-        kernels: whose pool it is.
-        capacity: most bytes of the buffers; those that came first go first.
-        recompute: seconds that computing a page again would take, as measured; 0 while nothing is known.
-        below: asked for what is not here, and given what is proven.
+        pages: the page table to attach to.
+        kernels: owner of the pool.
+        capacity: maximum bytes of the buffers; the oldest are dropped first.
+        recompute: returns the measured seconds to recompute a page; 0 while unknown.
+        below: the next tier, which gets published pages and requests for missing ones.
         clock: seconds.
     """
 
@@ -101,26 +101,24 @@ class SwapKeeper:
         self._bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOW)
         self._refused = 0
-        # As many as would still be here, had all been copied.
-        self._returns = Returns(max(1, capacity // min(kernels.page_bytes(group.name) for group in pages.groups)))
+        # As many as the buffers would hold if every page were copied.
+        self._history = ReuseHistory(max(1, capacity // min(kernels.page_bytes(group.name) for group in pages.groups)))
         pages.attach(self)
 
     def keep(self, group: str, named: NamedPage) -> None:
-        """See `PageKeeper`."""
         if self._below is not None:
             self._below.keep(group, named)
 
     def evicted(self, group: str, named: NamedPage) -> None:
-        """See `PageKeeper`."""
         size = self._kernels.page_bytes(group)
         pays = self._pays(size)
-        self._returns.left((group, named.name))
+        self._history.left((group, named.name))
         if size > self._capacity or not pays:
             return
         begun = self._clock()
         try:
             content = self._kernels.read_page(group, named.page)
-        except MemoryError:  # less of it than the option says: the page is computed again
+        except MemoryError:  # less memory than the option promised: recompute the page
             return
         self._rates.append((self._clock() - begun) / size)
         replaced = self._buffers.pop((group, named.name), None)
@@ -130,7 +128,6 @@ class SwapKeeper:
             self._bytes -= len(self._buffers.popitem(last=False)[1])
 
     def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
-        """See `PageKeeper`. What is in the buffers is there at once; for all else those below take their time."""
         filled = [self._fill(each) for each in wanted]
         missing = [index for index, there in enumerate(filled) if not there]
         whole: Future[Sequence[bool]] = Future()
@@ -148,7 +145,7 @@ class SwapKeeper:
         return whole
 
     def _fill(self, wanted: Wanted) -> bool:
-        self._returns.asked((wanted.group, wanted.name))
+        self._history.asked((wanted.group, wanted.name))
         content = self._buffers.pop((wanted.group, wanted.name), None)
         if content is None:
             return False
@@ -157,11 +154,11 @@ class SwapKeeper:
         return True
 
     def _pays(self, size: int) -> bool:
-        """Whether a page's way out, and back if it is asked for, takes less time than to compute it then.
+        """Whether copying a page out, and back with the measured probability, takes less time than recomputing it.
 
-        Yes while one of both is unknown.
+        True while either time is unknown.
         """
-        known, share = self._recompute(), self._returns.share
+        known, share = self._recompute(), self._history.share
         if not (known and self._rates) or (1 + share) * size * median(self._rates) < share * known:
             return True
         self._refused += 1
