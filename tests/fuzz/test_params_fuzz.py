@@ -1,4 +1,4 @@
-"""Random sampling parameters go through JSON and pickle."""
+"""Random sampling parameters round-trip through JSON and pickle."""
 
 from __future__ import annotations
 

@@ -23,15 +23,16 @@ SECTIONS = {
             stop strings are found as tokens come, no character is cut,
             ends come from generation_config.json, token ids are integers,
             reports wait for no step, the event loop computes nothing, nothing half-written is used,
-            sizes follow heads and formats, a prompt that is too long is refused, no fallback answers with stale keys""",
+            sizes follow heads and formats, a prompt that is too long is refused,
+            no fallback answers with stale keys""",
 }
-"""The rows by section: what the tables name, and each mistake of section 5."""
+"""The rows by section: the names in the tables, and each mistake of section 5."""
 
 ROWS = [f"{section}.{name.strip()}" for section, names in SECTIONS.items() for name in names.split(",")]
 
 
 def marked() -> Iterator[str]:
-    """The rows that a test of `make test` is marked with."""
+    """Return the rows that tests of `make test` are marked with."""
     for path in TESTS:
         for node in nodes(path):
             marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
@@ -47,5 +48,5 @@ def test_every_row_has_a_test_that_names_it() -> None:
     assert set(ROWS) - set(marked()) == set()
 
 
-def test_no_test_names_a_row_that_does_not_exist() -> None:
+def test_every_marked_row_exists() -> None:
     assert set(marked()) - set(ROWS) == set()

@@ -1,9 +1,9 @@
-"""A day of everything that reuses work, in little time: nothing leaks, nobody gets another's answer, the books agree.
+"""A soak test of all caches: nothing leaks, no request gets another's answer, and the counters agree.
 
-Threads ask at once for what an engine without any of it has answered before: prompts that begin alike, several choices,
-sessions that fork and go back, beams, streams that are left, deadlines that pass. The pool is too small for them, there
+Threads send requests whose answers an engine without caches has computed before: shared prefixes, several choices,
+sessions with forks and truncation, beams, cancelled streams, missed deadlines. The pool is too small for them; there
 are swap buffers for a few pages, drafts, priorities, and a directory whose files are damaged and deleted meanwhile. Now
-and then the engine ends, and another one finds what is left on disk.
+and then the engine ends, and another one uses the pages on disk.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CASE = "qwen3-windows"
 KINDS = 24
 THREADS = 6
 LIVES = 8
-"""Engines, one after the other."""
+"""Number of engines, one after the other."""
 
 SLACK = 12 << 20
-"""Bytes by which memory may differ at the end of two lives: what six threads' arenas keep."""
+"""Bytes by which memory may differ after two engines: the arenas of six threads."""
 
 
 def prompt_of(kind: int) -> list[int]:
-    """A prompt of up to 200 tokens that begins like a third of the others."""
+    """Return a prompt of up to 200 tokens that shares its prefix with a third of the others."""
     common = tokens_of(find(CASE), 130, seed=kind % 3)
     return common[: 130 - kind % 5 * 31] + tokens_of(find(CASE), 1 + kind * 3, seed=100 + kind)
 
@@ -76,7 +76,7 @@ def loaded(capacity: int) -> LocalExecutor:
 
 
 def opened(executor: LocalExecutor, directory: Path | None) -> LLM:
-    """All of it on with a directory, and nothing without."""
+    """Build an engine with all caches if there is a directory, else with none."""
     config = EngineConfig(
         model=ModelConfig(model=str(directory_of(find(CASE)))),
         policy="priority",
@@ -92,7 +92,7 @@ def opened(executor: LocalExecutor, directory: Path | None) -> LLM:
 
 
 class Expected:
-    """What an engine answers that shares, swaps and guesses nothing."""
+    """Return the answers of an engine without caches and drafts."""
 
     def __init__(self) -> None:
         with opened(loaded(8192), None) as plain:
@@ -106,7 +106,7 @@ class Expected:
 
 
 class User:
-    """Does one thing after the other, at random, and checks what comes of it."""
+    """A client that runs random actions and checks their results."""
 
     def __init__(self, llm: LLM, expected: Expected, directory: Path, seed: str) -> None:
         self.llm, self.expected, self.directory = llm, expected, directory
@@ -115,7 +115,7 @@ class User:
         self.failure: BaseException | None = None
 
     def run(self, until: float) -> None:
-        """Rounds of everything in any order: one at least, and no other once it is so late."""
+        """Run all actions in random order, at least once, until the deadline."""
         actions = [self.ask, self.ask, self.ask, self.leave, self.hurry, self.branch, self.search, self.damage]
         try:
             while not self.done or time.monotonic() < until:
@@ -135,7 +135,7 @@ class User:
         assert [told(output) for output in outputs] == [self.expected.answers[kind] for kind in kinds]
 
     def hurry(self) -> None:
-        """With a deadline that may pass: what there is by then is right."""
+        """Send a request with a deadline; a partial answer must be right."""
         kinds = self.kinds(2)
         for kind, output in zip(kinds, self.generated(kinds, deadline=self.random.uniform(0.001, 0.2)), strict=True):
             expected: Sequence[tuple[int, str, list[int], object]] = self.expected.answers[kind][0]  # type: ignore[assignment]
@@ -148,7 +148,7 @@ class User:
         return self.llm.generate(prompts, params, use_tqdm=False, **options)  # type: ignore[arg-type]
 
     def leave(self) -> None:
-        """Read some of a stream, and go."""
+        """Read a part of a stream and cancel it."""
         (kind,) = self.kinds(1)
         stream = self.llm.stream(prompt_of(kind), params_of(kind))
         for _ in range(self.random.randint(0, 12)):
@@ -157,7 +157,7 @@ class User:
         stream.close()  # type: ignore[attr-defined]
 
     def branch(self) -> None:
-        """A session whose forks go on, go back and are asked again."""
+        """Run a session with forks that continue, truncate and repeat."""
         kind = 2 * self.random.randrange(KINDS // 2)
         ((_, _, tokens, _),) = self.expected.answers[kind][0]  # type: ignore[misc]
         session = self.llm.session(prompt_of(kind))
@@ -173,7 +173,7 @@ class User:
         assert self.expected.search(self.llm, kind) == self.expected.beams[kind]
 
     def damage(self) -> None:
-        """Somebody flips a bit of a page on disk, cuts it short, or deletes it."""
+        """Flip a bit of a page on disk, truncate it, or delete it."""
         pages = sorted(self.directory.glob("*.page"))
         if not pages or self.random.random() < 0.8:
             return
@@ -187,13 +187,13 @@ class User:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def live(expected: Expected, directory: Path, seconds: float, name: str) -> Counter[str]:
-    """One engine's life; what was done in it."""
+    """Run one engine and return its actions."""
     executor = loaded(1024)
     pages = executor.lm.pages
     with opened(executor, directory) as llm:
@@ -218,7 +218,7 @@ def live(expected: Expected, directory: Path, seconds: float, name: str) -> Coun
 @pytest.mark.parametrize(
     "seconds", [0, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])], ids=["slice", "soak"]
 )
-def test_a_day_of_everything(tmp_path: Path, seconds: int) -> None:
+def test_all_caches_together_leak_nothing_and_change_no_answer(tmp_path: Path, seconds: int) -> None:
     require_native()
     if seconds:
         seconds = int(os.environ.get("FERRUM_TEST_SOAK_SECONDS", seconds))

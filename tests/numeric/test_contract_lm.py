@@ -1,4 +1,4 @@
-"""Section 3 of the contract on DecoderLM: the one implementation for all families."""
+"""Section 3 of the contract on `DecoderLM`, the one implementation of all families."""
 
 from __future__ import annotations
 

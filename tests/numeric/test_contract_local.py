@@ -1,4 +1,4 @@
-"""The contract's verbs on the real thing: tiny random models, loaded from disk and run by the reference kernels."""
+"""The contract's verbs on tiny random models, loaded from disk and run by the reference kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
-from contract_verbs.pages import *  # noqa: F403 - and those about pages
+from contract_verbs.pages import *  # noqa: F403 - and those of pages
 from ferrum.runtime.load import load_executor
 from shared_models import folder
 from tiny import directory_of, find
@@ -20,7 +20,7 @@ from tiny import directory_of, find
 
 @cache
 def poisoned(name: str) -> Path:
-    """The checkpoint with a NaN in the embedding of one token: whoever uses it has no finite logits."""
+    """Return the checkpoint with a NaN in the embedding of one token."""
     directory = folder(f"poisoned-{name}")
     shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
     tensors = load_file(directory / "model.safetensors")
@@ -31,7 +31,7 @@ def poisoned(name: str) -> Path:
 
 @pytest.fixture(params=["replayed", "walked"])
 def make(request: pytest.FixtureRequest) -> Maker:
-    """Executors as they are loaded, and with the reference kernels and no recording."""
+    """Make executors as loaded, and with the reference kernels without a recorded program."""
     walked = request.param == "walked"
 
     def made(**options: int | None) -> Kit:

@@ -1,6 +1,6 @@
-"""The executor on tiny random models: beside `transformers`, one forward pass a verb, carried tokens, its own figures.
+"""The executor on tiny random models: parity with `transformers`, one pass per verb, CARRY tokens, and its reports.
 
-What every executor must do is in `contract_verbs`, which `test_contract_local` runs on the same models.
+Requirements of every executor are in `contract_verbs`, which `test_contract_local` runs on the same models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def executor() -> Iterator[LocalExecutor]:
 
 
 class CountingKernels:
-    """Kernels that count their calls, and the steps."""
+    """Kernels that count their calls and the steps."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -58,7 +58,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-# One pass
+# Passes
 
 
 @pytest.mark.contract("2.batch_prefill")
@@ -94,7 +94,7 @@ def test_every_list_verb_embeds_once_and_has_one_head(executor: LocalExecutor) -
 
 
 @pytest.mark.contract("2.submit")
-def test_a_step_larger_than_the_buffers_takes_more_passes_and_gives_the_same_bits(executor: LocalExecutor) -> None:
+def test_a_step_larger_than_the_buffers_gives_the_same_bits_in_more_passes(executor: LocalExecutor) -> None:
     expected = executor.forward(TOKENS)[0]
     with load_executor(
         directory_of(find(WINDOWS)), kernels="reference", kv_capacity=512, max_batch_size=2, max_rows=7
@@ -105,12 +105,12 @@ def test_a_step_larger_than_the_buffers_takes_more_passes_and_gives_the_same_bit
         assert spy.calls["begin"] == -(-len(TOKENS) // 7)
 
 
-# Beside transformers
+# Parity with transformers
 
 
 @cache
 def twin(name: str) -> Any:
-    """Hidden states and attention weights of the independent implementation for TOKENS."""
+    """Return the hidden states and attention weights of transformers for TOKENS."""
     with torch.no_grad():
         return model_of(find(name)).float()(torch.tensor([TOKENS]), output_hidden_states=True, output_attentions=True)
 
@@ -118,7 +118,7 @@ def twin(name: str) -> Any:
 @pytest.mark.contract("1.PrefillOutput")
 @pytest.mark.contract("1.DecodeOutput")
 @pytest.mark.parametrize("name", [WINDOWS, "llama3"])
-def test_hidden_states_are_those_of_transformers(name: str) -> None:
+def test_hidden_states_match_transformers(name: str) -> None:
     expected = twin(name).hidden_states[-1][0].numpy()
     with load_executor(directory_of(find(name)), kernels="reference", kv_capacity=512) as executor:
         whole = executor.prefill(PrefillInput(TOKENS, return_hidden_states=True)).hidden_states
@@ -136,7 +136,7 @@ def test_hidden_states_are_those_of_transformers(name: str) -> None:
 @pytest.mark.contract("1.PrefillOutput")
 @pytest.mark.contract("1.DecodeOutput")
 @pytest.mark.parametrize("name", [WINDOWS, "llama3", "mistral"])
-def test_attention_weights_are_those_of_transformers_through_windows_and_chunks(name: str) -> None:
+def test_attention_weights_match_transformers_with_windows_and_chunks(name: str) -> None:
     expected = [layer[0].numpy() for layer in twin(name).attentions]
     with load_executor(directory_of(find(name)), kernels="reference", page_size=8, kv_capacity=512) as executor:
         asked = {"return_attention_weights": True}
@@ -156,7 +156,7 @@ def test_attention_weights_are_those_of_transformers_through_windows_and_chunks(
 
 @pytest.mark.contract("2.speculative_decode")
 @pytest.mark.contract("5.speculation is exact")
-def test_exact_speculation_is_transformers_greedy_choice_and_a_threshold_is_lossy(executor: LocalExecutor) -> None:
+def test_exact_speculation_matches_transformers_greedy_and_a_threshold_is_lossy(executor: LocalExecutor) -> None:
     history = list(TOKENS)
     for _ in range(5):
         history.append(int(reference_logits(find(WINDOWS), history)[-1].argmax()))
@@ -171,12 +171,12 @@ def test_exact_speculation_is_transformers_greedy_choice_and_a_threshold_is_loss
     assert lossy.accepted_tokens == (unlikely,) and lossy.kv_cache.sequence_length == len(TOKENS) + 1
 
 
-# Carried tokens
+# CARRY tokens
 
 
 @pytest.mark.contract("2.submit")
 @pytest.mark.parametrize("length", [0, 3, None])
-def test_a_token_cannot_be_carried_to_where_it_was_not_sampled(executor: LocalExecutor, length: int | None) -> None:
+def test_carry_is_refused_at_another_position(executor: LocalExecutor, length: int | None) -> None:
     sampling = Sampling(SamplingParams(temperature=0.0), 0, 10, TOKENS[:10])
     executor.submit(StepBatch((Span("it", 0, tuple(TOKENS[:10]), sampling=sampling),))).result()
     if length is None:
@@ -190,7 +190,7 @@ def test_a_token_cannot_be_carried_to_where_it_was_not_sampled(executor: LocalEx
 
 
 def sampled(executor: LocalExecutor, *, carry: bool) -> list[Any]:
-    """Twelve tokens and their log-probabilities; with `carry` the host never tells the step what was sampled."""
+    """Return twelve tokens and their log-probabilities; with `carry` the host never passes the sampled token."""
     params = SamplingParams(temperature=0.8, logprobs=2, frequency_penalty=0.5, repetition_penalty=1.2)
     history = list(TOKENS[:10])
     found: list[Any] = []
@@ -209,15 +209,13 @@ def sampled(executor: LocalExecutor, *, carry: bool) -> list[Any]:
 
 
 @pytest.mark.contract("2.submit")
-def test_a_carried_token_is_the_one_sampled_in_the_step_before(executor: LocalExecutor) -> None:
+def test_carry_is_the_token_sampled_in_the_step_before(executor: LocalExecutor) -> None:
     assert sampled(executor, carry=True) == sampled(executor, carry=False)
 
 
 @pytest.mark.contract("2.submit")
 @pytest.mark.parametrize(("start", "tokens"), [(0, (CARRY,)), (10, (3, CARRY)), (10, (CARRY,))])
-def test_a_token_that_was_not_sampled_cannot_be_carried(
-    executor: LocalExecutor, start: int, tokens: tuple[int, ...]
-) -> None:
+def test_carry_is_refused_without_a_sampled_token(executor: LocalExecutor, start: int, tokens: tuple[int, ...]) -> None:
     executor.submit(StepBatch((Span("it", 0, tuple(TOKENS[:10]), Want.LOGITS),))).result()
     (alone,) = executor.submit(StepBatch((Span("other", 0, tuple(TOKENS), Want.LOGITS),))).result().results
     executor.release_cache("other")
@@ -228,7 +226,7 @@ def test_a_token_that_was_not_sampled_cannot_be_carried(
     np.testing.assert_array_equal(beside.logits, alone.logits)
 
 
-# What it says of itself
+# Reports
 
 
 @pytest.mark.contract("2.capabilities")
@@ -245,7 +243,7 @@ def test_a_token_that_was_not_sampled_cannot_be_carried(
     ],
 )
 @pytest.mark.parametrize(("dtype", "item"), [("float32", 4), ("bfloat16", 2)])
-def test_capabilities_and_sizes_are_those_of_the_checkpoint(
+def test_capabilities_and_sizes_match_the_checkpoint(
     name: str, sharing: AttentionType, windows: bool, dtype: str, item: int
 ) -> None:
     config = model_of(find(name)).config
@@ -278,7 +276,7 @@ def test_capabilities_and_sizes_are_those_of_the_checkpoint(
         ("bfloat16", "int8", "int8"),
     ],
 )
-def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> None:
+def test_formats_match_the_options(dtype: str, kv_dtype: str, stored: str) -> None:
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "kernels": "reference", "kv_capacity": 256}
     with load_executor(directory_of(find("qwen2")), **options) as executor:
         assert executor.info.dtype == ("float32" if dtype == "auto" else dtype)
@@ -308,7 +306,7 @@ def test_formats_are_those_asked_for(dtype: str, kv_dtype: str, stored: str) -> 
         ("max_rows", 8.5, ConfigError),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_by_name(option: str, value: Any, error: type[Exception]) -> None:
+def test_invalid_options_are_refused_by_name(option: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=str(value)) as caught:
         load_executor(directory_of(find("qwen2")), **{option: value})
     assert option in str(caught.value) or getattr(caught.value, "param", None) == option
@@ -316,7 +314,7 @@ def test_what_cannot_be_loaded_is_refused_by_name(option: str, value: Any, error
 
 @pytest.mark.contract("0.load_executor")
 @pytest.mark.contract("2.kv_capacity")
-def test_limits_are_those_asked_for() -> None:
+def test_limits_match_the_options() -> None:
     options = {"max_batch_size": 3, "max_sequence_length": 100, "kv_capacity": 130}
     with load_executor(directory_of(find("qwen2")), kernels="reference", **options) as executor:
         can = executor.capabilities()
@@ -329,7 +327,7 @@ def test_limits_are_those_asked_for() -> None:
 
 
 @pytest.mark.contract("2.optimal_batch_size")
-def test_the_best_batch_size_is_measured_once_and_leaves_nothing_behind(executor: LocalExecutor) -> None:
+def test_the_best_batch_size_is_measured_once_and_leaves_no_sequences(executor: LocalExecutor) -> None:
     best = executor.optimal_batch_size()
     assert executor.supports_batch_size(best)
     steps = CountingKernels(executor.lm.kernels)
@@ -342,7 +340,7 @@ def test_the_best_batch_size_is_measured_once_and_leaves_nothing_behind(executor
 @pytest.mark.contract("2.metrics")
 @pytest.mark.contract("2.cache_metrics_snapshot")
 @pytest.mark.contract("2.serialisation")
-def test_reports_follow_what_was_done(executor: LocalExecutor) -> None:
+def test_reports_follow_the_steps(executor: LocalExecutor) -> None:
     idle = executor.status()
     assert (idle.backend, idle.numerics_id) == ("reference", executor.lm.kernels.numerics_id) and idle.numerics_id
     handle = executor.prefill(PrefillInput(TOKENS[:20])).kv_cache
@@ -363,7 +361,7 @@ def test_reports_follow_what_was_done(executor: LocalExecutor) -> None:
 @pytest.mark.contract("2.warmup")
 @pytest.mark.contract("2.reset")
 @pytest.mark.contract("2.lease")
-def test_life_lease_and_end() -> None:
+def test_states_lease_and_shutdown() -> None:
     executor = load_executor(directory_of(find("qwen2")), kernels="reference", kv_capacity=256)
     executor.warmup()
     executor.warmup()

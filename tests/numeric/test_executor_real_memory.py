@@ -1,4 +1,4 @@
-"""The memory plan is exact: it counts every array that an executor holds, and the process grows by so much."""
+"""The memory plan counts every array of an executor, and the process grows by its total."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tiny import Case, directory_of, find
 @pytest.mark.contract("2.memory_requirements")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["qwen3-windows", "qwen3-mqa-wide-head-tied", "qwen2", "llama-dynamic"])
-def test_the_plan_counts_every_array_that_is_held(name: str, dtype: str) -> None:
+def test_the_plan_counts_every_array(name: str, dtype: str) -> None:
     case = find(name)
     options = {"max_sequence_length": case.context, "kv_capacity": 1000}
     with load_executor(directory_of(case), kernels="reference", dtype=dtype, **options) as executor:
@@ -33,12 +33,12 @@ def test_the_plan_counts_every_array_that_is_held(name: str, dtype: str) -> None
         assert held == plan.total - plan.libraries
         executor.prefill(PrefillInput([list(range(60))], logits="all"))
         gc.collect()
-        assert sum(array.nbytes for array in owned_arrays(executor)) - held < 4096, "a step leaves next to nothing"
+        assert sum(array.nbytes for array in owned_arrays(executor)) - held < 4096, "a step keeps almost no memory"
 
 
 @pytest.mark.contract("2.memory_requirements")
 @pytest.mark.parametrize("batch", [1, 7, 32])
-def test_the_formula_bounds_the_plan_of_an_executor_of_that_size(batch: int) -> None:
+def test_the_formula_bounds_the_plan(batch: int) -> None:
     directory = directory_of(find("qwen2"))
     with load_executor(directory, kernels="reference", kv_capacity=10_000) as executor:
         bound = executor.memory_requirements.calculate_total_memory(batch, 200, executor.info.num_layers)
@@ -107,8 +107,8 @@ def test_the_process_grows_by_the_plan(kernels: str, has_numpy: bool, dtype: str
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
-def test_the_plan_knows_what_threads_work_in() -> None:
-    """So many sequences that each of the threads has its part of the step."""
+def test_the_plan_counts_the_scratch_memory_of_threads() -> None:
+    """Enough sequences that every thread has work in the step."""
     require_native()
     check_growth(True, kernels="native", dtype="bfloat16", threads=256, max_rows=512, sequences=64)
 
@@ -118,12 +118,12 @@ def check_growth(has_numpy: bool, **chosen: object) -> None:
     command = [sys.executable, "-c", MEASURE, str(directory_of(SIZEABLE)), options, json.dumps(has_numpy)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     growth, planned = json.loads(done.stdout)
-    assert planned > 90 << 20, "so much that 16 MiB are little"
+    assert planned > 90 << 20, "16 MiB must be a small part"
     assert abs(growth - planned) <= max(planned // 50, 16 << 20), f"{growth >> 20} MiB, {planned >> 20} planned"
 
 
-def test_what_samplers_hold_is_told_before_they_have_drawn() -> None:
-    """Of flat rows nearly every token is a candidate to the end."""
+def test_the_planned_memory_of_samplers_bounds_their_growth() -> None:
+    """Flat rows keep nearly every token as a candidate."""
     require_native()
     size = 1_000_000
     sampler = sampler_of(TIERS[0], threads=2)
@@ -132,4 +132,4 @@ def test_what_samplers_hold_is_told_before_they_have_drawn() -> None:
     before = resident_bytes()
     sampler.choose([SamplerInput(row, best_of(row), Row(asked, ())) for _ in range(16)])
     after, held = resident_bytes(), sampler.held_bytes(size)
-    assert held / 2 - (8 << 20) <= after - before <= held + (8 << 20), "one of two may have drawn all"
+    assert held / 2 - (8 << 20) <= after - before <= held + (8 << 20), "one of two threads may have drawn all"

@@ -1,4 +1,4 @@
-"""The switches of contract section 4 on a real executor: each has its effect, or is refused."""
+"""The switches of contract section 4 on a real executor: each has its effect or is refused."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def load() -> LocalExecutor:
 
 @pytest.mark.contract("4.switches")
 @pytest.mark.parametrize("name", ["FERRUM_DISABLE_GRAPHS", "FERRUM_DISABLE_CUDA_RUNNER"])
-def test_without_graphs_the_network_is_walked_and_the_bits_are_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disabled_graphs_walk_the_network_with_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with load() as replayed:
         monkeypatch.setenv(name, "1")
         with load() as eager:
@@ -40,7 +38,7 @@ def test_without_graphs_the_network_is_walked_and_the_bits_are_the_same(
 
 @pytest.mark.contract("4.switches")
 @pytest.mark.contract("4.one KV store")
-def test_the_paged_store_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paged_store_cannot_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FERRUM_PAGED_KV", "0")
     for open_it in (load, lambda: LLM(str(directory_of(CASE)), kernels="reference")):
         with pytest.raises(ConfigError) as caught:
@@ -49,7 +47,7 @@ def test_the_paged_store_cannot_be_switched_off(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.contract("4.switches")
-def test_logged_tokens_are_position_and_the_five_best_of_each_span(
+def test_the_token_log_has_position_and_five_best_of_each_span(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("FERRUM_LOG_TOKENS", "1")
@@ -60,7 +58,7 @@ def test_logged_tokens_are_position_and_the_five_best_of_each_span(
         silent = Span("silent", 0, (1, 2), Want.NONE)
         executor.submit(StepBatch((silent,))).result()
         executor.decode(DecodeInput([TOKENS[-1]], handle))
-    assert len(caplog.messages) == 2, "a span without logits has nothing to tell"
+    assert len(caplog.messages) == 2, "a span without logits logs nothing"
     for position, message in zip((18, 19), caplog.messages, strict=True):
         backend, cache_id, where, *best = message.split()
         assert (backend, cache_id, where) == ("reference", handle.cache_id, f"position={position}")
@@ -77,7 +75,7 @@ def test_nothing_is_formatted_while_the_log_is_off(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.contract("4.switches")
-def test_the_switches_reach_an_engine_in_a_process_of_its_own() -> None:
+def test_the_switches_reach_an_engine_in_another_process() -> None:
     script = (
         "from ferrum import LLM, SamplingParams\n"
         f"llm = LLM({str(directory_of(CASE))!r}, kernels='reference', kv_capacity=256, host='process')\n"
@@ -91,7 +89,7 @@ def test_the_switches_reach_an_engine_in_a_process_of_its_own() -> None:
 
 @pytest.mark.contract("4.one KV store")
 def test_every_path_reads_the_same_store() -> None:
-    """Replay and walk by turns: what one wrote, the other continues."""
+    """Alternate replay and walk: each continues the other's pages."""
     with load() as executor:
         expected = executor.forward(TOKENS)[0]
         program = executor.lm.replay
@@ -103,14 +101,14 @@ def test_every_path_reads_the_same_store() -> None:
 
 
 @pytest.mark.contract("4.failure to build the fast path")
-def test_a_fast_path_that_is_missing_is_told_in_the_status(
+def test_a_missing_fast_path_is_in_the_status_notes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def missing() -> None:
         raise Unsupported("native CPU kernels", "there is no compiler, says this test")
 
     with load() as asked_for:
-        assert asked_for.status().notes == (), "the reference was asked for"
+        assert asked_for.status().notes == (), "the reference was requested"
     monkeypatch.setattr("ferrum.kernels.cpu.library.load", missing)
     with load_executor(directory_of(CASE), kv_capacity=256) as executor:
         (note,) = executor.status().notes
@@ -122,7 +120,7 @@ def test_a_fast_path_that_is_missing_is_told_in_the_status(
 
 
 @pytest.mark.contract("4.failure to build the fast path")
-def test_heads_that_are_too_wide_for_the_fast_path_have_the_reference() -> None:
+def test_heads_too_wide_for_native_kernels_use_the_reference() -> None:
     case = Case("wide-head", "Qwen3Config", {"head_dim": library.load().MAX_HEAD_DIM + 2, "num_key_value_heads": 1})
     with load_executor(directory_of(case), kv_capacity=64) as executor:
         (note,) = executor.status().notes

@@ -1,4 +1,4 @@
-"""Families read configurations strictly: both spellings of rope, and an error with the field for what cannot be."""
+"""Families read configurations strictly: both spellings of rope, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
     ],
     ids=lambda scaling: scaling["rope_type"],
 )
-def test_both_spellings_of_rope_are_one(scaling):
+def test_both_spellings_of_rope_are_equal(scaling):
     new = decoder_spec({**CONFIG, "rope_parameters": {**scaling, "rope_theta": 5e5}}, context=300)
     legacy = {("type" if key == "rope_type" else key): value for key, value in scaling.items()}
     for section in (scaling, legacy):
@@ -86,7 +86,7 @@ def test_both_spellings_of_rope_are_one(scaling):
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
-def test_what_cannot_be_is_refused_by_its_field(changes, error, words):
+def test_invalid_configurations_are_refused_by_field(changes, error, words):
     with pytest.raises(error) as caught:
         decoder_spec({**CONFIG, **changes})
     assert isinstance(caught.value, FerrumError)
@@ -95,8 +95,8 @@ def test_what_cannot_be_is_refused_by_its_field(changes, error, words):
 
 
 @pytest.mark.parametrize("idle", [{"pretraining_tp": 2}, {"partial_rotary_factor": 1.0}, {"is_causal": True}])
-def test_what_makes_no_other_model_is_taken(idle):
-    """Llama 2 of 13B is published with slices of `pretraining_tp`, which are those of the same products."""
+def test_fields_without_effect_are_accepted(idle):
+    """Llama 2 13B has `pretraining_tp`, slices of the same products."""
     assert decoder_spec({**CONFIG, **idle}) == decoder_spec(CONFIG)
 
 
@@ -110,8 +110,8 @@ def test_a_pattern_of_windows_is_a_list_of_layers():
         decoder_spec({**config, "layer_types": pattern[:3]})
 
 
-def test_mistrals_layers_slide_where_they_are_said_to():
-    """Ministral 8B is published as a Mistral with `layer_types`; `transformers` saves it under a name of its own."""
+def test_mistrals_layer_types_select_sliding_layers():
+    """Ministral 8B is published as a Mistral with `layer_types`; `transformers` saves it under another name."""
     pattern = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     config = {**CONFIG, "sliding_window": 32, "layer_types": pattern}
     spec = decoder_spec({**config, "architectures": ["MistralForCausalLM"], "model_type": "ministral"})
@@ -119,7 +119,7 @@ def test_mistrals_layers_slide_where_they_are_said_to():
     assert spec == decoder_spec({**config, "architectures": ["MinistralForCausalLM"]})
 
 
-def test_a_window_that_is_null_is_none():
+def test_a_null_window_means_no_window():
     config = {**CONFIG, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 0}
     for changes, window in (({}, 4096), ({"sliding_window": 32}, 32), ({"sliding_window": None}, None)):
         assert {layer.attention.window for layer in decoder_spec({**config, **changes}).layers} == {window}
@@ -129,26 +129,26 @@ def test_a_window_that_is_null_is_none():
 @pytest.mark.parametrize(
     ("own", "changes", "context"),
     [
-        (64, {"original_max_position_embeddings": 64}, 256),  # as authors have users add it
+        (64, {"original_max_position_embeddings": 64}, 256),  # as model cards tell users to add it
         (200, {"original_max_position_embeddings": 64}, 256),
         (300, {"original_max_position_embeddings": 64}, 300),
-        (64, {}, 64),  # the number may be that of before or after
+        (64, {}, 64),  # before or after scaling
         (256, {"original_max_position_embeddings": 64, "factor": None}, 256),
     ],
 )
-def test_yarn_reaches_as_far_as_it_stretches(own, changes, context):
+def test_yarn_extends_the_context_by_its_factor(own, changes, context):
     config = {**CONFIG, "max_position_embeddings": own, "rope_scaling": {"type": "yarn", "factor": 4.0, **changes}}
     assert decoder_spec(config).max_sequence_length == context
 
 
-def test_linear_scaling_reaches_as_far_as_is_said_beside_it():
-    """Vicuna's 16k: `max_position_embeddings` is the number before."""
+def test_linear_scaling_extends_the_context_by_its_factor():
+    """Vicuna 16k: `max_position_embeddings` is the context before scaling."""
     config = {**CONFIG, "max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 4.0}}
     assert decoder_spec({**config, "max_sequence_length": 256}).max_sequence_length == 256
     assert decoder_spec(config).max_sequence_length == 64
 
 
-def test_a_model_without_a_head_has_the_architecture_of_the_whole():
+def test_a_model_without_a_head_has_the_whole_models_architecture():
     config = {**CONFIG, "architectures": ["Qwen3Model"], "model_type": "qwen3"}
     assert decoder_spec(config) == decoder_spec({**config, "architectures": ["Qwen3ForCausalLM"]})
     with pytest.raises(Unsupported, match="BertModel"):

@@ -1,4 +1,4 @@
-"""Faults at every kernel call site: only the sequences that fail alone end, and nothing leaks."""
+"""Faults at every kernel call site end only the faulty sequences, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from native_twin import require_native
 from tiny import directory_of, find, tokens_of
 
 OPERATIONS = {name for name in vars(Operations) if not name.startswith("_")}
-POISON = 5  # the token that only the guilty sequence holds
+POISON = 5  # the token that only the faulty sequence holds
 CASE = find("qwen3-windows")
 
 
 class Fault:
-    """Spoils what operation `site` made, in each pass in which the guilty token takes part."""
+    """A fault after operation `site`, in each pass with the faulty token."""
 
     def __init__(self, kind: str) -> None:
         self.spoil: Callable[[np.ndarray], None] = {"raising": self._raise, "nan": self._plant}[kind]
@@ -49,11 +49,11 @@ class Fault:
         raise ZeroDivisionError("injected")
 
     def _plant(self, array: np.ndarray) -> None:
-        """NaN in the guilty rows alone, whatever the operation made."""
+        """Write NaN to the faulty rows of the operation's result."""
         if array.dtype == np.bool_:
             array[self.spans] = False
         elif array.dtype == np.int32:
-            array[self.rows[self.tables.logit_rows]] = -1  # what tells of a NaN among the best tokens
+            array[self.rows[self.tables.logit_rows]] = -1  # the mark of a NaN among the best tokens
         elif len(array) == len(self.rows):
             array[self.rows] = np.nan
         elif len(array):
@@ -61,7 +61,7 @@ class Fault:
 
 
 class FaultyKernels:
-    """Kernels with a fault behind one of their operations."""
+    """Kernels with a fault after one of their operations."""
 
     def __init__(self, inner: Any, fault: Fault) -> None:
         self._inner, self._fault = inner, fault
@@ -84,7 +84,7 @@ class FaultyKernels:
 
 
 class FaultyProgram:
-    """A native program with a fault between two of its operations: a call up to there, and a call for the rest."""
+    """A native program with a fault between two operations: a call up to it, and a call from there on."""
 
     def __init__(self, inner: NativeProgram, fault: Fault) -> None:
         self._inner, self._fault = inner, fault
@@ -134,7 +134,7 @@ def run(executor: LocalExecutor, *spans: Span) -> tuple[Any, ...]:
 
 @pytest.mark.contract("5.no fallback answers with stale keys")
 @pytest.mark.parametrize("kind", ["raising", "nan"])
-def test_a_fault_at_any_call_site_ends_the_guilty_alone(faulty: tuple[LocalExecutor, Fault]) -> None:
+def test_a_fault_at_any_call_site_ends_the_faulty_sequence_alone(faulty: tuple[LocalExecutor, Fault]) -> None:
     executor, fault = faulty
     pages = executor.lm.pages
     run(executor, *spans_of(0))
@@ -160,7 +160,7 @@ def test_a_fault_at_any_call_site_ends_the_guilty_alone(faulty: tuple[LocalExecu
 
 
 @pytest.mark.parametrize("kind", ["raising", "nan"])
-def test_a_fault_in_the_first_step_leaves_no_sequence_behind(faulty: tuple[LocalExecutor, Fault]) -> None:
+def test_a_fault_in_the_first_step_leaves_no_sequence(faulty: tuple[LocalExecutor, Fault]) -> None:
     executor, fault = faulty
     fault.site = 3
     (result,) = run(executor, Span("guilty", 0, (1, POISON), Want.LOGITS))
@@ -171,7 +171,7 @@ def test_a_fault_in_the_first_step_leaves_no_sequence_behind(faulty: tuple[Local
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with a NaN in the embedding of one token."""
+    """Return the model with a NaN in the embedding of one token."""
     directory = shutil.copytree(directory_of(CASE), tmp_path_factory.mktemp("damaged") / "model")
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][POISON, 7] = np.nan
@@ -182,10 +182,10 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_a_nan_in_the_weights_stays_with_the_token_that_meets_it(
+def test_a_nan_in_an_embedding_affects_sequences_with_its_token_alone(
     damaged: Path, kernels: str, dtype: str, replay: bool
 ) -> None:
-    """Its keys and values stay in the pages that are given back: whoever gets them must not see a bit of it."""
+    """NaN keys and values stay in freed pages: later owners of the pages must not be affected."""
     if kernels == "native":
         require_native()
     options: dict[str, Any] = {"kernels": kernels, "dtype": dtype, "replay": replay, "page_size": 16, "kv_capacity": 96}
@@ -202,6 +202,6 @@ def test_a_nan_in_the_weights_stays_with_the_token_that_meets_it(
         executor.release_cache("a")
         executor.release_cache("b")
         found = [first, last, *run(executor, *after)]
-        assert executor.pages.free(executor.pages.groups[0].name) == 0, "the three hold every page that there is"
+        assert executor.pages.free(executor.pages.groups[0].name) == 0, "the three hold every page"
     for ours, clean in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours.logits, clean.logits)

@@ -1,4 +1,4 @@
-"""The front doors on a real model, the built-in one: contract.md section 0."""
+"""The public entry points on the built-in model: contract.md section 0."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def essence(outputs: list[RequestOutput]) -> list[object]:
     ]
 
 
-def test_generate_gives_the_same_bits_alone_in_company_and_in_another_process(llm: LLM) -> None:
+def test_generate_gives_the_same_bits_alone_in_a_batch_and_in_another_process(llm: LLM) -> None:
     together = essence(llm.generate(PROMPTS, SAMPLED, use_tqdm=False))
     assert together == [essence(llm.generate(prompt, SAMPLED, use_tqdm=False))[0] for prompt in PROMPTS]
     with LLM(BUILT_IN, kernels="reference", kv_capacity=2048, max_batch_size=2, host="process") as other:
@@ -96,20 +96,20 @@ def test_a_directory_without_a_tokenizer_serves_token_ids(llm: LLM, tmp_path: Pa
             bare.generate([1, 2], SamplingParams(stop=["x"]), use_tqdm=False)
 
 
-def test_recommended_sampling_is_the_checkpoints_unless_switched_off(llm: LLM) -> None:
+def test_recommended_sampling_is_the_checkpoints_unless_disabled(llm: LLM) -> None:
     recommended = dict(llm.client.recommended)
     assert recommended and llm.default_sampling_params == SamplingParams(**recommended)
     with LLM(BUILT_IN, kernels="reference", kv_capacity=1024, generation_config="none") as neutral:
         assert neutral.default_sampling_params == SamplingParams()
 
 
-def test_an_option_that_does_not_exist_is_refused_by_name() -> None:
+def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(ferrum.ConfigError) as caught:
         LLM(BUILT_IN, kv_capacty=1024)
     assert caught.value.param == "kv_capacty"
 
 
-def test_an_engine_that_is_let_go_of_ends(llm: LLM) -> None:
+def test_an_unreferenced_engine_ends(llm: LLM) -> None:
     model = LLM(BUILT_IN, kernels="reference", kv_capacity=1024)
     router = model.client.router
     del model
@@ -141,7 +141,7 @@ os._exit(0)
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a dead one that nobody has waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.contract("0.ferrum")
-def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ferrum_plan_prints_the_executors_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["plan", BUILT_IN, "--kv-capacity", "2048", "--kernels", "reference"]) == 0
     shown = capsys.readouterr().out
     with load_executor(BUILT_IN, kernels="reference", kv_capacity=2048) as executor:
@@ -162,7 +162,7 @@ def test_ferrum_plan_tells_what_the_executor_holds(capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def heeded_interrupts() -> Iterator[None]:
-    """Children heed SIGINT, though a shell that runs the tests in the background has it ignored."""
+    """Let children handle SIGINT, which shells ignore for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -171,7 +171,7 @@ def heeded_interrupts() -> Iterator[None]:
 @pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_a_run_cleanly() -> None:
     command = [sys.executable, "-m", "ferrum", "run", BUILT_IN, "x", "--max-tokens", "1000", "--ignore-eos"]
-    command += ["--kernels", "reference"]  # the native ones may be done before the signal comes
+    command += ["--kernels", "reference"]  # the native kernels may finish before the signal
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None and running.stderr is not None
         assert running.stdout.read(1)
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_a_run_cleanly() -> None:
 def test_a_closed_model_makes_room_for_the_next_one_at_once(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not when garbage is searched for, which nobody knows: two that fit one by one would not."""
+    """Without waiting for garbage collection: two models that fit one by one must load in turn."""
     held: list[weakref.ref[object]] = []
 
     def watched(executor: LocalExecutor, *rest: Any) -> Built:

@@ -1,4 +1,4 @@
-"""Checkpoint directories, whole ones and those that contradict themselves; the safetensors library writes the files."""
+"""Checkpoint directories, valid and inconsistent; the safetensors library writes the files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(
 
 
 def write_shards(directory: Path, shards: dict[str, dict[str, np.ndarray]], **changes: str) -> Path:
-    """One file per shard, and an index that tells the truth except for `changes`."""
+    """Write one file per shard, and an index that is right except for `changes`."""
     for name, tensors in shards.items():
         write(directory, tensors, name=name)
     weight_map = {tensor: name for name, tensors in shards.items() for tensor in tensors} | changes
@@ -40,7 +40,7 @@ def write_shards(directory: Path, shards: dict[str, dict[str, np.ndarray]], **ch
 
 
 def refused(directory: Path, *words: str) -> None:
-    """Opening it is an error whose message has all of these words."""
+    """Assert that opening it raises an error with all of these words."""
     with pytest.raises(CheckpointError) as caught:
         Checkpoint(directory)
     for word in words:
@@ -64,7 +64,7 @@ def test_values_are_those_saved_and_stay_in_the_file(tmp_path, dtype):
 
 @pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
-def test_a_wanted_dtype_is_reached_by_one_rounding(tmp_path, source, target):
+def test_a_conversion_rounds_once(tmp_path, source, target):
     torch = pytest.importorskip("torch")
     values = torch.randn(300, 40, generator=torch.Generator().manual_seed(1)).to(getattr(torch, source))
     array = values.float().numpy().astype(np.dtype(BF16) if source == "bfloat16" else source)
@@ -73,7 +73,7 @@ def test_a_wanted_dtype_is_reached_by_one_rounding(tmp_path, source, target):
     np.testing.assert_array_equal(weight.dequantize(), values.to(getattr(torch, target)).float().numpy())
 
 
-def test_a_number_beyond_the_wanted_dtype_is_refused(tmp_path):
+def test_a_number_beyond_the_dtype_is_refused(tmp_path):
     directory = write(tmp_path, {"w": np.array([[1.0, 70000.0]], np.float32)})
     with pytest.raises(ConfigError, match=r"'w': 70000 .*float16") as caught:
         Parameters(Checkpoint(directory), dtype="float16").matrix("w", (1, 2))
@@ -87,8 +87,8 @@ def test_infinities_and_nan_survive_a_conversion(tmp_path):
     np.testing.assert_array_equal(weight.dequantize(), [[np.inf, -np.inf, np.nan]])
 
 
-def test_products_round_their_inputs_as_the_format_says(tmp_path):
-    """2^-9 beside 1 is lost in bfloat16's 8 bits of mantissa, and kept in the others."""
+def test_products_round_their_inputs_to_the_format(tmp_path):
+    """Adding 2^-9 to 1 is lost in bfloat16's 8 bits of mantissa, and kept in the other formats."""
     x = np.array([[1 + 2**-9]], np.float32)
     one = np.ones((1, 1), np.float32)
     parameters = Parameters(Checkpoint(write(tmp_path, {"f": one, "h": one.astype(np.float16), "b": one.astype(BF16)})))
@@ -108,7 +108,7 @@ def test_shards_make_one_checkpoint(tmp_path):
 
 
 def test_shards_behind_links_are_found(tmp_path):
-    """The hub's cache is made of links."""
+    """The hub's cache consists of links."""
     write(tmp_path / "blobs", {"w": MATRIX})
     (tmp_path / "snapshot").mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -125,13 +125,13 @@ def test_a_missing_shard_is_named(tmp_path):
     "shard", ["../evil.safetensors", "/etc/passwd", "a/b.safetensors", "..\\e.safetensors", "x.bin", "", 7, None,
               "nul\0.safetensors", "n" * 300 + ".safetensors", ["a.safetensors"]],
 )  # fmt: skip
-def test_a_shard_is_a_file_beside_the_index(tmp_path, shard):
+def test_a_shard_must_be_in_the_directory_of_the_index(tmp_path, shard):
     write_shards(tmp_path / "model", {"a.safetensors": {"w": MATRIX}}, x=shard)
     write(tmp_path, {"x": MATRIX}, name="evil.safetensors")
-    refused(tmp_path / "model", "'x'", "beside it")
+    refused(tmp_path / "model", "'x'", "of the same directory")
 
 
-def test_an_index_that_contradicts_its_files(tmp_path):
+def test_an_index_that_contradicts_its_files_is_refused(tmp_path):
     both = {"a.safetensors": {"v": MATRIX, "w": MATRIX}, "b.safetensors": {"w": MATRIX}}
     refused(write_shards(tmp_path / "twice", both), "'w'", "a.safetensors", "b.safetensors")
     refused(write_shards(tmp_path / "absent", {"a.safetensors": {"w": MATRIX}}, x="a.safetensors"), "'x'")
@@ -157,7 +157,7 @@ def test_a_broken_config_is_refused(tmp_path, text):
     refused(tmp_path, "config.json")
 
 
-def test_a_config_is_a_plain_file_of_a_sane_size(tmp_path):
+def test_a_config_must_be_a_plain_file_of_limited_size(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: there is no such file"):
         read_config(tmp_path)
     os.mkfifo(tmp_path / "config.json")
@@ -170,8 +170,8 @@ def test_a_config_is_a_plain_file_of_a_sane_size(tmp_path):
         read_config(tmp_path)
 
 
-def test_a_directory_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
-    """As the system says it to all but its administrator, whom it lets search any."""
+def test_an_unreadable_directory_is_refused(tmp_path, monkeypatch):
+    """The error is simulated, since root may read any directory."""
 
     def refused(path, **_):
         raise PermissionError(EACCES, os.strerror(EACCES), str(path))
@@ -182,7 +182,7 @@ def test_a_directory_that_may_not_be_searched_is_refused(tmp_path, monkeypatch):
             read_config(tmp_path)
 
 
-def test_directories_without_weights_say_what_to_do(tmp_path):
+def test_directories_without_weights_have_a_next_step(tmp_path):
     refused(tmp_path / "nothing", "is not a directory")
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, "model.safetensors")
@@ -190,7 +190,7 @@ def test_directories_without_weights_say_what_to_do(tmp_path):
     refused(tmp_path, "pytorch_model.bin", "save_pretrained")
 
 
-def test_a_pointer_of_git_lfs_is_told_as_that(tmp_path):
+def test_a_git_lfs_pointer_is_named_as_such(tmp_path):
     write(tmp_path, {"w": MATRIX})
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
     refused(tmp_path, "model.safetensors: is a Git LFS pointer", "`git lfs pull`")
@@ -211,7 +211,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path):
         parameters.matrix("b", (1, 3))
 
 
-def test_unexpected_tensors_are_named_unless_known_to_be_spare(tmp_path):
+def test_unexpected_tensors_are_refused_unless_ignored(tmp_path):
     tensors = {f"layers.{i}.inv_freq": VECTOR for i in range(9)}
     parameters = Parameters(Checkpoint(write(tmp_path, {"w": MATRIX, **tensors})))
     parameters.matrix("w", (7, 5))
@@ -222,7 +222,7 @@ def test_unexpected_tensors_are_named_unless_known_to_be_spare(tmp_path):
     parameters.finish(("*.inv_freq",))
 
 
-def test_a_spare_tensor_may_be_of_any_dtype(tmp_path):
+def test_an_ignored_tensor_may_have_any_dtype(tmp_path):
     tensors = {"w": MATRIX, "mask": np.ones((2, 2), np.bool_), "ids": np.arange(3)}
     parameters = Parameters(Checkpoint(write(tmp_path, tensors)))
     parameters.matrix("w", (7, 5))
@@ -249,7 +249,7 @@ def test_unknown_dtypes_are_refused_by_name(tmp_path):
         Parameters(Checkpoint(write(tmp_path, {"w": MATRIX})), dtype="float64")
 
 
-def test_progress_goes_up_to_the_whole(tmp_path):
+def test_progress_ends_at_the_total(tmp_path):
     seen: list[tuple[int, int]] = []
     tensors = {"w": MATRIX, "b": VECTOR, "spare": VECTOR}
     parameters = Parameters(Checkpoint(write(tmp_path, tensors)), progress=lambda *at: seen.append(at))

@@ -1,4 +1,4 @@
-"""Damaged and lying weight files: an error that names the file, never a crash, never memory without bound."""
+"""Damaged and malicious weight files give an error that names the file, never a crash or unbounded memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def entry(shape: object, begin: object, end: object, dtype: object = "F32") -> d
 
 
 def touch(path: Path) -> None:
-    """Open, and read every byte of every tensor."""
+    """Open a file and read every byte of every tensor."""
     file = TensorFile(path)
     for name, info in file.tensors.items():
         try:
@@ -96,7 +96,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lying_file_is_refused_by_name(tmp_path, lie):
+def test_a_malicious_file_is_refused_by_name(tmp_path, lie):
     path = tmp_path / "lie.safetensors"
     path.write_bytes(LIES[lie])
     with pytest.raises(CheckpointError, match=r"lie\.safetensors"):
@@ -104,7 +104,7 @@ def test_a_lying_file_is_refused_by_name(tmp_path, lie):
 
 
 def test_an_impossible_shape_without_data_is_harmless(tmp_path):
-    """2^63 x 0 elements are no bytes, so the file is valid; there is no such array."""
+    """2^63 x 0 elements take no bytes, so the file is valid, but no array can have this shape."""
     path = tmp_path / "empty.safetensors"
     path.write_bytes(file_of({"x": entry([2**63, 0], 0, 0), "y": entry([0], 0, 0), "z": entry([], 0, 4)}, b"\0" * 4))
     file = TensorFile(path)
@@ -115,7 +115,7 @@ def test_an_impossible_shape_without_data_is_harmless(tmp_path):
 
 
 @pytest.mark.parametrize("pad", range(8))
-def test_tensors_that_the_file_does_not_align_are_read_right(tmp_path, pad):
+def test_unaligned_tensors_are_read_correctly(tmp_path, pad):
     path = tmp_path / "model.safetensors"
     values = np.array([1.5, -2.0, 3.25], np.float32)
     header = json.dumps({"x": entry([3], 0, 12)}).encode() + b" " * pad
@@ -134,7 +134,7 @@ def test_every_truncation_is_refused(tmp_path, valid):
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """One or two damages: a flipped bit, a byte, a number of the header, a cut, an insertion, a repetition."""
+    """Damage a file once or twice: a bit, a byte, a number of the header, a cut, an insertion or a repetition."""
     damaged = bytearray(data)
     for _ in range(rng.randint(1, 2)):
         header = min(8 + int.from_bytes(data[:8], "little"), len(damaged))
@@ -157,15 +157,15 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
                 damaged[at:at] = rng.randbytes(rng.randint(1, 9))
             case 5:
                 damaged[at:at] = damaged[at : at + rng.randint(1, 60)]
-        if rng.random() < 0.3:  # so that more than the first check is reached
+        if rng.random() < 0.3:  # to get past the first check
             damaged[:8] = (len(damaged) - len(data) + int.from_bytes(data[:8], "little")).to_bytes(
                 8, "little", signed=True
             )
     return bytes(damaged)
 
 
-def test_2000_mutations_open_or_are_refused_as_the_format_says(tmp_path, valid):
-    """The library that defines the format is the judge; ferrum refuses repeated names beside, and nothing else."""
+def test_2000_mutations_are_judged_as_by_the_safetensors_library(tmp_path, valid):
+    """ferrum refuses repeated names in addition, and nothing else."""
     rng, opened = random.Random(7), 0
     path = tmp_path / "model.safetensors"
     for _ in range(2000):
@@ -182,12 +182,12 @@ def test_2000_mutations_open_or_are_refused_as_the_format_says(tmp_path, valid):
             theirs = False
         assert ours == theirs
         opened += ours
-    assert 100 < opened < 1900  # both answers were put to the test
+    assert 100 < opened < 1900  # both outcomes occurred
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["x", "dtype", "shape", "data_offsets", "__metadata__"]), inner)))  # fmt: skip  # noqa: E501
-def test_any_json_as_header_is_answered(tmp_path_factory, header):
+def test_any_json_header_is_opened_or_refused(tmp_path_factory, header):
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(file_of(header, b"\0" * 8))
     try:
@@ -196,7 +196,7 @@ def test_any_json_as_header_is_answered(tmp_path_factory, header):
         assert "any.safetensors" in str(error)
 
 
-def test_things_that_are_not_files(tmp_path):
+def test_paths_that_are_not_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "link.safetensors").symlink_to(tmp_path / "nowhere")
@@ -241,7 +241,7 @@ def resident_growth(directory: Path, dtype: str, rows: int) -> tuple[int, int]:
 
 
 def sparse_checkpoint(directory: Path, rows: int) -> Path:
-    """A matrix [rows, 1024] of float32 zeros that take no room on the disk."""
+    """Write a matrix [rows, 1024] of float32 zeros as a sparse file."""
     (directory / "config.json").write_text("{}")
     with (directory / "model.safetensors").open("wb") as file:
         text = json.dumps({"model.big": entry([rows, 1024], 0, rows * 4096)}).encode()
@@ -252,7 +252,7 @@ def sparse_checkpoint(directory: Path, rows: int) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_2_gigabytes_are_mapped_and_not_read(tmp_path):
+def test_2_gigabytes_are_mapped_without_reading(tmp_path):
     opened, used = resident_growth(sparse_checkpoint(tmp_path, 1 << 19), "auto", 1 << 19)
     assert opened < 8 << 20
     assert used < 16 << 20
@@ -260,7 +260,7 @@ def test_2_gigabytes_are_mapped_and_not_read(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_conversion_holds_the_result_and_a_few_pieces(tmp_path):
-    """192 MiB of float32 become 96 MiB of bfloat16; the mapped source is let go."""
+    """192 MiB of float32 become 96 MiB of bfloat16; the mapped source is freed."""
     rows = 3 << 14
     opened, _ = resident_growth(sparse_checkpoint(tmp_path, rows), "bfloat16", rows)
     assert rows * 2048 <= opened + (1 << 20)

@@ -1,4 +1,4 @@
-"""Packed directories: the same bits as quantising on load, nothing copied, and no damage or mismatch goes unseen."""
+"""Packed directories: the bits of quantising on load, no copies, and every mismatch detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MATRIX = "model.layers.0.mlp.up_proj.weight"
 
 
 def change(directory: Path, **values: object) -> Path:
-    """The header with other values."""
+    """Rewrite the header with other values."""
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"].update(values)
     (directory / "config.json").write_text(json.dumps(config))
@@ -49,15 +49,15 @@ def test_a_packed_model_has_the_bits_of_one_quantised_on_load(name, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_whatever_kernels_serve_give_the_same_bits_as_on_load(scheme):
+def test_all_kernels_give_the_bits_of_quantising_on_load(scheme):
     ours = logits_of(packed_of("llama3", scheme), "llama3")
     np.testing.assert_array_equal(ours, logits_of(directory_of(find("llama3")), "llama3", quantize=scheme))
 
 
-def test_matrices_lie_in_the_mapped_file_on_whole_cache_lines():
+def test_matrices_are_cache_lines_of_the_mapped_file():
     directory = packed_of("llama3", "int4")
     with safe_open(directory / "model.safetensors", framework="numpy") as file:
-        assert MATRIX in file.keys()  # noqa: SIM118 - it is no mapping
+        assert MATRIX in file.keys()  # noqa: SIM118 - not a mapping
     checkpoint = Checkpoint(directory)
     file_bytes = (directory / "model.safetensors").stat().st_size
     header = file_bytes - checkpoint.nbytes
@@ -69,7 +69,7 @@ def test_matrices_lie_in_the_mapped_file_on_whole_cache_lines():
     assert header % 64 == 0
 
 
-def test_what_belongs_to_a_model_comes_along(tmp_path):
+def test_the_other_files_of_a_model_are_copied(tmp_path):
     source = copy_of(directory_of(find("llama3")), tmp_path / "in")
     (source / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx"):
@@ -92,7 +92,7 @@ def test_what_belongs_to_a_model_comes_along(tmp_path):
         assert not (tmp_path / "out" / name).exists()
 
 
-def test_numbers_and_formats_are_those_of_the_model():
+def test_parameter_count_and_formats_match_the_model():
     directory = packed_of("llama3", "int4", "bfloat16")
     with load_executor(directory, kernels="reference") as ours:
         source = directory_of(find("llama3"))
@@ -103,7 +103,7 @@ def test_numbers_and_formats_are_those_of_the_model():
 
 
 def mixed(target: Path) -> Path:
-    """A checkpoint whose matrices are not of one format."""
+    """Write a checkpoint with matrices of several formats."""
     source = copy_of(directory_of(find("llama3")), target)
     tensors = load_file(source / "model.safetensors")
     tensors[MATRIX] = tensors[MATRIX].astype(np.float16)
@@ -111,7 +111,7 @@ def mixed(target: Path) -> Path:
     return source
 
 
-def test_a_packed_directory_knows_every_format_that_its_matrices_had(tmp_path):
+def test_a_packed_directory_records_all_original_formats(tmp_path):
     source = mixed(tmp_path / "in")
     pack_directory(Checkpoint(source), tmp_path / "out", "int4")
     with load_executor(source, quantize="int4", kernels="reference") as theirs:
@@ -125,7 +125,7 @@ def test_a_packed_directory_knows_every_format_that_its_matrices_had(tmp_path):
         assert caught.value.param == "dtype"
 
 
-def test_a_directory_that_was_packed_without_its_formats_has_the_one(tmp_path):
+def test_a_header_without_formats_means_the_one_dtype(tmp_path):
     config = json.loads((packed_of("llama3", "int4") / "config.json").read_text())
     del config["quantization_config"]["formats"]
     config["quantization_config"]["config_checksum"] = _config_checksum(config)
@@ -135,7 +135,7 @@ def test_a_directory_that_was_packed_without_its_formats_has_the_one(tmp_path):
         assert executor.traits.weights == "int4 of float32 in groups of 32"
 
 
-def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
+def test_only_options_that_match_the_directory_are_accepted():
     directory = packed_of("llama3", "int4")
     load_executor(directory, quantize="int4", dtype="float32", kernels="reference").shutdown()
     for name, value in (("quantize", "int8"), ("dtype", "bfloat16"), ("group", 64)):
@@ -152,7 +152,7 @@ def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
         ("numerics_id", "grouped-0", Unsupported),
         ("scheme", "int3", CheckpointError),
         ("scheme", ["int8"], CheckpointError),
-        ("scheme", "int8", CheckpointError),  # another than the matrices are in
+        ("scheme", "int8", CheckpointError),  # not the matrices' format
         ("dtype", "float8", CheckpointError),
         ("formats", [], CheckpointError),
         ("formats", "float32", CheckpointError),
@@ -160,18 +160,18 @@ def test_asking_for_what_it_holds_is_fine_and_for_anything_else_is_refused():
         ("formats", ["float32", "float8"], CheckpointError),
         ("group", 16, CheckpointError),
         ("group", True, CheckpointError),
-        ("group", 64, CheckpointError),  # another than the matrices are in
+        ("group", 64, CheckpointError),  # not the matrices' format
         ("checksums", {}, CheckpointError),
         ("checksums", [], CheckpointError),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(name, value, error, tmp_path):
+def test_an_inconsistent_header_is_refused(name, value, error, tmp_path):
     directory = change(copy_of(packed_of("llama3", "int4"), tmp_path / "m"), **{name: value})
     with pytest.raises(error, match=str(tmp_path)):
         load_executor(directory)
 
 
-def test_a_header_of_another_kind_is_refused(tmp_path):
+def test_a_header_that_is_no_object_is_refused(tmp_path):
     directory = copy_of(packed_of("llama3", "int4"), tmp_path / "m")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": "ferrum"}))
@@ -182,12 +182,12 @@ def test_a_header_of_another_kind_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change", [{"intermediate_size": 200}, {"tie_word_embeddings": True}, {"rms_norm_eps": 1e-4}, {"rope_theta": 500.0}]
 )
-def test_a_configuration_that_is_not_what_was_packed_is_refused(change, tmp_path):
-    """Some of them would load, and mean another model: a head that is tied now leaves its own matrix unread."""
+def test_a_changed_configuration_is_refused(change, tmp_path):
+    """Some changes would load as another model: a head that becomes tied leaves its own matrix unread."""
     directory = copy_of(packed_of("llama3", "int8"), tmp_path / "m")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(CheckpointError, match=r"config.json is damaged, or was changed"):
+    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
         load_executor(directory)
 
 
@@ -202,7 +202,7 @@ def test_groups_of_every_size_are_packed(group, kernels, tmp_path):
 
 
 def test_a_large_file_is_written_and_mapped_whole(tmp_path):
-    """More than one block of the writer: headers, matrices and vectors come back byte for byte."""
+    """More than one block of the writer: headers, matrices and vectors are restored byte for byte."""
     store = RandomCheckpoint("random", {**shape_config("tiny"), "vocab_size": 200_000})
     pack_directory(store, tmp_path / "out", "int8")
     packed = Checkpoint(tmp_path / "out")
@@ -211,10 +211,10 @@ def test_a_large_file_is_written_and_mapped_whole(tmp_path):
     np.testing.assert_array_equal(weight.dequantize(), quantize_int8(store.read(EMBEDDING)).dequantize())
 
 
-def test_only_an_empty_place_is_written_to(tmp_path):
+def test_only_an_empty_target_is_written_to(tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="there already") as caught:
+    with pytest.raises(ConfigError, match="exists") as caught:
         pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / "used", "int8")
     assert caught.value.param == "out"
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]
@@ -223,12 +223,12 @@ def test_only_an_empty_place_is_written_to(tmp_path):
 
 
 def test_a_packed_directory_is_not_packed_again(tmp_path):
-    with pytest.raises(ConfigError, match="packed already") as refusal:
+    with pytest.raises(ConfigError, match="already packed") as refusal:
         pack_directory(Checkpoint(packed_of("llama3", "int8")), tmp_path / "out", "int8")
     assert refusal.value.param == "model" and not (tmp_path / "out").exists()
 
 
-def test_the_command_packs_and_says_where(tmp_path, capsys):
+def test_the_command_packs_and_prints_the_target(tmp_path, capsys):
     out = tmp_path / "out"
     assert execute(["quantize", str(directory_of(find("llama3"))), str(out), "--quantize", "int4-all"]) == 0
     assert str(out) in capsys.readouterr().out
@@ -236,16 +236,16 @@ def test_the_command_packs_and_says_where(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--quantize", "int3"), ("--dtype", "float8"), ("--group", "48")])
-def test_the_command_refuses_what_there_is_not(option, value, tmp_path, capsys):
+def test_the_command_refuses_unknown_options(option, value, tmp_path, capsys):
     assert execute(["quantize", str(directory_of(find("llama3"))), str(tmp_path / "out"), option, value]) == 2
     assert value in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("out", ["file/out", "dangling", "long" * 99])
-def test_a_target_that_cannot_be_made_is_named(out, tmp_path):
+def test_a_target_that_cannot_be_created_is_named(out, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="cannot be made") as told:
+    with pytest.raises(ConfigError, match="cannot be created") as told:
         pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / out, "int8")
     assert told.value.param == "out"

@@ -1,4 +1,4 @@
-"""Damaged packed directories: an error that says so, or the very weights; never a crash, never a wrong number."""
+"""Damaged packed directories give an error or the right weights, never a crash or a wrong number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def insert(data: bytearray, rng: np.random.Generator) -> None:
 
 
 def swap(data: bytearray, rng: np.random.Generator) -> None:
-    """Two runs of bytes have changed places."""
+    """Swap two runs of bytes."""
     size = min(int(rng.choice([1, 8, 64, 4096])), len(data) // 2)
     a, b = sorted(int(at) for at in rng.integers(0, len(data) - 2 * size + 1, 2))
     b += size
@@ -52,13 +52,13 @@ def swap(data: bytearray, rng: np.random.Generator) -> None:
 
 
 def blank(data: bytearray, rng: np.random.Generator) -> None:
-    """A page of zeros, as a disk leaves where it has lost one."""
+    """Zero a page, as a disk that lost it does."""
     begin = int(rng.integers(0, len(data))) // 4096 * 4096
     data[begin : begin + 4096] = bytes(len(data[begin : begin + 4096]))
 
 
 def redo_digit(data: bytearray, rng: np.random.Generator) -> None:
-    """Another number in the header, or in the configuration."""
+    """Change a number in the header or in the configuration."""
     places = [at for at, byte in enumerate(data[:3000]) if chr(byte).isdigit()]
     data[int(rng.choice(places))] = int(rng.integers(ord("0"), ord("9") + 1))
 
@@ -67,7 +67,7 @@ MUTATIONS: tuple[Mutation, ...] = (flip, cut, remove, insert, swap, blank, redo_
 
 
 def loaded(directory: Path) -> list[bytes]:
-    """All numbers that a model takes out of a packed directory."""
+    """Return all numbers that a model reads from a packed directory."""
     checkpoint = Checkpoint(directory)
     spec, parameters = decoder_spec(checkpoint.config), PackedParameters(checkpoint)
     decoder = build_decoder(spec, parameters, ReferenceKernels(), 8)
@@ -80,7 +80,7 @@ def loaded(directory: Path) -> list[bytes]:
 
 
 def damage(count: int, seed: int, target: Path) -> Counter[str]:
-    """Load that many mutated directories; how often which error came, and "" for those that were whole."""
+    """Load mutated directories; count each error, and "" for intact ones."""
     rng, source = np.random.default_rng(seed), packed_of("llama3", "int4")
     shutil.copytree(source, target)
     intact, outcomes = loaded(source), Counter[str]()
@@ -112,7 +112,7 @@ def test_a_hundred_thousand_mutations_give_a_typed_error_or_the_right_weights(tm
     assert outcomes["CheckpointError"] > 14_000, outcomes
 
 
-def test_the_checksum_sees_bytes_words_and_pages():
+def test_the_checksum_detects_changed_bytes_words_and_pages():
     data = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
     known = checksum(data)
     for place in (0, 4095, 4096, 19_999):
@@ -126,7 +126,7 @@ def test_the_checksum_sees_bytes_words_and_pages():
     assert checksum(data[:-1]) != known
 
 
-def test_page_sums_are_what_they_say_with_pythons_own_integers():
+def test_page_sums_equal_their_formula_in_python_integers():
     data = np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8)
     expected = []
     for page in (data[:4096].tobytes(), data[4096:].tobytes().ljust(4096, b"\0")):
@@ -140,7 +140,7 @@ def test_page_sums_are_what_they_say_with_pythons_own_integers():
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_library_sums_pages_alike(tier):
+def test_native_page_sums_equal_the_reference(tier):
     runtime = NativeKernels(tier, 2).lowering.runtime
     rng = np.random.default_rng(2)
     for size in (0, 1, 4095, 4096, 4097, 400_000):

@@ -1,4 +1,4 @@
-"""`ferrum quantize` takes what a load takes, and refuses the rest before a byte is written; nothing stays by halves."""
+"""`ferrum quantize` accepts what a load accepts, refuses the rest before writing, and leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def changed(name: str, target: Path, change: Callable[[Tensors], object]) -> Path:
-    """A tiny model whose tensors were changed."""
+    """Write a tiny model with changed tensors."""
     directory = copy_of(directory_of(find(name)), target)
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
@@ -45,7 +45,7 @@ def changed(name: str, target: Path, change: Callable[[Tensors], object]) -> Pat
 
 
 def refused(directory: Path, out: Path) -> FerrumError:
-    """What the command says, and the very error that packing raises."""
+    """Return the command's output and the error of packing."""
     assert execute(["quantize", str(directory), str(out)]) == 2
     with pytest.raises(FerrumError) as caught:
         pack_directory(Checkpoint(directory), out, "int8")
@@ -53,7 +53,7 @@ def refused(directory: Path, out: Path) -> FerrumError:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_decoders_tensors_are_those_that_transformers_writes(case: Case) -> None:
+def test_a_decoders_tensor_names_match_transformers(case: Case) -> None:
     checkpoint = Checkpoint(directory_of(case))
     spec = decoder_spec(checkpoint.config)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
 
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_would_not_load_is_refused_as_a_load_does_before_anything_is_read_or_written(
+def test_a_model_that_would_not_load_is_refused_before_reading_and_writing(
     fault: str, there: bool, tmp_path: Path
 ) -> None:
     change, message = FAULTS[fault]
@@ -112,7 +112,7 @@ def test_what_would_not_load_is_refused_as_a_load_does_before_anything_is_read_o
     assert list(out.iterdir()) == [] if there else not out.exists()
 
 
-def test_what_a_load_leaves_unused_is_left_out(tmp_path: Path) -> None:
+def test_unused_tensors_are_left_out(tmp_path: Path) -> None:
     name = "qwen3-mqa-wide-head-tied"
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     spare = {
@@ -131,8 +131,8 @@ def test_what_a_load_leaves_unused_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-mqa-wide-head-tied", "llama3"])
-def test_a_decoder_that_was_saved_without_its_head_is_the_same_model(name: str, tmp_path: Path) -> None:
-    """As Qwen3's embedding models are; a head of the model's own keeps its name."""
+def test_a_decoder_saved_without_its_head_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """Qwen3's embedding models are saved so; an untied head keeps its name."""
 
     def rename(tensors: Tensors) -> None:
         for full in list(tensors):
@@ -147,10 +147,8 @@ def test_a_decoder_that_was_saved_without_its_head_is_the_same_model(name: str, 
     np.testing.assert_array_equal(logits_of(tmp_path / "out", name, kernels="reference"), packed)
 
 
-def test_a_head_that_nobody_saved_is_the_embedding_and_this_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As Qwen3-Embedding-8B is: a decoder alone, of a configuration that ties nothing."""
+def test_a_missing_head_is_the_embedding_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Qwen3-Embedding-8B is saved so: a decoder alone, with an untied configuration."""
 
     def behead(tensors: Tensors) -> None:
         del tensors["lm_head.weight"]
@@ -175,17 +173,15 @@ def test_a_head_that_nobody_saved_is_the_embedding_and_this_is_told(
     own = {full.removeprefix("model."): info for full, info in checkpoint.tensors.items()}
     assert model_spec(RemoteHeaders("maker/bare", checkpoint.config, own), planning=True) == model_spec(checkpoint)
     with load_executor(tied, kernels="reference", kv_capacity=64) as executor:
-        assert executor.status().notes == (), "its text may well mean something"
+        assert executor.status().notes == (), "a tied model generates text"
     whole = changed("llama3", tmp_path / "whole", lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(CheckpointError, match="lm_head"):
         load_executor(whole, kernels="reference")
 
 
 @pytest.mark.parametrize("change", [1e-3, 0.5])
-def test_a_head_that_the_configuration_ties_and_the_file_does_not_is_one_of_its_own(
-    change: float, tmp_path: Path
-) -> None:
-    """As `transformers` has it; packed or not. The last number alone makes the difference, too."""
+def test_a_tied_head_with_other_numbers_is_its_own_matrix(change: float, tmp_path: Path) -> None:
+    """As in `transformers`, packed or not, even if only the last number differs."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     name = "qwen3-mqa-wide-head-tied"
 
@@ -207,11 +203,11 @@ def test_a_head_that_the_configuration_ties_and_the_file_does_not_is_one_of_its_
     np.testing.assert_array_equal(packed, logits_of(directory, name, kernels="reference", quantize="int8"))
 
 
-def test_gates_of_another_format_are_refused_by_the_kernels_that_cannot_have_them(tmp_path: Path) -> None:
+def test_gates_of_mixed_formats_are_refused_by_native_kernels(tmp_path: Path) -> None:
     require_native()
     gate = LAYER + "mlp.gate_proj.weight"
     directory = changed("llama3", tmp_path / "in", lambda t: t.update({gate: t[gate].astype(np.float16)}))
-    with pytest.raises(Unsupported, match=r"gate in float16 beside .* float32.* dtype"):
+    with pytest.raises(Unsupported, match=r"gate in float16 .* float32.* dtype"):
         load_executor(directory, kernels="native")
     for options in ({"dtype": "bfloat16"}, {"quantize": "int8"}, {"kernels": "reference"}):
         load_executor(directory, **options).shutdown()
@@ -224,8 +220,8 @@ def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:
     assert "lm_head.weight" in str(told) and "expected shape" in str(told)
 
 
-def test_what_only_reading_shows_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Names and shapes are right: a dtype that ferrum does not compute with, and a number that no scale can hold."""
+def test_faults_found_while_reading_leave_no_files(tmp_path: Path) -> None:
+    """With valid names and shapes: an unsupported dtype, and a number that no scale can hold."""
     whole = changed("llama3", tmp_path / "whole", lambda tensors: tensors.update({NORM: np.ones(48, np.int64)}))
     assert isinstance(refused(whole, tmp_path / "out"), Unsupported)
     infinite = changed("llama3", tmp_path / "infinite", lambda tensors: tensors[O_PROJ].fill(np.inf))
@@ -240,7 +236,7 @@ def files_under(directory: Path) -> set[Path]:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
 @pytest.mark.parametrize("where", ["checksum", "fast_form", "PackedHeader"])
 @pytest.mark.parametrize("made", ["", "deep", "deep/out"])
-def test_a_run_that_ends_early_leaves_the_place_as_it_was(
+def test_an_interrupted_run_leaves_the_target_as_it_was(
     made: str, where: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, place = copy_of(directory_of(find("llama3")), tmp_path / "in"), tmp_path / "place"
@@ -260,13 +256,13 @@ def test_a_run_that_ends_early_leaves_the_place_as_it_was(
         patch.setattr(packing, where, fail)
         with pytest.raises(error):
             pack_directory(Checkpoint(source), out, "int8")
-    assert Path("model.safetensors") in seen[0], "it was on the way"
+    assert Path("model.safetensors") in seen[0], "the run had begun"
     assert files_under(place) == before
     pack_directory(Checkpoint(source), out, "int8")
     load_executor(out, kernels="reference").shutdown()
 
 
-def test_what_others_have_put_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_others_create_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
 
     def fail(*_: object) -> None:
@@ -279,10 +275,8 @@ def test_what_others_have_put_there_meanwhile_stays(tmp_path: Path, monkeypatch:
     assert files_under(out) == {Path("notes.txt")}
 
 
-def test_of_two_runs_into_one_directory_the_second_is_refused_and_the_first_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have seen an empty directory: the second asks when the first is about to write."""
+def test_of_two_runs_into_one_directory_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both see an empty directory; the second starts when the first is about to write."""
     store, out = Checkpoint(directory_of(find("llama3"))), tmp_path / "out"
     whole_or_nothing = packing._whole_or_nothing
 

@@ -1,4 +1,4 @@
-"""Pages on disk: what was written is read, what is damaged or foreign is not believed, and the room is bounded."""
+"""Page files: written pages are read back, damaged and foreign ones are refused, and the total size is limited."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def only_file(directory: Path) -> Path:
     return path
 
 
-def test_a_page_is_read_as_it_was_written_by_any_process(tmp_path: Path) -> None:
+def test_any_process_reads_a_written_page(tmp_path: Path) -> None:
     first, second = written(tmp_path / "made" / "here"), PageFiles(tmp_path / "made" / "here", 1 << 30)
     for files in (first, second):
         np.testing.assert_array_equal(files.get(name(1), SIZE), CONTENT)
         assert files.get(name(2), SIZE) is None
 
 
-def test_pages_are_for_their_owner_alone_whoever_made_the_directory(tmp_path: Path) -> None:
+def test_pages_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     written(tmp_path)
     assert only_file(tmp_path).stat().st_mode & 0o777 == 0o600
@@ -66,7 +66,7 @@ def test_engines_of_one_process_may_write_the_same_page_at_once(tmp_path: Path, 
 
 
 def played(directory: Path, seed: int) -> tuple[int, int]:
-    """Write and read pages of a directory that holds half of them; how many were found, and how many were damaged."""
+    """Write and read pages of a directory that holds half of them; return how many were found and damaged."""
     told: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = told.append  # type: ignore[method-assign]
@@ -90,18 +90,18 @@ def test_processes_may_write_read_and_clear_one_directory_at_once(tmp_path: Path
     assert {path.suffix for path in tmp_path.iterdir()} == {".page"}
 
 
-def test_no_bit_of_a_file_can_be_flipped_unseen(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
     files = written(tmp_path)
     data = only_file(tmp_path).read_bytes()
     for position in range(len(data)):
         path = tmp_path / f"{name(1).hex()}.page"
         path.write_bytes(data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :])
         assert files.get(name(1), SIZE) is None
-        assert not path.exists(), "it is deleted, and written anew when the page is computed again"
+        assert not path.exists(), "it is deleted, and written again once the page is recomputed"
 
 
 @pytest.mark.parametrize("length", [0, 1, 57, 58, 100, SIZE + 57])
-def test_a_file_that_is_cut_short_or_longer_is_not_read(tmp_path: Path, length: int) -> None:
+def test_a_file_of_the_wrong_length_is_not_read(tmp_path: Path, length: int) -> None:
     files = written(tmp_path)
     path = only_file(tmp_path)
     path.write_bytes(path.read_bytes()[:length])
@@ -111,7 +111,7 @@ def test_a_file_that_is_cut_short_or_longer_is_not_read(tmp_path: Path, length: 
     assert files.get(name(1), SIZE) is None
 
 
-def test_a_page_under_another_name_or_of_another_size_is_not_read(tmp_path: Path) -> None:
+def test_a_page_of_another_name_or_size_is_not_read(tmp_path: Path) -> None:
     files = written(tmp_path)
     only_file(tmp_path).rename(tmp_path / f"{name(3).hex()}.page")
     assert files.get(name(3), SIZE) is None
@@ -119,7 +119,7 @@ def test_a_page_under_another_name_or_of_another_size_is_not_read(tmp_path: Path
     assert files.get(name(1), SIZE - 1) is None
 
 
-def test_a_directory_in_the_place_of_a_page_harms_nobody(tmp_path: Path) -> None:
+def test_a_directory_in_the_place_of_a_page_is_harmless(tmp_path: Path) -> None:
     files = PageFiles(tmp_path, 1000)
     (tmp_path / f"{name(1).hex()}.page").mkdir()
     assert files.get(name(1), SIZE) is None
@@ -128,7 +128,7 @@ def test_a_directory_in_the_place_of_a_page_harms_nobody(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch, caplog, number: int) -> None:
+def test_failed_writes_are_logged_once_and_leave_no_file(tmp_path: Path, monkeypatch, caplog, number: int) -> None:
     files = PageFiles(tmp_path, 1 << 30)
 
     def refuse(self: Path, target: Path) -> None:
@@ -137,11 +137,11 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(Path, "replace", refuse)
     files.put(name(1), CONTENT)
     files.put(name(2), CONTENT)
-    assert caplog.text.count(os.strerror(number)) == 1, "once, and not for every page"
+    assert caplog.text.count(os.strerror(number)) == 1, "logged once, not for every page"
     assert files.get(name(1), SIZE) is None and not list(tmp_path.iterdir())
 
 
-def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_page_is_deleted_first(tmp_path: Path) -> None:
     files = PageFiles(tmp_path, 10 * (SIZE + 58))
     for index in range(10):
         files.put(name(index), CONTENT)
@@ -153,21 +153,21 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert there == [0, *range(3, 11)]
 
 
-def test_two_that_write_to_a_directory_keep_within_its_capacity_together(tmp_path: Path) -> None:
+def test_two_writers_keep_within_the_capacity_together(tmp_path: Path) -> None:
     both = [PageFiles(tmp_path, 64 * (SIZE + 58)) for _ in range(2)]
     for index in range(120):
         both[index % 2].put(name(index), CONTENT)
         assert len(list(tmp_path.iterdir())) <= 64 + 2 * 2
 
 
-def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
         PageFiles(tmp_path / "file" / "below", 1000)
     assert caught.value.param == "prefix_cache_dir"
 
 
-def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
+def test_a_models_digest_depends_on_its_content(tmp_path: Path) -> None:
     one, two, memory = tmp_path / "one", tmp_path / "two", tmp_path / "memory"
     for directory in (one, two, memory):
         directory.mkdir()
@@ -180,15 +180,15 @@ def test_a_models_digest_is_of_its_content(tmp_path: Path) -> None:
     before, weights = model_digest(one, memory), one / "model.safetensors"
     state = weights.stat()
     weights.write_bytes(b"WEIGHTS")
-    while weights.stat().st_ctime_ns == state.st_ctime_ns:  # as fine as the system's clock of files
+    while weights.stat().st_ctime_ns == state.st_ctime_ns:  # longer than the resolution of file times
         os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert model_digest(one, memory) != before, "of the same size and the same time, it is another model"
+    assert model_digest(one, memory) != before, "same size and time, other content: another model"
     (memory / "models.json").write_text("damaged")
     assert model_digest(one, memory) == model_digest(one, tmp_path / "missing")
 
 
-def test_a_model_is_told_by_its_files_only(tmp_path: Path) -> None:
+def test_a_models_digest_ignores_other_files(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -196,12 +196,12 @@ def test_a_model_is_told_by_its_files_only(tmp_path: Path) -> None:
     (model / "notes.json").mkdir()
     (model / "gone.json").symlink_to(model / "nowhere")
     assert model_digest(model, tmp_path) == before
-    if sys.platform == "linux":  # where a name is any bytes
+    if sys.platform == "linux":  # if file names may be any bytes
         (model / os.fsdecode(b"caf\xe9.json")).write_text("{}")
         assert model_digest(model, tmp_path) != before
 
 
-def test_a_model_that_cannot_be_read_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_model_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
 
     def broken(*_: object) -> None:

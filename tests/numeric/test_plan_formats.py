@@ -1,4 +1,4 @@
-"""What the plan says is what the process grows by after `import ferrum`: in every format, rounded at load or packed."""
+"""The process grows by the plan after `import ferrum`, in every format, quantised on load or packed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONFIGURATIONS = [
 
 
 def check(name: str, options: dict[str, object], packed: bool, target: Path) -> None:
-    """The growth of a process that loads this is within 2% or 16 MiB of the plan."""
+    """Assert that the growth of a process that loads this is within 2% or 16 MiB of the plan."""
     require_native()
     shape = {**shape_config("qwen3-0.6b"), **SHAPES[name], "max_position_embeddings": 4096}
     store = RandomCheckpoint("random", shape)
@@ -67,11 +67,11 @@ def test_there_are_twenty_configurations():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("index", [1, 19])
-def test_quantised_and_packed_models_take_what_the_plan_says(index, tmp_path):
+def test_quantised_and_packed_models_take_the_planned_memory(index, tmp_path):
     check(*CONFIGURATIONS[index], tmp_path / "packed")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("index", range(20))
-def test_every_configuration_takes_what_the_plan_says(index, tmp_path):
+def test_every_configuration_takes_the_planned_memory(index, tmp_path):
     check(*CONFIGURATIONS[index], tmp_path / "packed")

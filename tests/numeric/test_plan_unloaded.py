@@ -1,4 +1,4 @@
-"""A plan is made without the weights and is what loading them makes: to the byte, whatever the machine holds."""
+"""A plan without the weights equals the plan of the loaded executor, to the byte."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ OPTIONS = (
 def agrees(config: ModelConfig) -> None:
     plan = plan_model(config)
     with build_executor(config) as executor:
-        assert plan.traits == executor.traits, "the memory plan is among them"
+        assert plan.traits == executor.traits, "the memory plan is one of the traits"
         assert (plan.info, plan.kv_capacity) == (executor.info, executor.kv_capacity())
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_plan_is_what_loading_makes(kernels: str, options: dict[str, object]) -> None:
+def test_a_plan_equals_the_loaded_executors(kernels: str, options: dict[str, object]) -> None:
     if kernels == "native":
         require_native()
     agrees(ModelConfig(model=BUILT_IN, kernels=kernels, kv_capacity=2000, **options))  # type: ignore[arg-type]
 
 
-def test_weights_that_stay_in_their_files_leave_the_pool_no_more_than_loaded_ones(
+def test_mapped_weights_leave_the_pool_no_more_memory_than_loaded_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system counts mapped files as available; a pool that grew into them would have them read again every step."""
+    """The system counts mapped files as available; a pool of that size would evict them from memory at every step."""
     packed = tmp_path / "packed"
     pack_directory(Checkpoint(resolve_model(BUILT_IN)), packed, "int8")
     monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
@@ -67,13 +67,13 @@ def test_weights_that_stay_in_their_files_leave_the_pool_no_more_than_loaded_one
 
 
 @pytest.mark.parametrize("name", ["mistral-full", "mistral"])
-def test_windows_and_padded_heads_are_planned_as_they_are_held(name: str) -> None:
+def test_windows_and_padded_heads_are_planned_exactly(name: str) -> None:
     agrees(ModelConfig(model=str(directory_of(find(name))), kv_capacity=500))
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize(("scheme", "group"), [("int8", 32), ("int4", 128), ("int4-all", 64)])
-def test_quantised_matrices_are_planned_as_these_kernels_lay_them_out(kernels: str, scheme: str, group: int) -> None:
+def test_quantised_matrices_are_planned_in_the_layout_of_the_kernels(kernels: str, scheme: str, group: int) -> None:
     """Matrices of 131, 80 and 48 outputs fill no whole panels."""
     if kernels == "native":
         require_native()
@@ -88,10 +88,10 @@ def test_a_packed_directory_is_planned_without_reading_it(tmp_path: Path) -> Non
     file = tmp_path / "packed" / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1000] + bytes(1000))
-    assert plan_model(config).traits.memory.weights, "whether it is damaged is for loading to say"
+    assert plan_model(config).traits.memory.weights, "only loading checks for damage"
 
 
-def test_a_head_beside_a_tied_embedding_is_not_read_for_a_plan(tmp_path: Path) -> None:
+def test_a_plan_does_not_read_a_tied_head(tmp_path: Path) -> None:
     built_in = Checkpoint(resolve_model(BUILT_IN))
     assert decoder_spec(built_in.config).tied_head
     tensors = {name: built_in.read(name) for name in built_in.tensors}
@@ -101,7 +101,7 @@ def test_a_head_beside_a_tied_embedding_is_not_read_for_a_plan(tmp_path: Path) -
 
 
 def blank_directory(target: Path, layers: int) -> Path:
-    """A model of 8B's layers, whose file is a header and a hole."""
+    """Write a model with 8B's layers as a sparse file."""
     config = {**shape_config("qwen3-8b"), "num_hidden_layers": layers}
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config))
@@ -126,13 +126,13 @@ sys.exit(status)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
-def test_a_model_that_no_machine_here_holds_is_planned_in_little_memory(tmp_path: Path) -> None:
+def test_a_huge_model_is_planned_in_little_memory(tmp_path: Path) -> None:
     require_native()
     model = str(blank_directory(tmp_path / "huge", layers=1000))  # 400 GB in bfloat16
     command = [sys.executable, "-c", MEASURE, "plan", model, "--quantize", "int8", "--max-sequence-length", "4096"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"weights +19\d\.\d GiB", shown) and "too much" in shown
-    assert re.search(r"for 64 tokens", shown), "nothing is left for the pool: it has a page"
+    assert re.search(r"for 64 tokens", shown), "no memory is left for the pool: it has one page"
     peak = int(re.findall(r"peak (\d+)", shown)[0]) << 10
     assert peak < 500 << 20, f"{peak >> 20} MiB"
 
@@ -156,9 +156,7 @@ def test_rotations_and_vectors_of_a_plan_take_no_memory(
         parameters.vector(norms[0], 65)
 
 
-def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_beyond_the_memory_is_refused_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_native()
     monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: 64 << 30)
     model = str(blank_directory(tmp_path / "huge", layers=1000))
@@ -167,7 +165,7 @@ def test_what_a_machine_does_not_hold_is_refused_before_it_is_loaded(
             build_executor(ModelConfig(model=model, **options))
 
 
-def test_how_much_too_little_is_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_says_how_much_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     require_native()
     config = ModelConfig(model=BUILT_IN)
     wanted = plan_model(config).traits.memory.weights
@@ -194,7 +192,7 @@ def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPa
             executor.use_swap_tier((1 << 20) + 1, lambda: 0.0)
 
 
-def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:
+def test_plans_refuse_the_errors_of_loading() -> None:
     for options in ({"quantize": "int3"}, {"group": 32}, {"max_sequence_length": 10**6}):
         with pytest.raises(ConfigError) as refusal:
             plan_model(ModelConfig(model=BUILT_IN, **options))  # type: ignore[arg-type]
@@ -205,11 +203,11 @@ def test_what_is_not_too_large_but_wrong_is_refused_as_when_loading() -> None:
         build_executor(huge)
 
 
-def test_a_batch_beyond_the_usual_step_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_beyond_the_default_step_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["plan", BUILT_IN, "--kv-capacity", "1024", "--max-batch-size", "600"]) == 0, capsys.readouterr().err
 
 
-def test_what_an_engine_holds_beside_its_model_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_swap_and_draft_memory_of_an_engine_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     totals = []
     for options in ([], ["--swap-gib", "3"]):
         assert execute(["plan", BUILT_IN, "--kv-capacity", "1024", *options]) == 0

@@ -1,4 +1,4 @@
-"""The KV pool takes what the plan says, to the byte, however the kernels pad heads and pages."""
+"""The KV pool takes the planned bytes exactly, whatever padding the kernels add."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kernels_of(name: str) -> Kernels:
 
 
 def held_by(kernels: Kernels) -> int:
-    """Bytes of the pool, counted where they are."""
+    """Count the bytes of the pool's arrays."""
     if isinstance(kernels, NativeKernels):
         return int(kernels.lowering.runtime.pool_bytes)
     return sum(array.nbytes for array in owned_arrays(kernels))
@@ -55,8 +55,8 @@ def executor_of(kernels: str, head_dim: int, page_size: int, format: str, **opti
 
 
 @pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)
-def test_pages_take_what_is_planned_for_them(name: str, head_dim: int, page_size: int, format: str) -> None:
-    """A group may have values of another width than keys, and there may be several groups."""
+def test_pages_take_the_planned_bytes(name: str, head_dim: int, page_size: int, format: str) -> None:
+    """Values may differ from keys in width, and there may be several groups."""
     groups = (
         PoolGroup("full", 5, page_size, 2, 3, head_dim, head_dim, format),
         PoolGroup("other", 3, page_size, 1, 2, head_dim, 24, format),
@@ -69,10 +69,10 @@ def test_pages_take_what_is_planned_for_them(name: str, head_dim: int, page_size
 
 
 @pytest.mark.parametrize(("name", "head_dim", "page_size", "format"), SIZES)
-def test_a_pool_fills_the_memory_that_it_may_take(name: str, head_dim: int, page_size: int, format: str) -> None:
+def test_a_pool_fills_its_memory(name: str, head_dim: int, page_size: int, format: str) -> None:
     spec = decoder_spec({**SHAPES["tiny"], "head_dim": 32})
     layers = [replace(each, attention=replace(each.attention, head_dim=head_dim)) for each in spec.layers]
-    spec = replace(spec, layers=tuple(layers))  # heads of 33 have no rope, which turns pairs
+    spec = replace(spec, layers=tuple(layers))  # heads of 33 have no rope, which rotates pairs
     kernels, size = kernels_of(name), 3 << 20
     limits = PoolLimits(
         page_size=page_size,
@@ -90,7 +90,7 @@ def test_a_pool_fills_the_memory_that_it_may_take(name: str, head_dim: int, page
 
 
 @pytest.mark.parametrize("batch", [1, 4, 32])
-def test_what_windows_do_not_need_is_for_the_layers_without(batch: int) -> None:
+def test_memory_that_windows_do_not_need_goes_to_other_layers(batch: int) -> None:
     spec = decoder_spec(SHAPES["tiny"])
     windows = [70, None] * len(spec.layers)
     layers = [replace(e, attention=replace(e.attention, window=w)) for e, w in zip(spec.layers, windows, strict=False)]
@@ -114,8 +114,8 @@ def test_what_windows_do_not_need_is_for_the_layers_without(batch: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 5, 70])
 @pytest.mark.parametrize("length", [7, 64, 100, 1000])
-def test_a_pool_holds_a_full_batch_where_memory_allows(length: int, window: int | None) -> None:
-    """Sequences share no page: a batch of short ones takes more than its tokens."""
+def test_a_pool_holds_a_full_batch_if_memory_allows(length: int, window: int | None) -> None:
+    """Sequences take whole pages: a batch of short ones takes more than its tokens."""
     spec = decoder_spec(SHAPES["tiny"])
     layers = [replace(each, attention=replace(each.attention, window=window)) for each in spec.layers]
     spec = replace(spec, layers=tuple(layers))
@@ -134,7 +134,7 @@ def test_a_pool_holds_a_full_batch_where_memory_allows(length: int, window: int 
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("head_dim", "page_size", "format"), [(40, 7, "bfloat16"), (72, 16, "int8"), (128, 7, "int8")])
-def test_an_executors_plan_is_what_it_holds(name: str, head_dim: int, page_size: int, format: str) -> None:
+def test_an_executors_plan_equals_its_arrays(name: str, head_dim: int, page_size: int, format: str) -> None:
     kernels_of(name)
     with executor_of(name, head_dim, page_size, format) as executor:
         plan, pool = executor.memory_plan, executor.lm.kernels
@@ -146,13 +146,13 @@ def test_an_executors_plan_is_what_it_holds(name: str, head_dim: int, page_size:
             assert plan.kv_pool == pages * page_size * stored
             assert plan.total - plan.libraries == sum(array.nbytes for array in owned_arrays(executor))
         needs = executor.memory_requirements
-        assert needs.kv_cache_memory_per_token * executor.info.num_layers == stored, "what pads it is overhead"
+        assert needs.kv_cache_memory_per_token * executor.info.num_layers == stored, "padding is overhead"
         bound = needs.calculate_total_memory(4, 50, executor.info.num_layers)
         filled = sum(4 * part.pages(50) * part.page_bytes for part in plan.pool)
         assert plan.total - plan.kv_pool + filled <= bound
 
 
-def test_memory_that_does_not_hold_a_page_is_refused() -> None:
+def test_a_pool_smaller_than_a_page_is_refused() -> None:
     with executor_of("auto", 40, 16, "bfloat16") as executor:
         (part,) = executor.memory_plan.pool
     with executor_of("auto", 40, 16, "bfloat16", memory_pool_size=part.page_bytes) as executor:
@@ -162,7 +162,7 @@ def test_memory_that_does_not_hold_a_page_is_refused() -> None:
     assert caught.value.param == "memory_pool_size"
 
 
-def test_where_mapped_weights_leave_nothing_no_bytes_are_told_and_not_fewer() -> None:
+def test_memory_left_by_mapped_weights_is_never_negative() -> None:
     limits = PoolLimits(
         page_size=64,
         max_batch_size=1,
@@ -172,13 +172,13 @@ def test_where_mapped_weights_leave_nothing_no_bytes_are_told_and_not_fewer() ->
         kv_capacity=None,
         mapped=1 << 60,
     )
-    with pytest.raises(ConfigError, match=r"^kv_capacity: 0 bytes of memory") as caught:
+    with pytest.raises(ConfigError, match=r"^kv_capacity: 0 bytes") as caught:
         pool_groups(decoder_spec(SHAPES["tiny"]), "bfloat16", limits, ReferenceKernels().planned_page_bytes)
     assert caught.value.param == "kv_capacity"
 
 
-def test_the_bytes_that_the_factory_is_given_are_an_upper_bound() -> None:
-    """Heads of 24, pages of 64: the pool used to be rounded up to a page, and padding came on top."""
+def test_memory_pool_size_is_an_upper_bound() -> None:
+    """A regression: with heads of 24 and pages of 64 the pool exceeded its limit by padding."""
     case = find("mistral-full")
     with load_executor(directory_of(case)) as executor:
         info = executor.info
@@ -194,7 +194,7 @@ def test_the_bytes_that_the_factory_is_given_are_an_upper_bound() -> None:
         assert part.num_pages == 1 and part.page_bytes <= size
 
 
-def test_ferrum_plan_tells_of_padded_heads_what_the_executor_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ferrum_plan_counts_padded_heads(capsys: pytest.CaptureFixture[str]) -> None:
     directory = directory_of(find("mistral-full"))
     assert execute(["plan", str(directory), "--kv-capacity", "128"]) == 0
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The persistent prefix cache: an engine finds what another one has computed, and never believes what is damaged."""
+"""The persistent prefix cache: engines reuse each other's pages, and never use damaged ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ferrum import LLM, SamplingParams
-from ferrum.cache.page_hashes import NamedPage
+from ferrum.cache.page_hashes import HashedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes
@@ -50,7 +50,7 @@ def answer(llm: LLM) -> tuple[list[int], object, int]:
 
 
 def filled(directory: Path, **options: Any) -> tuple[list[int], object, int]:
-    """What an engine that has nothing answers; its pages are on disk then."""
+    """Return the answer of an engine with an empty cache, which writes its pages to disk."""
     with opened(directory, **options) as llm:
         return answer(llm)
 
@@ -61,7 +61,7 @@ def pages(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
-def test_a_page_that_is_read_and_written_elsewhere_holds_the_same(kernels: str, kv_dtype: str) -> None:
+def test_reading_and_writing_a_page_keeps_its_content(kernels: str, kv_dtype: str) -> None:
     if kernels == "native":
         require_native()
     name = directory_of(find(CASE))
@@ -82,9 +82,7 @@ def test_a_page_that_is_read_and_written_elsewhere_holds_the_same(kernels: str, 
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_another_engine_finds_what_one_has_computed(
-    tmp_path: Path, kernels: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_finds_the_pages_of_another(tmp_path: Path, kernels: str, caplog: pytest.LogCaptureFixture) -> None:
     if kernels == "native":
         require_native()
     caplog.set_level(logging.INFO)
@@ -95,7 +93,7 @@ def test_another_engine_finds_what_one_has_computed(
     assert f"{3 * PAGE} of {len(prompt())} prompt tokens were found" in caplog.text
 
 
-def test_a_page_that_cannot_be_kept_costs_no_other_one(
+def test_a_failed_write_affects_no_other_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = len(pages(filled(tmp_path / "all") and tmp_path / "all"))
@@ -112,7 +110,7 @@ def test_a_page_that_cannot_be_kept_costs_no_other_one(
     assert "could not be kept" in caplog.text
 
 
-def test_only_who_wants_pages_from_a_slow_disk_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_delays_only_requests_that_restore_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = filled(tmp_path)
     asked, may_read = threading.Event(), threading.Event()
     read = PageFiles.get
@@ -132,7 +130,7 @@ def test_only_who_wants_pages_from_a_slow_disk_waits_for_it(tmp_path: Path, monk
         assert waiting.result(300) == (*expected[:2], 3 * PAGE)
 
 
-def test_two_engines_on_one_directory_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_engines_may_share_a_directory(tmp_path: Path) -> None:
     with opened(tmp_path) as one, opened(tmp_path) as two:
         expected = answer(one)[:2]
         assert answer(two)[:2] == expected == answer(one)[:2]
@@ -141,7 +139,7 @@ def test_two_engines_on_one_directory_do_not_disturb_each_other(tmp_path: Path) 
 @pytest.mark.parametrize(
     "other", [{"case": "qwen3"}, {"dtype": "bfloat16"}, {"kernels": "native"}], ids=["model", "dtype", "numerics"]
 )
-def test_what_another_model_format_or_arithmetic_has_computed_is_not_found(tmp_path: Path, other: dict) -> None:
+def test_pages_of_another_model_format_or_numerics_are_not_found(tmp_path: Path, other: dict) -> None:
     filled(tmp_path, **other)
     with opened(tmp_path) as llm:
         assert answer(llm)[2] == 0
@@ -156,7 +154,7 @@ def test_what_another_model_format_or_arithmetic_has_computed_is_not_found(tmp_p
     ],
     ids=["rope for a context", "rounded before", "ends"],
 )
-def test_what_options_that_change_a_bit_have_computed_is_not_found(
+def test_pages_of_options_that_change_bits_are_not_found(
     tmp_path: Path, case: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     computed = filled(tmp_path, case=case, **one)
@@ -167,7 +165,7 @@ def test_what_options_that_change_a_bit_have_computed_is_not_found(
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])
-def test_damaged_pages_are_computed_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_pages_are_recomputed(tmp_path: Path, damage: str) -> None:
     expected = filled(tmp_path)
     files = pages(tmp_path)
     whole = [path.read_bytes() for path in files]
@@ -184,7 +182,7 @@ def test_damaged_pages_are_computed_again(tmp_path: Path, damage: str) -> None:
     assert [path.read_bytes() for path in pages(tmp_path)] == whole, "the good pages are written again"
 
 
-def test_pages_outlive_the_death_of_their_process(tmp_path: Path) -> None:
+def test_pages_survive_a_killed_process(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -227,7 +225,7 @@ with LLM(name, kernels="reference", dtype="float32", kv_capacity=1024, prefix_ca
 """
 
 
-def test_a_directory_that_may_only_be_read_serves_all_the_same() -> None:
+def test_a_read_only_directory_is_used_for_reading() -> None:
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         expected = filled(directory)
@@ -255,17 +253,17 @@ def test_the_directory_needs_the_prefix_cache() -> None:
     assert caught.value.param == "prefix_cache_dir"
 
 
-def test_a_small_pool_takes_back_what_fits(tmp_path: Path) -> None:
+def test_a_small_pool_restores_what_fits(tmp_path: Path) -> None:
     expected = filled(tmp_path)
     name = str(directory_of(find(CASE)))
     with LLM(name, kernels="reference", dtype="float32", kv_capacity=4 * PAGE, prefix_cache_dir=str(tmp_path)) as llm:
         assert answer(llm)[:2] == expected[:2]
         other = tokens_of(find(CASE), 3 * PAGE, seed=1)
         llm.generate([other], SamplingParams(max_tokens=1), use_tqdm=False)
-        assert answer(llm)[:2] == expected[:2], "its pages had to go, and came back"
+        assert answer(llm)[:2] == expected[:2], "its pages were evicted and restored"
 
 
-def test_an_executor_that_came_to_no_use_is_let_go_with_its_pool(tmp_path: Path) -> None:
+def test_an_unused_executor_frees_its_pool(tmp_path: Path) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
     executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
     pages = weakref.ref(executor.lm.pages)
@@ -274,19 +272,19 @@ def test_an_executor_that_came_to_no_use_is_let_go_with_its_pool(tmp_path: Path)
     assert pages() is None
 
 
-def test_a_thread_that_the_system_refuses_costs_a_page(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_refused_writer_thread_costs_one_page(tmp_path: Path, monkeypatch, caplog) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
     executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
-    keeper, start = executor.lm.pages.restores.keeper, threading.Thread.start
+    tier, start = executor.lm.pages.restores.tier, threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
-    keeper.keep("layers0", NamedPage(0, bytes(32)))
+    tier.keep("layers0", HashedPage(0, bytes(32)))
     assert "could not be kept on disk: no more threads" in caplog.text
     monkeypatch.setattr(threading.Thread, "start", start)
-    keeper.keep("layers0", NamedPage(0, bytes(32)))
+    tier.keep("layers0", HashedPage(0, bytes(32)))
     executor.shutdown()
 
 
-def test_a_thread_that_the_system_refuses_costs_what_is_on_disk(tmp_path: Path, monkeypatch, caplog) -> None:
+def test_a_refused_reader_thread_costs_the_pages_on_disk(tmp_path: Path, monkeypatch, caplog) -> None:
     first = filled(tmp_path)
     start = threading.Thread.start
 

@@ -1,4 +1,4 @@
-"""Random weights of real shapes: a loader's worth of tensors without a file."""
+"""Random checkpoints in the shapes of real models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ferrum.runtime.load import build_executor
 from ferrum.runtime.random_checkpoint import DEVIATION, RandomCheckpoint
 from own_server import write_shape
 
-# Parameters without the embedding, as their model cards state them, in billions.
+# Parameters without the embedding, from their model cards, in billions.
 STATED = {"qwen3-0.6b": 0.44, "qwen3-1.7b": 1.4, "qwen3-4b": 3.6, "qwen3-8b": 6.95}
 
 
@@ -27,7 +27,7 @@ def test_shapes_have_the_sizes_that_their_model_cards_state(name):
     assert (checkpoint.nbytes - sum(tables)) / 2 / 1e9 == pytest.approx(STATED[name], abs=0.05)
 
 
-def test_an_unknown_shape_is_refused_with_the_known_ones():
+def test_an_unknown_shape_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"qwen3-8b") as told:
         shape_config("qwen3-9b")
     assert told.value.param == "shape"
@@ -50,7 +50,7 @@ def test_a_matrix_longer_than_the_pool_repeats_it_without_repeating_a_row(monkey
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "attention_bias": True}])
-def test_every_tensor_that_a_decoder_asks_for_is_there_and_no_other(changes):
+def test_the_tensors_are_exactly_the_decoders(changes):
     """The loader itself refuses missing, misshapen and unexpected tensors."""
     store = RandomCheckpoint("tiny", {**SHAPES["tiny"], **changes})
     config = ModelConfig(model="tiny", kernels="reference", kv_capacity=64)
@@ -58,7 +58,7 @@ def test_every_tensor_that_a_decoder_asks_for_is_there_and_no_other(changes):
         assert executor.info.num_parameters == store.nbytes // 2
 
 
-def test_a_written_shape_holds_the_same_tensors_and_never_two_in_memory(tmp_path, monkeypatch):
+def test_a_written_shape_holds_the_same_tensors_one_at_a_time(tmp_path, monkeypatch):
     read, before = RandomCheckpoint.read, []
 
     def alone(self, name):

@@ -9,7 +9,7 @@ from ferrum import PrefillInput, load_executor
 from tiny import directory_of, find, model_of, reference_logits, tokens_of
 
 
-def test_a_tied_matrix_may_be_called_the_head(tmp_path: Path) -> None:
+def test_a_tied_matrix_may_have_the_heads_name(tmp_path: Path) -> None:
     case = find("qwen2-tied-mha")
     (tmp_path / "config.json").write_bytes((directory_of(case) / "config.json").read_bytes())
     save_model(model_of(case), str(tmp_path / "model.safetensors"))

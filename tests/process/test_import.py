@@ -1,4 +1,4 @@
-"""`import ferrum` is instant: names are loaded lazily, and no library comes along."""
+"""`import ferrum` loads names lazily and imports no library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAVY = {
 
 
 def loaded_after(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded once it has run the code."""
+    """Return the top-level modules that a new interpreter has loaded after running the code."""
     script = (
         f"import json, sys; before = set(sys.modules); {code}; print(json.dumps(sorted(set(sys.modules) - before)))"
     )
@@ -28,15 +28,15 @@ def loaded_after(code: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
-def test_import_brings_no_library() -> None:
+def test_import_loads_no_library() -> None:
     assert loaded_after("import ferrum") & HEAVY == set()
 
 
-def test_parameters_and_errors_bring_no_library_either() -> None:
+def test_parameters_and_errors_load_no_library() -> None:
     assert loaded_after("from ferrum import RequestError, SamplingParams; SamplingParams()") & HEAVY == set()
 
 
-def test_the_command_line_does_not_wait_for_numerics() -> None:
+def test_the_command_line_loads_no_numerics() -> None:
     numerics = {"numpy", "torch", "transformers", "tokenizers", "safetensors", "ml_dtypes", "jinja2", "huggingface_hub"}
     assert loaded_after("import ferrum.cli.main") & numerics == set()
 

@@ -1,4 +1,4 @@
-"""Installing on a machine without a compiler."""
+"""Installation on a machine without a compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from source_tree import REPOSITORY
 @pytest.mark.soak
 @pytest.mark.contract("4.failure to build the fast path")
 def test_without_a_compiler_ferrum_installs_with_the_reference_kernels(tmp_path: Path) -> None:
-    """The search path is empty; the editable installation stands aside."""
+    """The search path is empty; the editable installation is removed from the path."""
     (tmp_path / "bin").mkdir()
     environment = {**os.environ, "PATH": str(tmp_path / "bin")}
     for name in ("CC", "CXX"):

@@ -1,4 +1,4 @@
-"""Section 1 of the contract: what inputs take, keep and refuse."""
+"""Section 1 of the contract: inputs, outputs and handles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HANDLE = KvCacheHandle(
 
 
 @contract("1.KvCacheHandle")
-def test_a_handle_is_frozen_and_goes_through_json():
+def test_a_handle_is_frozen_and_round_trips_through_json():
     assert GenericKvCacheHandle is KvCacheHandle
     assert KvCacheHandle.from_json(HANDLE.to_json()) == HANDLE
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -60,7 +60,7 @@ def test_ids_may_be_lists_or_arrays_of_one_row_or_a_matrix(ids):
 
 
 @contract("1.PrefillInput")
-def test_an_input_does_not_follow_its_source():
+def test_an_input_keeps_a_copy_of_its_ids():
     source = np.array([1, 2, 3])
     given = PrefillInput(source)
     source[0] = 9
@@ -68,7 +68,7 @@ def test_an_input_does_not_follow_its_source():
 
 
 @contract("5.token ids are integers")
-def test_ids_that_a_float32_cannot_hold_keep_every_bit():
+def test_large_ids_keep_every_bit():
     first = 2**24 + 1
     assert PrefillInput(np.array([first, first + 2])).input_ids == ((first, first + 2),)
     assert UnifiedBatchItem("a", [first], 0).q_tokens == (first,)
@@ -87,7 +87,7 @@ def test_ids_that_a_float32_cannot_hold_keep_every_bit():
         ([1, None], "None at position 1"),
     ],
 )
-def test_what_is_no_token_id_is_named_with_its_position(ids, said):
+def test_an_invalid_token_id_is_refused_with_its_position(ids, said):
     with pytest.raises(InvalidToken, match=said) as caught:
         PrefillInput(ids)
     assert caught.value.param == "input_ids"
@@ -95,14 +95,14 @@ def test_what_is_no_token_id_is_named_with_its_position(ids, said):
 
 @contract("1.PrefillInput")
 @pytest.mark.parametrize("ids", [[], [[]], [[1], [1, 2]], [1, [2]], "12", 5, None, np.zeros((1, 0), int)])
-def test_shapes_that_make_no_sense_are_refused(ids):
+def test_invalid_shapes_are_refused(ids):
     with pytest.raises(RequestError) as caught:
         PrefillInput(ids)
     assert caught.value.param == "input_ids"
 
 
 @contract("1.PrefillInput")
-def test_a_wish_for_other_logits_is_refused():
+def test_an_unknown_logits_value_is_refused():
     for wish in ("some", np.array(["last", "all"]), np.array("last"), ["last"], None, 1):
         with pytest.raises(RequestError) as caught:
             PrefillInput([1], logits=wish)
@@ -149,7 +149,7 @@ def test_a_decode_takes_exactly_one_token():
 
 @contract("1.UnifiedBatch")
 @contract("1.LogitsPolicy")
-def test_a_unified_batch_counts_its_tokens_and_wishes():
+def test_a_unified_batch_counts_tokens_and_sampled_items():
     items = [
         UnifiedBatchItem("a", range(5), 0, is_final_chunk=False),
         UnifiedBatchItem("b", np.array([1]), 3),
@@ -174,13 +174,13 @@ def test_a_unified_batch_counts_its_tokens_and_wishes():
 
 
 @contract("1.SpeculativeDecodeOutput")
-def test_the_acceptance_count_is_that_of_the_tokens():
+def test_acceptance_count_is_the_number_of_accepted_tokens():
     assert SpeculativeDecodeOutput((4, 5), np.zeros((1, 3), np.float32), HANDLE).acceptance_count == 2
 
 
 @contract("1.ModelInfo")
 @contract("1.DataType")
-def test_model_info_goes_through_json_and_enums_through_strings():
+def test_model_info_and_enums_round_trip():
     assert ModelInfo.from_json(INFO.to_json()) == INFO
     assert [str(dtype) for dtype in DataType] == ["float32", "float16", "bfloat16", "int8", "int4"]
     assert [dtype.bits for dtype in DataType] == [32, 16, 16, 8, 4]
@@ -209,7 +209,7 @@ def test_kv_bytes_count_kv_heads_and_the_format():
         (INFO.to_json().replace("1000", "true"), "num_parameters"),
     ],
 )
-def test_json_that_is_no_record_is_refused_with_the_field(text, param):
+def test_json_of_a_wrong_record_is_refused_by_field(text, param):
     with pytest.raises(RequestError) as caught:
         ModelInfo.from_json(text)
     assert caught.value.param == param
@@ -217,7 +217,7 @@ def test_json_that_is_no_record_is_refused_with_the_field(text, param):
 
 @contract("2.serialisation")
 @pytest.mark.parametrize("value", [None, 5, [1], {"colour": 1}])
-def test_what_is_no_text_is_no_json(value):
+def test_from_json_refuses_other_types_than_text(value):
     with pytest.raises(RequestError) as caught:
         ModelInfo.from_json(value)
     assert caught.value.param == "ModelInfo"

@@ -1,4 +1,4 @@
-"""Section 3 of the contract on a model without numerics."""
+"""Section 3 of the contract, on a model without numerics."""
 
 from __future__ import annotations
 

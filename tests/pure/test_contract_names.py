@@ -1,4 +1,4 @@
-"""What the contract names is there under that name: for `import ferrum`, as an argument, as a field, as a verb."""
+"""The contract's names exist: in `import ferrum`, as arguments, fields and verbs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_models_configuration_has_no_architecture_details() -> None:
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_types_have_the_verbs_of_the_contract(name: str) -> None:
+def test_types_have_the_methods_of_the_contract(name: str) -> None:
     assert set(PROPERTIES[name].split()) <= set(dir(public(name)))
 
 

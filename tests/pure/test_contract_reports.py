@@ -1,4 +1,4 @@
-"""Section 2 of the contract: what an executor says of itself, and how it lives and dies."""
+"""Section 2 of the contract: an executor's reports, state machine and shutdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def executor() -> FakeContractExecutor:
 
 
 @contract("2.info")
-def test_info_is_the_very_object(executor):
+def test_info_is_the_same_object(executor):
     assert executor.info is INFO
 
 
@@ -43,7 +43,7 @@ def test_info_is_the_very_object(executor):
     ("heads", "sharing"),
     [((6, 6), AttentionType.MULTI_HEAD), ((6, 1), AttentionType.MULTI_QUERY), ((6, 3), AttentionType.GROUPED_QUERY)],
 )
-def test_capabilities_follow_from_model_and_traits(heads, sharing):
+def test_capabilities_derive_from_model_and_traits(heads, sharing):
     info = replace(INFO, num_heads=heads[0], num_kv_heads=heads[1])
     traits = traits_of(Options(max_batch_size=1, max_sequence_length=9))
     can = capabilities(info, traits)
@@ -59,7 +59,7 @@ def test_capabilities_follow_from_model_and_traits(heads, sharing):
 
 
 @contract("2.memory_requirements")
-def test_the_formula_is_the_contract_s():
+def test_the_memory_formula_is_the_contracts():
     needs = MemoryRequirements(
         parameter_memory=1000, activation_memory_per_token=7, kv_cache_memory_per_token=11, overhead_memory=13
     )
@@ -69,7 +69,7 @@ def test_the_formula_is_the_contract_s():
 @contract("2.memory_requirements")
 @contract("5.sizes follow heads and formats")
 @pytest.mark.parametrize("size", [(1, 1), (6, 1), (3, 37), (6, 40)])
-def test_the_formula_is_an_upper_bound_of_what_is_held(executor, size):
+def test_the_memory_formula_bounds_the_plan(executor, size):
     batch, length = size
     needs, plan = executor.memory_requirements, executor.memory_plan
     assert needs.parameter_memory == plan.weights
@@ -80,7 +80,7 @@ def test_the_formula_is_an_upper_bound_of_what_is_held(executor, size):
 
 
 @contract("2.memory_requirements")
-def test_a_plan_adds_up_and_tells_what_fits():
+def test_a_plan_adds_up_and_counts_fitting_sequences():
     full = PoolPart(name="full", num_pages=10, page_size=4, page_bytes=4 * 3)
     window = PoolPart(name="window", num_pages=9, page_size=4, page_bytes=4 * 5, resident_tokens=12)
     plan = MemoryPlan(weights=100, activations=20, activation_row=2, tables=3, pool=(full, window))
@@ -91,7 +91,7 @@ def test_a_plan_adds_up_and_tells_what_fits():
 
 
 @contract("2.kv_capacity")
-def test_the_capacity_is_what_really_fits(executor):
+def test_kv_capacity_tokens_really_fit(executor):
     assert executor.kv_capacity() == 240
     assert make_fake(num_pages=3).executor.kv_capacity() == 12
 
@@ -100,7 +100,7 @@ def test_the_capacity_is_what_really_fits(executor):
 
 
 @contract("2.status")
-def test_status_counts_what_was_served(executor):
+def test_status_counts_served_operations(executor):
     assert executor.status().state is ExecutorState.INITIALIZING and not executor.status().is_ready
     assert executor.status().last_operation is None
     handles = [output.kv_cache for output in executor.batch_prefill([PrefillInput(PROMPT), PrefillInput([9])])]
@@ -117,7 +117,7 @@ def test_status_counts_what_was_served(executor):
 
 @contract("5.reports wait for no step")
 @contract("2.status")
-def test_no_report_waits_for_the_step_it_tells_of(executor):
+def test_reports_do_not_wait_for_the_running_step(executor):
     inside, go_on = threading.Event(), threading.Event()
     run = executor.lm.run
 
@@ -156,7 +156,7 @@ def test_memory_usage_follows_the_pool(executor):
 
 
 @contract("2.status")
-def test_only_legal_transitions_happen():
+def test_illegal_transitions_are_refused():
     for start in ExecutorState:
         for target in ExecutorState:
             life = Lifecycle()
@@ -173,7 +173,7 @@ def test_only_legal_transitions_happen():
 
 
 @contract("2.metrics")
-def test_metrics_keep_their_formulas():
+def test_metrics_follow_their_formulas():
     recorder = StepRecorder()
     prefill, decode = Span("a", 0, (1,) * 10), Span("b", 5, (1,))
     recorder.record([prefill], 0.5)
@@ -201,7 +201,7 @@ def test_the_window_forgets_but_the_counters_do_not():
 
 
 @contract("2.metrics")
-def test_nothing_served_is_zero_everywhere(executor):
+def test_metrics_are_zero_before_the_first_step(executor):
     metrics = executor.metrics()
     assert all(value == 0 for value in metrics.to_dict().values())
     assert percentile([], 95) == 0.0
@@ -209,7 +209,7 @@ def test_nothing_served_is_zero_everywhere(executor):
 
 
 @contract("2.metrics")
-def test_kinds_of_spans(executor):
+def test_a_span_is_a_prefill_or_a_decode(executor):
     executor.submit(StepBatch((Span("a", 0, (1,), Want.LOGITS),)))
     executor.submit(StepBatch((Span("a", 1, (1, 2, 3), Want.LOGITS, Rows.ALL, drafts=2),)))
     executor.submit(StepBatch((Span("a", 4, (1, 2), Want.NONE), Span("b", 7, (1,)))))
@@ -219,7 +219,7 @@ def test_kinds_of_spans(executor):
 
 
 @contract("2.cache_metrics_snapshot")
-def test_cache_counters_follow_pages_and_later_ones_are_empty(executor, monkeypatch):
+def test_cache_counters_follow_pages_and_adapter_counters_are_empty(executor, monkeypatch):
     handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
     executor.fork(handle)
     snapshot = executor.cache_metrics_snapshot()
@@ -235,7 +235,7 @@ def test_cache_counters_follow_pages_and_later_ones_are_empty(executor, monkeypa
 
 
 @contract("2.cache_metrics_snapshot")
-def test_drafts_are_counted_where_their_tokens_are_sampled(executor):
+def test_drafts_are_counted_in_spans_that_sample(executor):
     sampling = Sampling(SamplingParams(temperature=0.0), seed=0, prompt_length=2, history=[1, 2])
     (result,) = executor.submit(StepBatch((Span("a", 0, (1, 2), sampling=sampling),))).result().results
     (right,) = result.tokens
@@ -254,10 +254,10 @@ def test_drafts_are_counted_where_their_tokens_are_sampled(executor):
 @pytest.mark.parametrize(
     ("seconds", "limit", "best"),
     [
-        (lambda n: 1.0, 64, 64),  # free company: as many as there may be
+        (lambda n: 1.0, 64, 64),  # larger batches are free: the maximum
         (lambda n: 1.0, 100, 64),
-        (lambda n: float(n), 64, 1),  # none: alone is as good
-        (lambda n: max(8.0, n), 64, 8),  # a knee
+        (lambda n: float(n), 64, 1),  # batching gains nothing: one
+        (lambda n: max(8.0, n), 64, 8),  # a knee in the curve
         (lambda n: 0.0, 1, 1),
     ],
 )
@@ -281,11 +281,11 @@ def test_batch_sizes_are_measured_once_and_bounded_by_the_pool():
     assert kit.executor.cache_metrics_snapshot().sequences == 0
 
 
-# Life and death
+# Warm-up, shutdown and errors
 
 
 @contract("2.warmup")
-def test_warming_up_happens_once(executor):
+def test_warmup_happens_once(executor):
     executor.warmup()
     assert executor.status().is_ready
     executor.prefill(PrefillInput(PROMPT))
@@ -294,7 +294,7 @@ def test_warming_up_happens_once(executor):
 
 
 @contract("2.warmup")
-def test_shutdown_is_the_end_and_may_be_called_twice(executor):
+def test_shutdown_is_final_and_idempotent(executor):
     with executor as same:
         assert same is executor
         handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
@@ -335,7 +335,7 @@ def test_shutdown_waits_for_the_running_step(executor):
 
 @contract("2.errors")
 @contract("5.nothing half-written is used")
-def test_a_step_that_breaks_stops_the_executor_until_it_is_reset(executor):
+def test_a_failed_step_stops_the_executor_until_reset(executor):
     handle = executor.prefill(PrefillInput(PROMPT)).kv_cache
     executor.lm.explode = RuntimeError("out of order")
     with pytest.raises(RuntimeError):
@@ -358,7 +358,7 @@ def test_a_refused_step_does_not_stop_the_executor(executor):
 
 
 @contract("2.warmup")
-def test_an_executor_that_cannot_warm_up_says_so():
+def test_a_failed_warmup_raises_and_sets_the_error_state():
     class Broken(FakeContractExecutor):
         def _warm(self) -> None:
             raise MemoryError

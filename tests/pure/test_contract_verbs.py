@@ -1,4 +1,4 @@
-"""The contract's verbs on a model without numerics: as an executor of its own, and behind `LlmExecutor`."""
+"""The contract's verbs on a model without numerics: as an executor, and behind `LlmExecutor`."""
 
 from __future__ import annotations
 

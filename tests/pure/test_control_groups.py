@@ -1,4 +1,4 @@
-"""What control groups allow of processors and memory, on every level and of both versions."""
+"""CPU, memory and swap limits of control groups, on every level and in both versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCKER = "4:memory:/docker/ab:c\n3:cpu,cpuacct:/docker/ab:c\n1:name=systemd:/doc
 
 
 def laid_out(folder: Path, membership: str | None, files: dict[str, str]) -> tuple[Path, Path]:
-    """The file that names a process's groups, if any, and the root with these files."""
+    """Return the membership file, if any, and the root with these files."""
     root = folder / "root"
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def laid_out(folder: Path, membership: str | None, files: dict[str, str]) -> tup
 
 
 def cpu_v1(path: str, quota: int) -> dict[str, str]:
-    """What a control group of version 1 has on processors."""
+    """Return the CPU files of a version 1 control group."""
     return {f"cpu{path}/cpu.cfs_quota_us": f"{quota}\n", f"cpu{path}/cpu.cfs_period_us": "100000\n"}
 
 
@@ -41,7 +41,7 @@ def cpu_v1(path: str, quota: int) -> dict[str, str]:
         ("0::/\n", {"cpu.max": "nonsense"}, None),
         ("0::/\n", {"cpu.max": "9" * 5000 + " 1"}, None),
         ("0::/\n", {}, None),
-        # A unit with CPUQuota=: the root has no such file, and the least quota on the way counts.
+        # A unit with CPUQuota=: the root has no such file, and the lowest quota of all ancestors counts.
         (UNIT, {SERVICE: "50000 100000\n"}, 0.5),
         (UNIT, {SERVICE: "max 100000\n", SLICE: "200000 100000\n"}, 2.0),
         (UNIT, {SERVICE: "400000 100000\n", SLICE: "300000 200000\n"}, 1.5),
@@ -52,21 +52,21 @@ def cpu_v1(path: str, quota: int) -> dict[str, str]:
         # A container that sees its own group as the root: the path is the host's, or leads out of it.
         (UNIT, {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/../../x\n", {"cpu.max": "150000 100000\n", "x/cpu.max": "50000 100000\n"}, 1.5),
-        # Version 1, alone and beside the other.
+        # Version 1, alone and together with version 2.
         ("1:cpu:/\n", cpu_v1("", -1), None),
         ("1:cpu:/\n", cpu_v1("", 400_000), 4.0),
         (DOCKER, cpu_v1("", -1) | cpu_v1("/docker/ab:c", 250_000), 2.5),
         (DOCKER, cpu_v1("", -1) | cpu_v1("/docker", 100_000) | cpu_v1("/docker/ab:c", 250_000), 1.0),
         (DOCKER, cpu_v1("", 150_000), 1.5),
         (DOCKER, cpu_v1("/other", 150_000), None),
-        # What cannot be read: the roots are asked all the same.
+        # Unreadable membership: the roots still count.
         ("nonsense\n\n", {"cpu.max": "150000 100000\n"}, 1.5),
         (None, {"cpu.max": "150000 100000\n"}, 1.5),
         (None, cpu_v1("", 400_000), 4.0),
         (None, {}, None),
     ],
 )
-def test_the_least_quota_of_a_process_and_all_around_it_counts(
+def test_the_lowest_quota_of_a_group_and_its_ancestors_counts(
     tmp_path: Path, membership: str | None, files: dict[str, str], processors: float | None
 ) -> None:
     assert cpu_quota(*laid_out(tmp_path, membership, files)) == processors
@@ -112,20 +112,20 @@ def v1(path: str, limit: int, used: int, active: int = 0, inactive: int = 0) -> 
         ("0::/\n", {**v2("", 600, 100), "memory.stat": "nonsense"}, None),
     ],
 )
-def test_the_group_with_the_least_room_counts(
+def test_the_group_with_the_least_memory_left_counts(
     tmp_path: Path, membership: str | None, files: dict[str, str], left: int | None
 ) -> None:
     assert memory_left(*laid_out(tmp_path, membership, files)) == (None if left is None else left * MIB)
 
 
 def swap_v2(path: str, limit: int | str, used: int) -> dict[str, str]:
-    """What a control group of version 2 has on swap."""
+    """Return the swap files of a version 2 control group."""
     most = limit if isinstance(limit, str) else str(limit * MIB)
     return {f"{path}memory.swap.max": most, f"{path}memory.swap.current": f"{used * MIB}\n"}
 
 
 def swap_v1(path: str, limit: int, used: int) -> dict[str, str]:
-    """What one of version 1 has on memory and swap together."""
+    """Return the files of memory and swap together of a version 1 control group."""
     files = {"limit_in_bytes": limit, "usage_in_bytes": used}
     return {f"memory{path}/memory.memsw.{name}": f"{size * MIB}\n" for name, size in files.items()}
 
@@ -134,9 +134,9 @@ def swap_v1(path: str, limit: int, used: int) -> dict[str, str]:
     ("membership", "files", "free"),
     [
         ("0::/\n", {}, 900 + 5000),
-        ("0::/\n", v2("", 600, 100), 500 + 5000),  # an old kernel, that does not count swap
+        ("0::/\n", v2("", 600, 100), 500 + 5000),  # an old kernel that does not count swap
         ("0::/\n", v2("", 600, 100) | swap_v2("", "max\n", 7), 500 + 5000),
-        ("0::/\n", v2("", 600, 100) | swap_v2("", 0, 0), 500),  # as Kubernetes has it
+        ("0::/\n", v2("", 600, 100) | swap_v2("", 0, 0), 500),  # as in Kubernetes
         ("0::/\n", v2("", 600, 100) | swap_v2("", 300, 100), 500 + 200),
         ("0::/\n", v2("", 600, 100) | swap_v2("", 100, 300), 500),
         ("0::/\n", swap_v2("", 9000, 100), 900 + 5000),
@@ -146,7 +146,7 @@ def swap_v1(path: str, limit: int, used: int) -> dict[str, str]:
         (DOCKER, v1("", 2000, 100) | swap_v1("", 2000, 100), 1900),  # the machine has 900 MiB left, and swap
     ],
 )
-def test_swap_is_free_as_far_as_the_groups_let_it_be_taken(
+def test_swap_counts_within_the_limits_of_the_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str], free: int
 ) -> None:
     for name, path in zip(("MEMBERSHIP", "ROOT"), laid_out(tmp_path, membership, files), strict=True):
@@ -157,7 +157,7 @@ def test_swap_is_free_as_far_as_the_groups_let_it_be_taken(
 
 
 @pytest.mark.parametrize(("left", "available"), [(None, 100), (0, 0), (7, 7), (200, 100)])
-def test_the_pool_is_sized_by_what_machine_and_groups_allow(
+def test_the_pool_is_sized_within_machine_and_group_limits(
     monkeypatch: pytest.MonkeyPatch, left: int | None, available: int
 ) -> None:
     monkeypatch.setattr(memory, "_machine_memory", lambda: 100)

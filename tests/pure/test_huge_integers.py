@@ -1,4 +1,4 @@
-"""Integers of thousands of digits, which Python refuses to write: they are refused by name, as other bad values are."""
+"""Integers of thousands of digits, which Python refuses to write, are refused by name like other bad values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS: dict[type, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("record", "name"), [(record, each.name) for record in RECORDS for each in fields(record)])
-def test_no_option_takes_one(record: type, name: str, form: str) -> None:
+def test_options_refuse_huge_integers(record: type, name: str, form: str) -> None:
     with pytest.raises(RequestError) as caught:
         record(**{**RECORDS[record], name: FORMS[form]})
     assert caught.value.param == name and len(str(caught.value)) < 300
@@ -105,7 +105,7 @@ def truncate(**given: Any) -> None:
         (admit, "request_id", "{}"),
     ],
 )
-def test_no_door_takes_one(use: Callable[..., None], name: str, form: str, number: int) -> None:
+def test_entry_points_refuse_huge_integers(use: Callable[..., None], name: str, form: str, number: int) -> None:
     with pytest.raises(RequestError) as caught:
         use(**{name: _formed(form, number)})
     assert caught.value.param == name and len(str(caught.value)) < 300
@@ -115,7 +115,7 @@ def _formed(form: str, number: int) -> Any:
     return {"{}": number, "[{}]": [number], "Score": Score([number], 0)}[form]
 
 
-def test_a_message_quotes_everything_briefly() -> None:
+def test_messages_quote_values_briefly() -> None:
     class Unwritable:
         def __repr__(self) -> str:
             raise ValueError

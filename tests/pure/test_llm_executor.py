@@ -1,4 +1,4 @@
-"""Section 3 of the contract: models written by hand, as executors."""
+"""Section 3 of the contract: hand-written models as executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = [3, 14, 15, 92, 65, 35, 89]
 
 
 class Broken(FakeLM):
-    """Its logits are no numbers from the moment that a test says so."""
+    """A model whose logits become NaN when a test says so."""
 
     broken = False
 
@@ -33,13 +33,13 @@ class Broken(FakeLM):
 
 @contract("2.prefill")
 @contract("3.LlmExecutor")
-def test_the_names_of_fresh_sequences_begin_as_asked_for():
+def test_new_sequences_have_the_given_prefix():
     executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6, cache_prefix="mine")
     assert [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(2)] == ["mine-0", "mine-1"]
 
 
 @contract("3.LlmExecutor")
-def test_a_hand_written_model_reports_what_can_be_known():
+def test_a_hand_written_model_has_estimated_reports():
     executor = make_llm().executor
     executor.prefill(PrefillInput(PROMPT))
     assert executor.kv_capacity() == 240
@@ -58,7 +58,7 @@ def test_a_report_counts_while_a_step_begins_sequences(monkeypatch):
     executor.prefill(PrefillInput(PROMPT))
 
     def begin_another(cache_id: str) -> int:
-        """As the thread of the steps may at any moment."""
+        """Begin a sequence, as another thread's step may at any moment."""
         executor.pages.advance(f"{cache_id}-more")
         return 7
 
@@ -81,7 +81,7 @@ def test_an_empty_sequence_outlives_a_step_whose_logits_are_nan():
 
 @contract("3.LlmExecutor")
 @contract("2.submit")
-def test_a_wish_that_cannot_be_met_ends_its_own_sequence_only():
+def test_an_unsupported_span_fails_alone():
     executor = make_llm().executor
     ids = [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(3)]
     good, bad = (Sampling(params, 0, 7, [*PROMPT, 4]) for params in (SamplingParams(), None))
@@ -94,7 +94,7 @@ def test_a_wish_that_cannot_be_met_ends_its_own_sequence_only():
 @contract("3.LlmExecutor")
 @contract("2.errors")
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_sequence_that_cannot_go_back_is_kept_by_a_copy_or_forgotten(beside):
+def test_a_model_without_truncation_rolls_back_by_a_copy_or_forgets(beside):
     lm = Broken(Options(window=6))
     executor = LlmExecutor(lm, INFO, max_batch_size=6)
     handle, other = (executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2))
@@ -115,7 +115,7 @@ def test_a_sequence_that_cannot_go_back_is_kept_by_a_copy_or_forgotten(beside):
 
 @contract("3.LlmExecutor")
 @contract("2.errors")
-def test_a_copy_that_cannot_be_made_leaves_none_behind(monkeypatch):
+def test_a_failed_copy_leaves_no_copies(monkeypatch):
     kit = make_llm()
     handles = [kit.executor.prefill(PrefillInput(PROMPT)).kv_cache for _ in range(2)]
     pages, fork = kit.executor.pages, kit.executor.pages.fork

@@ -1,4 +1,4 @@
-"""`SamplingParams`: every field has one owner, a neutral default, a checked range and a JSON form."""
+"""`SamplingParams`: every field has one rule, a neutral default, a checked range and a JSON form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, object] = {
 
 @pytest.mark.contract("0.SamplingParams")
 @pytest.mark.contract("5.no hidden defaults")
-def test_every_name_of_the_contract_with_a_neutral_default() -> None:
+def test_every_name_of_the_contract_has_a_neutral_default() -> None:
     params = SamplingParams()
     assert {each.name: getattr(params, each.name) for each in fields(params)} == DEFAULTS
 
@@ -55,8 +55,9 @@ def test_every_name_of_the_contract_with_a_neutral_default() -> None:
 def reading_functions(room: str) -> dict[str, set[str]]:
     """For every attribute that the room reads of `params` or `sampling`: the functions that read it.
 
-    `sampling/native_sampler.py` hands the candidate rules' parameters to the library. Its results are compared with
-    the rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
+    `sampling/native_sampler.py` passes the candidate rules' parameters to the library. Its results are compared with
+    the
+    rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
     """
     readers: dict[str, set[str]] = {}
     for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "native_sampler.py"}):
@@ -80,12 +81,12 @@ def test_every_field_is_claimed_by_one_rule_of_an_existing_room() -> None:
 
 @pytest.mark.contract("5.parameters are applied")
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.startswith("sampling.")])
-def test_a_sampling_field_is_read_by_the_rule_that_claims_it_and_by_no_other(name: str) -> None:
+def test_a_sampling_field_is_read_by_its_own_rule_alone(name: str) -> None:
     assert reading_functions("sampling").get(name) == {RULES[name].removeprefix("sampling.")}
 
 
 @pytest.mark.parametrize("each", fields(SamplingParams), ids=lambda each: each.name)
-def test_every_field_explains_itself(each: Any) -> None:
+def test_every_field_has_a_help_text(each: Any) -> None:
     assert each.metadata["help"].endswith(".")
 
 
@@ -93,7 +94,7 @@ def test_every_field_explains_itself(each: Any) -> None:
     ("name", "low", "high"),
     [("temperature", 0, 2), ("min_p", 0, 1), ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("n", 1, 128)],
 )
-def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -> None:
+def test_ranges_include_their_ends(name: str, low: int, high: int) -> None:
     for value in (low, high):
         assert getattr(SamplingParams(**{name: value}), name) == value
     step = 1 if name == "n" else 1e-9
@@ -161,7 +162,7 @@ def test_ranges_include_their_ends_and_no_more(name: str, low: int, high: int) -
         ("skip_special_tokens", "no"),
     ],
 )
-def test_a_bad_value_is_refused_by_the_name_of_its_field(name: str, value: object) -> None:
+def test_a_bad_value_is_refused_by_field(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert caught.value.param == name and caught.value.message
@@ -183,7 +184,7 @@ def test_values_are_normalised() -> None:
     assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5  # type: ignore[arg-type]
 
 
-def test_what_differs_in_some_fields_is_checked_in_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_copy_checks_the_changed_fields_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=5, min_tokens=3, stop="a", logit_bias={7: 1})
     other = SamplingParams(max_tokens=4, min_tokens=4, stop="a", logit_bias={7: 1})
     for name, value in (("logprobs", True), ("temperature", 3), ("min_tokens", 6), ("max_tokens", 2)):
@@ -195,7 +196,7 @@ def test_what_differs_in_some_fields_is_checked_in_those_alone(monkeypatch: pyte
     assert (params.max_tokens, params.min_tokens) == (5, 3)
 
 
-def test_a_caller_s_containers_are_not_kept() -> None:
+def test_containers_of_the_caller_are_copied() -> None:
     bias, stop = {1: 2.0}, ["a"]
     params = SamplingParams(logit_bias=bias, stop=stop)
     bias[1], stop[0] = 3.0, "b"
@@ -204,7 +205,7 @@ def test_a_caller_s_containers_are_not_kept() -> None:
         params.n = 2  # type: ignore[misc]
 
 
-def test_equal_parameters_are_one_in_a_set() -> None:
+def test_equal_parameters_hash_alike() -> None:
     some = [SamplingParams(seed=1, logit_bias=bias) for bias in ({1: 2, 3: 4}, {3: 4.0, 1: 2.0}, {1: 2}, {}, None)]
     assert some[0] == some[1] and len(set(some)) == 4
     assert hash(SamplingParams(stop=["a"])) == hash(SamplingParams(stop="a"))

@@ -1,7 +1,7 @@
 """A language model without numerics for the contract's tests: logits are a hash of the tokens that a position sees.
 
-It keeps every token in the page that the page table names and computes from what it reads back, so that a page which is
-shared, copied, freed or reused wrongly shows up as wrong logits.
+It keeps every token in its page of the page table and computes from what it reads back. So a page that is shared,
+copied, freed or reused wrongly shows up as wrong logits.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from ferrum.runtime.span_results import SpanRows, result_alone
 VOCABULARY = 131
 HIDDEN = 8
 POISON = 130
-"""A span that holds this token fails, alone."""
+"""A span with this token fails, alone."""
 PROMPT = [3, 14, 15, 92, 65, 35, 89]
 OTHER = [2, 71, 82, 81]
 
 
 def same(a: np.ndarray, b: np.ndarray) -> None:
-    """Both are float32 and equal, bit for bit."""
+    """Assert that both are float32 and equal, bit for bit."""
     assert a.dtype == b.dtype == np.float32
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a test may ask of its executor."""
+    """The executor interface that tests use."""
 
     page_size: int = 4
     num_pages: int = 60
@@ -57,8 +57,8 @@ class Kit:
 
     Attributes:
         passes: forward passes so far.
-        hidden: it returns hidden states.
-        check: asserts that its books are consistent.
+        hidden: whether it returns hidden states.
+        check: asserts that its state is consistent.
     """
 
     executor: ModelExecutor
@@ -87,7 +87,7 @@ INFO = ModelInfo(
 
 
 class FakeLM(StepwiseLLM):
-    """Runs spans on a real page table, as `DecoderLM` does, without a network."""
+    """A model that runs spans on a real page table, like `DecoderLM`, without a network."""
 
     def __init__(self, options: Options) -> None:
         group = PageGroup("layers0", options.num_pages, options.page_size, options.window)
@@ -160,14 +160,14 @@ class FakeLM(StepwiseLLM):
     def _visible(self, span: Span, position: int) -> tuple[int, ...]:
         first = 0 if self._group.window is None else max(0, position - self._group.window + 1)
         row, size = self.pages.row(span.cache_id, self._group.name), self._group.page_size
-        assert all(row[p // size] >= 0 for p in range(first, position + 1)), "a freed page is needed"
+        assert all(row[p // size] >= 0 for p in range(first, position + 1)), "a freed page is read"
         return tuple(int(self._store[row[p // size], p % size]) for p in range(first, position + 1))
 
     @staticmethod
     def _logits(visible: Sequence[int]) -> np.ndarray:
         digest = hashlib.blake2b(repr(visible).encode(), digest_size=8).digest()
         logits = np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(VOCABULARY, np.float32)
-        logits[POISON] = -100.0  # never chosen
+        logits[POISON] = -100.0  # never the largest
         return logits
 
 

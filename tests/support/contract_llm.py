@@ -1,4 +1,4 @@
-"""Section 3 of the contract, for any `DecoderOnlyLLM`: a module that imports these tests defines the fixture `llm`."""
+"""Section 3 of the contract for any `DecoderOnlyLLM`: a module that imports these tests defines the fixture `llm`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ contract = pytest.mark.contract
 
 
 def truth(llm: DecoderOnlyLLM, tokens: list[int]) -> np.ndarray:
-    """[S, V] of the tokens alone, in one pass."""
+    """Return [S, V] of the tokens alone, in one pass."""
     logits = llm.forward_verify("truth", tokens)
     llm.release("truth")
     return logits
 
 
 @contract("3.config")
-def test_the_configuration_goes_through_json(llm):
+def test_the_config_round_trips_through_json(llm):
     config = llm.config
     assert LlmRuntimeConfig.from_json(config.to_json()) == config
     assert set(config.to_dict()) == {
@@ -45,7 +45,7 @@ def test_the_configuration_goes_through_json(llm):
 
 @contract("3.prefill")
 @contract("3.decode")
-def test_prefill_and_decode_follow_the_sequence(llm):
+def test_prefill_and_decode_equal_one_pass(llm):
     expected = truth(llm, [*PROMPT, 5, 6])
     same(llm.prefill("a", PROMPT[:3]), expected[2])
     same(llm.prefill("a", PROMPT[3:]), expected[6])
@@ -68,7 +68,7 @@ def test_the_position_is_checked_against_the_store(llm):
 
 @contract("3.decode")
 @contract("3.errors")
-def test_only_integers_are_tokens(llm):
+def test_tokens_must_be_integers(llm):
     llm.prefill("a", PROMPT)
     for token in (1.5, 5.0, True, "x", None):
         for call in (lambda token: llm.decode("a", token, 7), lambda token: llm.prefill("b", [1, token])):
@@ -91,7 +91,7 @@ def test_a_batch_keeps_order_and_bits(llm):
 
 
 @contract("3.unified_forward")
-def test_a_mixture_of_items(llm):
+def test_a_mixture_of_items_equals_single_passes(llm):
     llm.prefill("a", PROMPT)
     items = [
         UnifiedItem("a", (5,), 7),
@@ -130,7 +130,7 @@ def test_limits_have_their_own_errors(llm):
 
 
 @contract("3.forward_verify")
-def test_verified_rows_are_decodes(llm):
+def test_verified_rows_equal_decodes(llm):
     expected = truth(llm, [*PROMPT, 5, 6, 7])
     llm.prefill("a", PROMPT)
     same(llm.forward_verify("a", [5, 6, 7]), expected[7:])
@@ -138,7 +138,7 @@ def test_verified_rows_are_decodes(llm):
 
 
 @contract("3.truncate_kv")
-def test_truncation_goes_back(llm):
+def test_truncation_equals_never_having_gone_further(llm):
     llm.prefill("a", PROMPT + OTHER)
     llm.truncate_kv("a", 3)
     same(llm.decode("a", 5, 3), truth(llm, [*PROMPT[:3], 5])[-1])
@@ -166,7 +166,7 @@ def test_forks_are_independent_and_release_is_idempotent(llm):
 
 @contract("3.reset")
 @contract("3.kv_capacity")
-def test_reset_gives_everything_back(llm):
+def test_reset_frees_everything(llm):
     capacity = llm.kv_capacity()
     for name in "ab":
         llm.prefill(name, PROMPT)
@@ -176,7 +176,7 @@ def test_reset_gives_everything_back(llm):
 
 
 @contract("3.set_lora_adapter")
-def test_adapters_are_a_later_feature(llm):
+def test_adapters_are_unsupported(llm):
     llm.prefill("a", PROMPT)
     with pytest.raises(Unsupported, match="mine"):
         llm.set_lora_adapter("a", "mine")

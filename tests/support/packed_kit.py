@@ -1,4 +1,4 @@
-"""Packed directories of tiny models, and what they answer."""
+"""Packed directories of tiny models, and their outputs."""
 
 from __future__ import annotations
 

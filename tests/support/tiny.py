@@ -1,4 +1,4 @@
-"""Tiny random models in the Hugging Face layout, made by `transformers`: the independent twin of every parity test."""
+"""Tiny random models in the Hugging Face layout, made by `transformers`: the independent twin of the parity tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One tiny model: a `transformers` configuration class and what differs from `BASE`."""
+    """One tiny model: a `transformers` configuration class and its differences from `BASE`."""
 
     name: str
     config: str
@@ -109,7 +109,7 @@ def find(name: str) -> Case:
 
 @cache
 def model_of(case: Case) -> PreTrainedModel:
-    """The `transformers` model: weights with a standard deviation above 0.1, biases and norms far from trivial."""
+    """Return the `transformers` model, with a weight deviation above 0.1 and non-trivial biases and norms."""
     config = getattr(transformers, case.config)(**{**BASE, **case.changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
@@ -122,7 +122,7 @@ def model_of(case: Case) -> PreTrainedModel:
 
 @cache
 def directory_of(case: Case) -> Path:
-    """The model saved as a checkpoint directory, without a tokenizer."""
+    """Return the model saved as a checkpoint directory, without a tokenizer."""
     directory = folder(case.name)
     model_of(case).save_pretrained(directory)
     config = json.loads((directory / "config.json").read_text())
@@ -131,7 +131,7 @@ def directory_of(case: Case) -> Path:
 
 
 def reference_logits(case: Case, tokens: list[int]) -> np.ndarray:
-    """f32 [len(tokens), V] of the twin, all positions in one pass, computed in float32."""
+    """Return the twin's f32 [len(tokens), V], all positions in one pass, computed in float32."""
     with torch.no_grad():
         return model_of(case).float()(torch.tensor([tokens])).logits[0].float().numpy()
 

@@ -1,4 +1,4 @@
-"""Tiny random models that speak: checkpoints of `tiny` with a tokenizer of printable ASCII and what belongs to it."""
+"""Tiny random models with a tokenizer of printable ASCII, a chat template and a generation configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from text_samples import BOS, EOS, write
 from tiny import directory_of, find
 
 EOS_IDS = (1, 77)
-"""As `generation_config.json` names them: the tokenizer's own end token, and another one."""
+"""End tokens of `generation_config.json`: the tokenizer's own, and another one."""
 
 TEMPLATE = (
     "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -24,7 +24,7 @@ TEMPLATE = (
 
 
 def letters() -> Tokenizer:
-    """131 tokens, as many as the models have: two special ones, every printable character, and 34 pairs of letters."""
+    """131 tokens, the models' vocabulary: two special ones, every printable character, and 34 pairs of letters."""
     characters = ["Ġ" if letter == " " else letter for letter in map(chr, range(32, 127))]
     pairs = [*product("etaoin", "shrdlu")][:34]
     pieces = [BOS, EOS, *characters, *map("".join, pairs)]
@@ -37,7 +37,7 @@ def letters() -> Tokenizer:
 
 @cache
 def spoken(name: str) -> Path:
-    """A checkpoint directory of that case, with a tokenizer, a chat template and a generation configuration."""
+    """Return a checkpoint directory of that case, with a tokenizer, a chat template and a generation configuration."""
     directory = folder(f"spoken-{name}")
     shutil.copytree(directory_of(find(name)), directory, dirs_exist_ok=True)
     write(directory, letters(), chat_template=TEMPLATE)

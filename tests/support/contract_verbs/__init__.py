@@ -1,6 +1,6 @@
 """The executor contract, verb by verb, for any executor.
 
-A module that imports these tests defines the fixture `make`, which builds a `Kit`. `contract_verbs.pages` is for those
+A module that imports these tests defines the fixture `make`, which builds a `Kit`. `contract_verbs.pages` is for
 executors whose handles name pages.
 """
 

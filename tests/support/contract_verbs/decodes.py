@@ -1,4 +1,4 @@
-"""One more token, several to verify, and drafts: decode, batch_decode, forward_verify, speculative_decode."""
+"""The verbs decode, batch_decode, forward_verify and speculative_decode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ferrum.core.errors import ContextOverflow, InvalidToken, RequestError, Stal
 
 @contract("1.DecodeOutput")
 @contract("2.decode")
-def test_a_decode_is_the_next_position(executor):
+def test_a_decode_equals_the_next_position(executor):
     handle, tokens = begin(executor), list(PROMPT)
     for token in (5, 6, 7):
         output = executor.decode(DecodeInput([[token]], handle))
@@ -38,7 +38,7 @@ def test_a_batch_of_decodes_takes_one_pass_and_keeps_its_order(kit, executor):
 
 
 @contract("2.forward_verify")
-def test_verified_rows_are_so_many_decodes(kit, executor):
+def test_verified_rows_equal_decodes(kit, executor):
     handle, drafts = begin(executor), [5, 6, 7, 8]
     before = kit.passes()
     outputs = executor.forward_verify([DecodeInput([token], handle) for token in drafts])
@@ -58,7 +58,7 @@ def test_verified_rows_are_so_many_decodes(kit, executor):
 
 
 @contract("2.forward_verify")
-def test_a_verification_is_of_one_sequence(executor):
+def test_a_verification_needs_one_sequence(executor):
     one, two = begin(executor), begin(executor)
     with pytest.raises(RequestError):
         executor.forward_verify([DecodeInput([1], one), DecodeInput([2], two)])
@@ -78,7 +78,7 @@ def greedy(executor: ModelExecutor, tokens: list[int], count: int) -> list[int]:
 @contract("2.speculative_decode")
 @contract("5.speculation is exact")
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
-def test_drafts_are_kept_while_they_are_what_would_be_chosen(executor, right):
+def test_drafts_are_accepted_while_they_are_the_greedy_choice(executor, right):
     chosen = greedy(executor, [*PROMPT, 5], 3)
     drafts = [token if i < right else (token + 1) % 100 for i, token in enumerate(chosen)]
     output = executor.speculative_decode(DecodeInput([5], begin(executor)), drafts)
@@ -90,14 +90,14 @@ def test_drafts_are_kept_while_they_are_what_would_be_chosen(executor, right):
 
 
 @contract("2.speculative_decode")
-def test_without_drafts_it_is_a_decode(executor):
+def test_speculation_without_drafts_is_a_decode(executor):
     output = executor.speculative_decode(DecodeInput([5], begin(executor)), [])
     assert output.accepted_tokens == ()
     same(output.next_logits, truth(executor, [*PROMPT, 5])[-1:])
 
 
 @contract("2.speculative_decode")
-def test_failed_and_contradicting_speculation_changes_nothing(executor):
+def test_failed_speculation_changes_nothing(executor):
     handle = begin(executor)
     with pytest.raises(StepError):
         executor.speculative_decode(DecodeInput([5], handle), [1, POISON])
@@ -109,7 +109,7 @@ def test_failed_and_contradicting_speculation_changes_nothing(executor):
 
 
 @contract("2.speculative_decode")
-def test_a_fault_of_speculation_is_told_by_its_field_and_position(make):
+def test_invalid_speculation_is_refused_by_field_and_position(make):
     kit = make(max_sequence_length=9)
     executor = kit.executor
     handle, unknown = begin(executor), executor.info.vocab_size
@@ -132,7 +132,7 @@ def test_a_fault_of_speculation_is_told_by_its_field_and_position(make):
 
 
 @contract("2.speculative_decode")
-def test_what_is_no_threshold_is_refused_before_anything_runs(kit, executor):
+def test_an_invalid_threshold_is_refused_before_anything_runs(kit, executor):
     handle = begin(executor)
     before = kit.passes()
     for threshold in (1.5, -0.1, float("nan"), 10**400, "x", True):
@@ -144,7 +144,7 @@ def test_what_is_no_threshold_is_refused_before_anything_runs(kit, executor):
 
 
 @contract("2.speculative_decode")
-def test_a_threshold_accepts_what_is_likely_enough_or_is_refused(executor):
+def test_a_threshold_accepts_likely_drafts_or_is_unsupported(executor):
     handle = begin(executor)
     row = truth(executor, [*PROMPT, 5])[-1].astype(np.float64)
     second = int(np.argsort(-row)[1])

@@ -29,7 +29,7 @@ def test_a_batch_is_checked_before_anything_runs(kit, executor):
 
 
 @contract("2.errors")
-def test_what_only_stands_where_inputs_belong_is_refused_by_the_arguments_name(kit, executor):
+def test_inputs_of_another_type_are_refused_by_argument(kit, executor):
     handle = begin(executor)
     before = kit.passes()
     prompt = PrefillInput([1])
@@ -66,7 +66,7 @@ def test_all_advance_or_none(kit, executor):
 
 
 @contract("2.errors")
-def test_failures_of_a_mixed_batch_leave_chunks_and_beginnings_undone(kit, executor):
+def test_a_failed_mixed_batch_undoes_chunks_and_new_sequences(kit, executor):
     handle = begin(executor)
     for _ in range(2):
         with pytest.raises(StepError):
@@ -79,7 +79,7 @@ def test_failures_of_a_mixed_batch_leave_chunks_and_beginnings_undone(kit, execu
 
 
 @contract("2.errors")
-def test_long_chunks_are_undone_under_a_window(make):
+def test_long_chunks_are_undone_with_a_window(make):
     kit = make(window=6)
     handle = begin(kit.executor)
     long = [(7 * i) % 100 for i in range(40)]
@@ -90,7 +90,7 @@ def test_long_chunks_are_undone_under_a_window(make):
 
 
 @contract("2.errors")
-def test_what_is_kept_to_undo_a_step_bears_nobody_elses_name(make):
+def test_copies_for_undo_have_unused_names(make):
     kit = make(window=6)
     begun = UnifiedBatch(tuple(UnifiedBatchItem(name, OTHER, 0) for name in ("a", "b", "b-undo", "b-undo-0")))
     kit.executor.unified_decode(begun)
@@ -104,7 +104,7 @@ def test_what_is_kept_to_undo_a_step_bears_nobody_elses_name(make):
 
 
 @contract("2.errors")
-def test_exhaustion_is_told_and_undone(make):
+def test_exhaustion_raises_and_is_undone(make):
     kit = make(num_pages=6)
     one, two = begin(kit.executor, PROMPT[:4]), begin(kit.executor, OTHER)
     with pytest.raises(KvExhausted):
@@ -115,7 +115,7 @@ def test_exhaustion_is_told_and_undone(make):
 
 
 @contract("2.errors")
-def test_the_context_is_a_limit(make):
+def test_the_context_limits_every_verb(make):
     kit = make(max_sequence_length=9)
     handle = begin(kit.executor)
     with pytest.raises(ContextOverflow):

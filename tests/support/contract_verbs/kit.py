@@ -1,6 +1,6 @@
-"""What the tests of the verbs share: fixtures, and the truth.
+"""Fixtures and helpers of the verbs' tests.
 
-`forward`, of one list of tokens, is the truth that all other ways to the same position are compared with, bit for bit.
+`forward` of one list of tokens is the reference; every other way to the same position must give the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ contract = pytest.mark.contract
 
 @pytest.fixture
 def kit(make: Maker) -> Iterator[Kit]:
-    """An executor to test; when the test is over, its books are checked."""
+    """Make an executor to test; after the test its state is checked."""
     made = make()
     yield made
     made.check()
@@ -31,7 +31,7 @@ def executor(kit: Kit) -> ModelExecutor:
 
 
 def truth(executor: ModelExecutor, tokens: list[int]) -> np.ndarray:
-    """[S, V] of the tokens alone, in one span."""
+    """Return [S, V] of the tokens alone, in one span."""
     return executor.forward([tokens])[0]
 
 
@@ -40,13 +40,13 @@ def begin(executor: ModelExecutor, tokens: list[int] = PROMPT) -> KvCacheHandle:
 
 
 def usable(executor: ModelExecutor, handle: KvCacheHandle, tokens: list[int]) -> None:
-    """The sequence is as it was when the handle was made: the handle is good, and the next token sees all of them."""
+    """Assert that the sequence is unchanged: the handle is valid, and the next token sees all tokens."""
     assert executor.handle(handle.cache_id).sequence_length == len(tokens)
     same(executor.decode(DecodeInput([7], handle)).logits, truth(executor, [*tokens, 7])[-1:])
 
 
 def verbs_on(executor: ModelExecutor, handle: KvCacheHandle) -> list[Callable[[], object]]:
-    """Every verb that takes a handle, ready to be called; a mixture may name its sequences instead."""
+    """Return a call of every verb that takes a handle."""
     verbs: list[Callable[[], object]] = [
         lambda: executor.prefill(PrefillInput([[1]], kv_cache=handle)),
         lambda: executor.decode(DecodeInput([1], handle)),

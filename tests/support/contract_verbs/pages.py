@@ -1,6 +1,6 @@
-"""What is shared and what is copied, for executors whose handles name pages.
+"""Shared and copied pages, for executors whose handles name pages.
 
-A module that imports these tests has the fixtures of `contract_verbs` too.
+A module that imports these tests also has the fixtures of `contract_verbs`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_a_fork_shares_full_pages_and_copies_one(executor):
 
 
 @contract("2.errors")
-def test_the_way_back_needs_no_page_that_the_step_does_not_need(make):
+def test_undo_needs_no_extra_pages(make):
     kit = make(window=6, num_pages=4)
     executor = kit.executor
     handles = [begin(executor, [1, 2]), begin(executor, [3, 4])]
@@ -39,7 +39,7 @@ def test_the_way_back_needs_no_page_that_the_step_does_not_need(make):
 
 
 @contract("2.speculative_decode")
-def test_drafts_beyond_any_window_are_taken_back(make):
+def test_drafts_longer_than_a_window_are_rolled_back(make):
     kit = make(window=6)
     executor = kit.executor
     output = executor.speculative_decode(DecodeInput([5], begin(executor)), [99] * 60)
@@ -52,7 +52,7 @@ def test_drafts_beyond_any_window_are_taken_back(make):
 
 
 @contract("2.speculative_decode")
-def test_pages_that_leave_a_window_are_free_once_the_drafts_are_settled(make):
+def test_pages_outside_a_window_are_freed_after_verification(make):
     executor = make(window=6).executor
     tokens, one_by_one = [5], begin(executor)
     for _ in range(40):

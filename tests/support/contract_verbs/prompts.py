@@ -1,4 +1,4 @@
-"""Prompts of the executor contract: prefill, chunks, cohorts, and `forward`."""
+"""The verbs prefill, batch_prefill and forward, chunks included."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_a_prefill_returns_the_last_position(kit, executor):
 
 
 @contract("2.prefill")
-def test_all_positions_on_demand(executor):
+def test_all_positions_are_returned_on_request(executor):
     output = executor.prefill(PrefillInput(PROMPT, logits="all"))
     same(output.logits[0], truth(executor, PROMPT))
 
 
 @contract("2.prefill")
-def test_fresh_sequences_are_numbered_and_never_share_a_name(executor):
+def test_new_sequences_are_numbered_and_names_never_reused(executor):
     names = [begin(executor).cache_id]
     executor.release_cache(names[0])
     with pytest.raises(InvalidToken):
@@ -41,7 +41,7 @@ def test_fresh_sequences_are_numbered_and_never_share_a_name(executor):
 
 @contract("2.prefill")
 @pytest.mark.parametrize("cuts", [(1, 1, 5), (3, 4), (6, 1), (1,) * 7])
-def test_chunks_give_the_bits_of_the_whole(executor, cuts):
+def test_chunks_give_the_bits_of_one_prefill(executor, cuts):
     handle, position = None, 0
     for size in cuts:
         given = PrefillInput([PROMPT[position : position + size]], logits="all")
@@ -53,7 +53,7 @@ def test_chunks_give_the_bits_of_the_whole(executor, cuts):
 
 
 @contract("2.batch_prefill")
-def test_a_cohort_takes_one_pass_and_changes_no_bits(kit, executor):
+def test_a_batch_takes_one_pass_and_changes_no_bits(kit, executor):
     handle = begin(executor, OTHER)
     before = kit.passes()
     inputs = [PrefillInput([PROMPT], logits="all"), PrefillInput([PROMPT[:3]], kv_cache=handle), PrefillInput([[9]])]
@@ -66,7 +66,7 @@ def test_a_cohort_takes_one_pass_and_changes_no_bits(kit, executor):
 
 
 @contract("1.PrefillInput")
-def test_several_prompts_in_one_input_are_sent_to_batch_prefill(executor):
+def test_several_prompts_in_one_input_are_refused(executor):
     with pytest.raises(RequestError, match="batch_prefill") as caught:
         executor.prefill(PrefillInput([PROMPT, PROMPT]))
     assert caught.value.param == "input_ids"
@@ -74,7 +74,7 @@ def test_several_prompts_in_one_input_are_sent_to_batch_prefill(executor):
 
 @contract("1.PrefillInput")
 @contract("1.DecodeInput")
-def test_masks_and_positions_that_say_what_happens_are_honoured(executor):
+def test_trivial_masks_and_positions_are_accepted(executor):
     first = executor.prefill(PrefillInput([PROMPT], attention_mask=[[1] * 7], position_ids=np.arange(7)[None]))
     second = PrefillInput([OTHER], kv_cache=first.kv_cache).with_position_ids([[7, 8, 9, 10]])
     handle = executor.prefill(second.with_attention_mask([[1] * 11])).kv_cache
@@ -97,7 +97,7 @@ def test_masks_and_positions_that_say_what_happens_are_honoured(executor):
         ("position_ids", [[0, 1, 2, 3, 4, 5, 6]] * 2),
     ],
 )
-def test_masks_and_positions_that_say_otherwise_are_refused(executor, field, value):
+def test_other_masks_and_positions_are_refused(executor, field, value):
     with pytest.raises(RequestError) as caught:
         executor.prefill(PrefillInput([PROMPT], **{field: value}))
     assert caught.value.param == field
@@ -108,7 +108,7 @@ def test_masks_and_positions_that_say_otherwise_are_refused(executor, field, val
 
 
 @contract("1.PrefillInput")
-def test_a_token_that_the_model_lacks_is_named_with_its_position(executor):
+def test_an_unknown_token_is_refused_with_its_position(executor):
     unknown = executor.info.vocab_size
     with pytest.raises(InvalidToken, match=f"{unknown} at position 2"):
         executor.prefill(PrefillInput([[1, 2, unknown]]))

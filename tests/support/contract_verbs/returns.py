@@ -1,4 +1,4 @@
-"""What comes back where it is asked for: hidden states and attention weights."""
+"""Optional results: hidden states and attention weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrum.core.errors import Unsupported
 
 @contract("1.PrefillInput")
 @contract("1.DecodeOutput")
-def test_hidden_states_come_where_asked_for(kit, executor):
+def test_hidden_states_are_returned_if_asked_for(kit, executor):
     if not kit.hidden:
         with pytest.raises(Unsupported):
             executor.prefill(PrefillInput([PROMPT], return_hidden_states=True))

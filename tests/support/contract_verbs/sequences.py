@@ -12,7 +12,7 @@ from ferrum.core.errors import InvalidHandle, RequestError, StaleHandle, Unknown
 
 
 @contract("1.KvCacheHandle")
-def test_a_handle_describes_what_is_stored(executor):
+def test_a_handle_describes_the_stored_sequence(executor):
     handle = begin(executor)
     info = executor.info
     assert (handle.num_layers, handle.num_kv_heads, handle.head_dim) == (
@@ -42,7 +42,7 @@ def test_every_change_makes_older_handles_stale(executor):
 
 
 @contract("1.KvCacheHandle")
-def test_a_released_sequence_is_unknown_even_when_its_name_is_used_again(executor):
+def test_a_released_sequence_stays_unknown_if_its_name_is_reused(executor):
     executor.unified_decode(UnifiedBatch((UnifiedBatchItem("mine", PROMPT, 0),)))
     handle = executor.handle("mine")
     executor.release_cache("mine")
@@ -66,7 +66,7 @@ def test_foreign_handles_are_refused_in_every_verb(make, executor):
 
 
 @contract("2.truncate_kv")
-def test_truncation_is_as_if_it_had_never_gone_further(executor):
+def test_truncation_equals_never_having_gone_further(executor):
     handle = executor.prefill(PrefillInput([PROMPT + OTHER])).kv_cache
     back = executor.truncate_kv(handle, 5)
     assert back.sequence_length == 5 and back.cache_id == handle.cache_id
@@ -76,7 +76,7 @@ def test_truncation_is_as_if_it_had_never_gone_further(executor):
 
 
 @contract("2.truncate_kv")
-def test_truncation_has_limits(executor):
+def test_invalid_truncation_lengths_are_refused(executor):
     handle = begin(executor)
     for length in (8, -1, 1.5, 7.0, True, "3", None):
         for truncate in (
@@ -94,7 +94,7 @@ def test_truncation_has_limits(executor):
 
 @contract("2.truncate_kv")
 @contract("2.serialisation")
-def test_a_length_may_be_an_integer_of_any_type(executor):
+def test_lengths_may_be_integers_of_any_type(executor):
     back = executor.truncate_kv(begin(executor), np.int64(5))
     assert KvCacheHandle.from_json(back.to_json()) == back
     assert '"stored_tokens": 5' in executor.cache_metrics_snapshot().to_json()
@@ -136,7 +136,7 @@ def test_clones_of_one_base_are_numbered_and_a_clone_is_a_base(executor):
 
 
 @contract("2.release_cache")
-def test_release_is_idempotent_and_touches_nobody_else(executor, caplog):
+def test_release_is_idempotent_and_affects_no_other_sequence(executor, caplog):
     one, two = begin(executor), begin(executor, OTHER)
     with caplog.at_level("DEBUG", logger="ferrum.executor"):
         for _ in range(2):
@@ -149,7 +149,7 @@ def test_release_is_idempotent_and_touches_nobody_else(executor, caplog):
 
 @contract("2.release_cache")
 @contract("2.truncate_kv")
-def test_what_takes_a_name_takes_no_handle(executor):
+def test_verbs_with_a_name_refuse_a_handle(executor):
     handle = begin(executor)
     for other in (handle, None, 0, [handle.cache_id]):
         for verb in (

@@ -1,4 +1,4 @@
-"""Any mixture in one step; the lease, and threads."""
+"""Mixed steps, the lease, and threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ferrum.contract.executor import BatchModelExecutor, SpeculativeExecutor
 from ferrum.contract.io_types import DecodeInput, LogitsPolicy, UnifiedBatch, UnifiedBatchItem
 from ferrum.core.errors import ExecutorInUse, RequestError, StepError, UnknownSequence, Unsupported
 from ferrum.core.params import SamplingParams
+from ferrum.core.policy_config import PolicyConfig
 from ferrum.core.step import CARRY, Rows, Score, Span, StepBatch, Want
 
 
@@ -41,7 +42,7 @@ def test_a_mixture_takes_one_pass(kit, executor):
     assert logits[2] is None
     same(logits[3], truth(executor, [9, 1, 2, 3])[1:])
     usable(executor, executor.handle(two.cache_id), OTHER + PROMPT)
-    assert decodes == 1, "the fresh prompt of one token is a prefill"
+    assert decodes == 1, "a new prompt of one token is a prefill"
 
 
 @contract("2.unified_decode")
@@ -53,7 +54,7 @@ def test_a_mixture_takes_one_pass(kit, executor):
         (UnifiedBatchItem("fresh", [10**6], 0), "q_tokens"),
     ],
 )
-def test_items_that_do_not_fit_are_refused_with_their_field(executor, item, param):
+def test_invalid_items_are_refused_by_field(executor, item, param):
     handle = begin(executor)
     with pytest.raises(RequestError) as caught:
         executor.unified_decode(UnifiedBatch((UnifiedBatchItem(handle, [5], 7), item)))
@@ -62,7 +63,7 @@ def test_items_that_do_not_fit_are_refused_with_their_field(executor, item, para
 
 
 @contract("2.unified_decode")
-def test_an_adapter_that_nobody_loaded_is_refused(executor):
+def test_an_unknown_adapter_is_refused(executor):
     with pytest.raises(Unsupported):
         executor.unified_decode(UnifiedBatch((UnifiedBatchItem("fresh", [1], 0, adapter="mine"),)))
     assert executor.cache_metrics_snapshot().sequences == 0
@@ -72,7 +73,7 @@ def test_an_adapter_that_nobody_loaded_is_refused(executor):
 @contract("2.batch_decode")
 @contract("2.forward_verify")
 @contract("2.unified_decode")
-def test_an_empty_list_is_answered_without_the_model(kit, executor):
+def test_an_empty_list_runs_no_step(kit, executor):
     assert executor.batch_prefill([]) == executor.batch_decode([]) == executor.forward_verify([]) == []
     assert executor.unified_decode(UnifiedBatch(())) == []
     assert executor.submit(StepBatch(())).result().results == ()
@@ -95,7 +96,7 @@ def test_submit_gives_one_result_or_error_per_span(executor):
 
 
 @contract("2.submit")
-def test_a_start_that_is_no_integer_is_its_own_spans_error(executor):
+def test_an_invalid_start_fails_its_own_span(executor):
     handle = begin(executor)
     spans = [Span(f"new-{number}", start, (1, 2), Want.LOGITS) for number, start in enumerate((0.0, False, None, "0"))]
     more = Span(handle.cache_id, 7.0, (1,), Want.LOGITS)
@@ -116,7 +117,7 @@ def test_a_start_that_is_no_integer_is_its_own_spans_error(executor):
         ("score", (5, (1, 2), Score(None, 1), Score("1", 1), Score((-1,), 1), Score((10**6,), 1), Score((1.5,), 1))),
     ],
 )
-def test_a_field_that_is_not_of_its_type_is_its_own_spans_error(executor, param, values):
+def test_a_field_of_a_wrong_type_fails_its_own_span(executor, param, values):
     handle = begin(executor)
     fields = {"start": 0, "tokens": (1, 2), "want": Want.LOGITS}
     bad = [Span(**{"cache_id": f"bad-{number}", **fields, param: each}) for number, each in enumerate(values)]
@@ -131,7 +132,7 @@ def test_a_field_that_is_not_of_its_type_is_its_own_spans_error(executor, param,
 
 @contract("2.submit")
 @pytest.mark.parametrize("spans", [5, None, (1,), (None,), (Span(["a"], 0, (1,)),)])
-def test_what_is_no_step_is_refused(spans):
+def test_other_types_than_a_step_are_refused(spans):
     with pytest.raises(RequestError) as caught:
         StepBatch(spans)
     assert caught.value.param == "spans"
@@ -139,7 +140,7 @@ def test_what_is_no_step_is_refused(spans):
 
 @contract("2.forward")
 @contract("2.optimal_batch_size")
-def test_what_runs_without_a_sequence_takes_nobodys_name(executor):
+def test_temporary_sequences_have_unused_names(executor):
     names = [f"llm-cache-{kind}-{number}" for kind in ("forward", "probe") for number in range(2)]
     executor.submit(StepBatch(tuple(Span(name, 0, tuple(PROMPT), Want.NONE) for name in names)))
     executor.forward([OTHER])
@@ -149,8 +150,8 @@ def test_what_runs_without_a_sequence_takes_nobodys_name(executor):
 
 
 @contract("2.optimal_batch_size")
-def test_the_best_batch_size_is_not_that_of_a_pool_that_happens_to_be_full(make, monkeypatch):
-    monkeypatch.setattr("ferrum.core.tuning.WORTH_IT", 0.0)  # each size is worth it that runs
+def test_a_full_pool_does_not_fix_the_best_batch_size(make, monkeypatch):
+    monkeypatch.setattr("ferrum.core.tuning.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
     kit = make(num_pages=6, page_size=1, max_batch_size=4)
     handle = begin(kit.executor, PROMPT[:6])
     assert kit.executor.optimal_batch_size() == 1
@@ -165,7 +166,7 @@ def test_the_best_batch_size_is_not_that_of_a_pool_that_happens_to_be_full(make,
 
 
 @contract("2.optimal_batch_size")
-def test_a_probe_that_fails_is_no_measurement(kit, executor, monkeypatch):
+def test_a_failed_probe_is_no_measurement(kit, executor, monkeypatch):
     timed = executor._timed
 
     def poisoned(batch):
@@ -180,7 +181,7 @@ def test_a_probe_that_fails_is_no_measurement(kit, executor, monkeypatch):
 
 
 @contract("2.lease")
-def test_while_a_lease_is_held_only_its_owner_has_sequences(executor):
+def test_a_lease_closes_the_verbs_to_others(executor):
     handle = begin(executor)
     with executor.lease("an engine"):
         others = [
@@ -210,7 +211,7 @@ def test_any_thread_may_call_and_steps_do_not_mix(kit, executor):
                 handle = begin(executor, [seed, seed + 1])
                 same(executor.decode(DecodeInput([seed + 2], handle)).logits, expected[seed])
                 executor.release_cache(handle.cache_id)
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - asserted below
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
