@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferrum.bench.serve_client import BadAnswer, RequestFailed, get_json
+from ferrum.bench.serve_client import NoConnection, RequestFailed, get_json
 from ferrum.bench.shapes import shape_config
 from ferrum.core.errors import EngineDead
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
@@ -85,7 +85,7 @@ def _ready(url: str, server: subprocess.Popen[bytes]) -> bool:
     while server.poll() is None and time.monotonic() < until:
         try:
             asyncio.run(get_json(url, "/ready"))
-        except (*BadAnswer, RequestFailed):
+        except (*NoConnection, RequestFailed):
             time.sleep(0.05)
         else:
             return True

@@ -22,7 +22,7 @@ from statistics import median
 from typing import ClassVar, Final, Self
 
 from ferrum.bench.bench_run import setting_of
-from ferrum.bench.machine import choose_prober
+from ferrum.bench.machine import Prober
 from ferrum.bench.report import Cell, Document, Report
 from ferrum.bench.workloads import chosen_workloads, fitting_workloads
 from ferrum.cli.bench import load_subject, origin_of, print_report
@@ -339,10 +339,10 @@ def main() -> None:
     workloads = chosen_workloads(given.workload)
     options = {name: value for name in ("quantize", "group", "threads") if (value := getattr(given, name)) is not None}
     with load_subject(None, given.shape, workloads, options) as subject:
-        workloads = fitting_workloads(workloads, given.workload, subject.room, progress)
+        workloads = fitting_workloads(workloads, given.workload, **subject.limits, report=progress)
         setting = setting_of(subject, given.shape)
         peers = [PeerSeries(each, setting.formats[0], setting.threads, progress) for each in found]
-        prober = choose_prober(given.threads)
+        prober = Prober(given.threads)
         taken = Series(subject, prober).measure(workloads, given.series, [t for p in peers for t in p.turns], progress)
         judge, cells, counted = Judge.of(taken), [], {}
         for workload in workloads:

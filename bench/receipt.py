@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ferrum.bench.limits import Costs, Rates, matrices
-from ferrum.bench.machine import choose_prober
+from ferrum.bench.machine import Prober
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload, chosen_workloads
 from ferrum.cli.bench import load_subject
@@ -69,7 +69,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {name: value for name in ("quantize", "threads") if (value := getattr(given, name)) is not None}
     workloads = chosen_workloads(given.workload)
-    prober = choose_prober(given.threads)
+    prober = Prober(given.threads)
     with load_subject(None, given.shape, workloads, options) as subject:
         for workload in workloads:
             timed = timed_operations(subject, workload)

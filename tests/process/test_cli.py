@@ -228,7 +228,7 @@ def test_a_name_of_a_command_and_an_option_is_the_command_only_as_a_table(tmp_pa
         ("config = 'other.toml'", "config"),
         ("stop = [['x']]", "stop"),
         ("stop = ['x', true]", "stop"),
-        ("max-tokens = 3\nmax_tokens = 4", "max_tokens"),
+        ("max-tokens = 3\nmax_tokens = 4", "--max-tokens"),
     ],
 )
 def test_an_invalid_options_file_is_refused_with_the_name(

@@ -12,7 +12,6 @@ from ferrum.bench.limits import Costs, Rates, seconds_of, weights
 from ferrum.bench.workloads import (
     WORKLOADS,
     Pass,
-    Room,
     SpanShape,
     Workload,
     chosen_workloads,
@@ -95,7 +94,8 @@ def test_patterns_choose_workloads_and_unknown_names_are_refused():
 def within(context: int, *patterns: str) -> tuple[list[str], list[str]]:
     """Return the names of the workloads that fit a context, and the reports about the others."""
     reports: list[str] = []
-    fitting = fitting_workloads(chosen_workloads(patterns), patterns, Room(context, 32, 1 << 20, 64), reports.append)
+    chosen = chosen_workloads(patterns)
+    fitting = fitting_workloads(chosen, patterns, context=context, sequences=32, report=reports.append)
     return [each.name for each in fitting], reports
 
 

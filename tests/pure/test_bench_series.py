@@ -16,7 +16,6 @@ import pytest
 from bench_kit import cell_of, costs_of, rates
 from ferrum.bench import machine
 from ferrum.bench.limits import Rates
-from ferrum.bench.machine import NumpyProber, choose_prober
 from ferrum.bench.serve_options import Load
 from ferrum.bench.subject import Times
 from ferrum.bench.workloads import Kind, Workload
@@ -122,19 +121,6 @@ def test_a_probe_reads_more_than_the_caches_hold(tmp_path):
         first = number // 8 * 8
         (cache / "shared_cpu_list").write_text(f"{first}-{first + 7}\n")
     assert machine.probed_bytes(tmp_path) == 4 * 2 * 96 << 20
-
-
-def test_without_the_library_numpy_probes(monkeypatch):
-    def missing() -> None:
-        raise Unsupported("native CPU kernels", "not built, for this test")
-
-    monkeypatch.setattr(machine, "load", missing)
-    monkeypatch.setattr(machine, "_MIN_BYTES", 1 << 20)
-    prober = choose_prober(None)
-    assert isinstance(prober, NumpyProber)
-    measured = prober()
-    assert measured.read > 0
-    assert measured.float32 == measured.bfloat16 == measured.int8 == measured.int4 > 0
 
 
 class PeerScript:

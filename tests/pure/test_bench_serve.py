@@ -183,8 +183,8 @@ def test_a_closed_loop_has_one_request_per_client():
         ('{"choices": [1]}', "not an OpenAI stream"),
         ('{"choices": [{"delta": "x"}]}', "not an OpenAI stream"),
         ('{"usage": 7}', "not an OpenAI stream"),
-        ("{", "JSONDecodeError"),
-        ("[" * 100_000, "RecursionError"),
+        ("{", "not an OpenAI stream"),
+        ("[" * 100_000, "not an OpenAI stream"),
     ],
 )
 def test_a_broken_stream_fails_one_request(monkeypatch: pytest.MonkeyPatch, event: str, error: str | None):

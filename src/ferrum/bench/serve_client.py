@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import h11
@@ -26,10 +26,10 @@ _MAX_ERROR: Final = 200
 ANSWER_SECONDS: Final = 30.0
 """Time limit for answers of a few bytes: model lists and error bodies."""
 
-BadAnswer: Final = (OSError, h11.ProtocolError, ValueError, LookupError, TypeError, RecursionError)
-"""What reading a broken or foreign answer can raise, apart from `RequestFailed`."""
+NotOpenAI: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading an answer of another API can raise."""
 
-Kind = TypeVar("Kind", dict[str, Any], list[Any])
+NoConnection: Final = (OSError, h11.ProtocolError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,10 @@ class Client:
             error = "timeout"
         except RequestFailed as failure:
             error, said = failure.error, failure.said
-        except BadAnswer as failure:
+        except NoConnection as failure:
             error = type(failure).__name__
+        except NotOpenAI:
+            error = "not an OpenAI stream"
         return Timeline(
             planned=due,
             sent=sent,
@@ -169,28 +171,21 @@ class Client:
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = _typed(json.loads(data), dict)
+                event = json.loads(data)
                 if event.get("error"):
                     raise RequestFailed("error in the stream", message_of(data))
-                if any(_has_text(_typed(choice, dict)) for choice in _typed(event.get("choices"), list)):
+                if any(map(_has_text, event.get("choices") or ())):
                     pieces.append(self._clock())
-                counts = _typed(event.get("usage"), dict).items()
+                counts = (event.get("usage") or {}).items()
                 usage.update({name: count for name, count in counts if type(count) is int and count >= 0})
                 if isinstance(named := event.get("system_fingerprint"), str):
                     self.fingerprint = named or self.fingerprint
         raise RequestFailed("connection closed before [DONE]")
 
 
-def _typed(value: Any, kind: type[Kind]) -> Kind:
-    """Return a JSON value of a kind; null is an empty one. Raises RequestFailed for another kind."""
-    if not isinstance(value, kind | None):
-        raise RequestFailed("not an OpenAI stream")
-    return kind() if value is None else value
-
-
 def _has_text(choice: Mapping[str, Any]) -> bool:
     """Return whether a choice of an event carries text; servers name a model's reasoning differently."""
-    delta = _typed(choice.get("delta"), dict)
+    delta = choice.get("delta") or {}
     return bool(choice.get("text") or delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content"))
 
 
@@ -263,7 +258,7 @@ async def _error_body(connection: h11.Connection, reader: asyncio.StreamReader) 
 def message_of(body: bytes) -> str | None:
     """Return the message of an error's JSON, or else its text, shortened to one line; None if it is empty."""
     text = body.decode("utf-8", "replace")
-    with suppress(ValueError, LookupError, TypeError, RecursionError):  # not an OpenAI-compatible error
+    with suppress(*NotOpenAI):
         text = str(json.loads(text)["error"]["message"])
     return shorten(text, _MAX_ERROR, placeholder=" ...") or None
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ferrum.bench.serve_client import BadAnswer, Client, RequestFailed, Timeline, get_json
+from ferrum.bench.serve_client import Client, NoConnection, NotOpenAI, RequestFailed, Timeline, get_json
 from ferrum.bench.serve_load import run_load
 from ferrum.bench.serve_options import USUAL_VOCABULARY, Arrivals, Level, Load, Target
 from ferrum.bench.serve_plan import plan
@@ -27,13 +27,13 @@ def completed(target: Target, key: str | None) -> Target:
     if target.model is None:
         try:
             name = str(asyncio.run(get_json(target.url, "/models", key))["data"][0]["id"])
-        except (*BadAnswer, RequestFailed) as error:
+        except (*NoConnection, *NotOpenAI, RequestFailed) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ConfigError(f"{target.url}/models does not answer ({reason})", param="url") from None
         target = replace(target, model=name)
     if target.vocabulary is None:
         size = USUAL_VOCABULARY
-        with suppress(*BadAnswer, RequestFailed):  # only ferrum reports its vocabulary
+        with suppress(*NoConnection, *NotOpenAI, RequestFailed):  # only ferrum reports its vocabulary
             size = min(size, int(asyncio.run(get_json(target.url, "/config", key))["model"]["vocab_size"]))
         target = replace(target, vocabulary=size)
     return target

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Final, Self
 
 from ferrum.bench.limits import Costs, layer_kv_bytes
-from ferrum.bench.workloads import Kind, Room, SpanShape, Workload
+from ferrum.bench.workloads import Kind, SpanShape, Workload
 from ferrum.cache.page_table import PageCopy
-from ferrum.core.config import MAX_DRAFT, EngineConfig
+from ferrum.core.config import EngineConfig
 from ferrum.core.errors import FerrumError, KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, StepBatch
@@ -76,19 +76,10 @@ class ExecutorSubject:
         return Costs(program, self.executor.traits.kv_dtype.value, layer_kv_bytes(program, group_bytes))
 
     @property
-    def room(self) -> Room:
-        """The largest workload that fits."""
-        groups = self._pages.groups
-        windows = [group.window for group in groups if group.window is not None]
-        # Pages of a window group also hold the longest draft, a pass, and the start of the first page.
-        extra = MAX_DRAFT + self.max_rows + groups[0].page_size
-        return Room(
-            context=self.executor.traits.max_sequence_length,
-            sequences=self._config.model.max_batch_size,
-            pool=self.executor.kv_capacity(),
-            page_size=groups[0].page_size,
-            resident=max(windows) + extra if len(windows) == len(groups) else None,
-        )
+    def limits(self) -> dict[str, int]:
+        """The limits that `fitting_workloads` takes."""
+        context = self.executor.traits.max_sequence_length
+        return {"context": context, "sequences": self._config.model.max_batch_size}
 
     @property
     def max_rows(self) -> int:

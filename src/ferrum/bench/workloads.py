@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -117,54 +117,40 @@ def chosen_workloads(patterns: Sequence[str]) -> tuple[Workload, ...]:
     return tuple(chosen) if patterns else WORKLOADS
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The largest workload a loaded model can run.
-
-    Attributes:
-        context: tokens per sequence.
-        sequences: sequences per step.
-        pool: tokens of the KV pool, including the benchmark's own page.
-        page_size: tokens per page.
-        resident: most tokens per sequence the pool holds at once if all layers use a sliding window; else None.
-    """
-
-    context: int
-    sequences: int
-    pool: int
-    page_size: int
-    resident: int | None = None
-
-    def shortage(self, workload: Workload) -> ConfigError | None:
-        """Return the error that names the option which is too small for a workload, if any."""
-        together = 1 if workload.kind is Kind.SERVE else workload.sequences  # served requests may wait in the queue
-        tokens = pool_tokens([replace(workload, sequences=together)], self.page_size, self.resident)
-        for option, needed, available, unit, what in (
-            ("workload", workload.length, self.context, "tokens", "the model's context"),
-            ("max_batch_size", together, self.sequences, "sequences", "a step"),
-            ("kv_capacity", tokens, self.pool, "tokens", "the KV pool"),
-        ):
-            if needed > available:
-                return ConfigError(f"{workload.name} needs {needed} {unit}, {what} holds {available}", param=option)
-        return None
-
-
 def fitting_workloads(
-    workloads: Sequence[Workload], patterns: Sequence[str], room: Room, report: Callable[[str], object]
+    workloads: Sequence[Workload],
+    patterns: Sequence[str],
+    *,
+    context: int,
+    sequences: int,
+    report: Callable[[str], object],
 ) -> tuple[Workload, ...]:
     """Return the workloads that fit; report the others.
+
+    Args:
+        workloads: the choice.
+        patterns: each must keep a workload; without patterns one must remain.
+        context: tokens a sequence can have.
+        sequences: sequences a step can have.
+        report: called with a line per workload that does not fit.
 
     Raises:
         ConfigError: none fits, or none of those that one pattern matches.
     """
-    shortages = {each.name: room.shortage(each) for each in workloads}
-    fitting = tuple(each for each in workloads if shortages[each.name] is None)
+    errors = {}
+    for each in workloads:
+        if each.length > context:
+            problem = f"{each.name} needs {each.length} tokens, the model's context holds {context}"
+            errors[each.name] = ConfigError(problem, param="workload")
+        elif each.kind is not Kind.SERVE and each.sequences > sequences:  # served requests may wait in the queue
+            problem = f"{each.name} needs {each.sequences} sequences, a step holds {sequences}"
+            errors[each.name] = ConfigError(problem, param="max_batch_size")
+    fitting = tuple(each for each in workloads if each.name not in errors)
     for pattern in patterns or ["*"]:
         if not _matches(pattern, fitting):
-            raise next(error for name, error in shortages.items() if error is not None and fnmatchcase(name, pattern))
-    for shortage in shortages.values():
-        if shortage is not None:
-            report(f"left out: {shortage.message}")
+            raise next(error for name, error in errors.items() if fnmatchcase(name, pattern))
+    for error in errors.values():
+        report(f"left out: {error.message}")
     return fitting
 
 
@@ -172,7 +158,6 @@ def _matches(pattern: str, workloads: Iterable[Workload]) -> bool:
     return any(fnmatchcase(each.name, pattern) for each in workloads)
 
 
-def pool_tokens(workloads: Iterable[Workload], page_size: int, resident: int | None = None) -> int:
-    """Return the tokens a pool needs for the largest workload and one extra page; `resident` as in `Room`."""
-    held = ((each.sequences, min(each.length, resident or each.length)) for each in workloads)
-    return page_size + max(sequences * -(-length // page_size) * page_size for sequences, length in held)
+def pool_tokens(workloads: Iterable[Workload], page_size: int) -> int:
+    """Return the tokens a pool needs for the largest workload and one extra page."""
+    return page_size + max(each.sequences * -(-each.length // page_size) * page_size for each in workloads)

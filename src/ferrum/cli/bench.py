@@ -67,15 +67,18 @@ def measure(
 ) -> None:
     """Measure a model; `ferrum bench` runs this command if no other is named."""
     from ferrum.bench.bench_run import run_benchmark, setting_of
-    from ferrum.bench.machine import choose_prober
+    from ferrum.bench.machine import Prober
+    from ferrum.bench.shapes import shape_config
     from ferrum.bench.workloads import chosen_workloads, fitting_workloads
     from ferrum.cli.run import show_log
 
     show_log()
     workloads = chosen_workloads(workload or [])
+    if shape is not None:
+        shape_config(shape)  # fails before anything is loaded
+    prober = Prober(options["threads"])
     with load_subject(model, shape, workloads, chosen(model_fields(), options)) as subject:
-        workloads = fitting_workloads(workloads, workload or [], subject.room, _progress)
-        prober = choose_prober(options["threads"])
+        workloads = fitting_workloads(workloads, workload or [], **subject.limits, report=_progress)
         report = run_benchmark(
             subject,
             prober,

@@ -40,6 +40,7 @@ NEXT_STEPS: Final[tuple[tuple[type[Exception], str], ...]] = (
 OPTION_STEPS: Final = {
     "port": "choose another --port, or 0 for a free one",
     "group": "add --quantize int8 or int4",
+    "config": "see `ferrum --help`",
     "model": "",  # such messages have a next step
 }
 """What to do about an invalid option, where omitting it does not help."""
@@ -63,7 +64,8 @@ def explain(error: Exception, program: Any, arguments: Sequence[str]) -> tuple[s
         return _usage_error(error, path, arguments)
     known = next((step for kind, step in NEXT_STEPS if isinstance(error, kind)), None)
     if isinstance(error, RequestError):
-        parameter = next((each for each in command.params if each.name == error.param), None)
+        parameters = [*command.params, *program.params]
+        parameter = next((each for each in parameters if each.name == error.param), None)
         problem = _renamed(error, parameter, command)
         own_step = not isinstance(error, ModelNotFound | RecordNotFound)
         return problem, _option_step(parameter, path, arguments) if own_step else known or ""
@@ -139,5 +141,5 @@ def find_command(program: Any, arguments: Sequence[str]) -> tuple[Any, str]:
             break
         if word in commands:
             command, path = commands[word], f"{path} {word}"
-    default = getattr(command, "default_command", None)  # `ferrum bench` without a command of its own
+    default = getattr(command, "default_command", None)  # `ferrum bench` alone is `ferrum bench run`
     return (command if default is None else command.commands[default]), path
