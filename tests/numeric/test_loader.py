@@ -75,7 +75,7 @@ def test_a_conversion_rounds_once(tmp_path, source, target):
 
 def test_a_number_beyond_the_dtype_is_refused(tmp_path):
     directory = write(tmp_path, {"w": np.array([[1.0, 70000.0]], np.float32)})
-    with pytest.raises(ConfigError, match=r"'w': 70000 .*float16") as caught:
+    with pytest.raises(ConfigError, match=r"'w'.*70000.*float16") as caught:
         Parameters(Checkpoint(directory), dtype="float16").matrix("w", (1, 2))
     assert caught.value.param == "dtype"
     assert Parameters(Checkpoint(directory), dtype="bfloat16").matrix("w", (1, 2)).format == "bfloat16"
@@ -215,9 +215,9 @@ def test_unexpected_tensors_are_refused_unless_ignored(tmp_path):
     tensors = {f"layers.{i}.inv_freq": VECTOR for i in range(9)}
     parameters = Parameters(Checkpoint(write(tmp_path, {"w": MATRIX, **tensors})))
     parameters.matrix("w", (7, 5))
-    with pytest.raises(CheckpointError, match=r"9 tensors .*'layers\.0\.inv_freq'.* and 6 more"):
+    with pytest.raises(CheckpointError, match=r"9 .*'layers\.0\.inv_freq'.* and 6 more"):
         parameters.finish()
-    with pytest.raises(CheckpointError, match="9 tensors"):
+    with pytest.raises(CheckpointError, match="9 unexpected"):
         parameters.finish(("inv_freq", "layers"))
     parameters.finish(("*.inv_freq",))
 
@@ -235,8 +235,8 @@ def test_an_ignored_tensor_may_have_any_dtype(tmp_path):
     ("config", "told"),
     [
         ({"quantization_config": {"quant_method": "gptq"}}, r"\(gptq\)"),
-        ({"quantization_config": {"load_in_8bit": True}}, "without the name of a method"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, "without the name of a method"),  # MLX
+        ({"quantization_config": {"load_in_8bit": True}}, "unnamed method"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "unnamed method"),  # MLX
     ],
 )
 def test_quantised_checkpoints_are_refused_by_name(tmp_path, config, told):

@@ -14,8 +14,8 @@ from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.config import PAGE_SIZE, ModelConfig
-from ferrum.core.errors import CapacityError, ConfigError, Unsupported
-from ferrum.core.json_record import JsonRecord, misfits
+from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
+from ferrum.core.json_record import JsonRecord
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
@@ -143,7 +143,7 @@ class ModelExecutorFactory:
             ConfigError, Unsupported: as `validate_config`, or the loaded model's shape or attention differs.
             CapacityError: the executor needs more than `max_memory_usage`.
         """
-        self.validate_config(config)
+        config = self._validated(config)
         executor = self._load(config.model_info.model_id, **_arguments(config))
         try:
             _check_loaded(executor, config)
@@ -171,14 +171,20 @@ class ModelExecutorFactory:
             Unsupported: a feature that this build lacks; `feature` names the field.
             RequestError: `config` is not an `ExecutorConfig`.
         """
+        self._validated(config)
+
+    def _validated(self, config: ExecutorConfig) -> ExecutorConfig:
+        """Return a valid config, with enums for strings. Raises as `validate_config`."""
         check_kind(config, ExecutorConfig, param="config")
-        problems = list(misfits(config))  # the rules compare values, so types come first
-        if not problems:
-            self._check_features(config)
-            problems = list(_problems(config))
-        if problems:
+        try:
+            config = ExecutorConfig.from_dict(config.to_dict())
+        except RequestError as error:
+            raise ConfigError(error.message, param=error.param) from None
+        self._check_features(config)
+        if problems := list(_problems(config)):
             (first, reason), *others = problems
             raise ConfigError("; ".join([reason, *(f"{name}: {why}" for name, why in others)]), param=first)
+        return config
 
     def _check_features(self, config: ExecutorConfig) -> None:
         """Raise Unsupported for a field that asks for an unimplemented feature."""

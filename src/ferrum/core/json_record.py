@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -56,23 +56,6 @@ class JsonRecord:
             raise RequestError(f"not JSON: {error}", param=cls.__name__) from None
         record: Self = _record(cls, values, cls.__name__)
         return record
-
-
-def misfits(record: JsonRecord) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a record, nested records included, whose values have the wrong type, with the reason.
-
-    Constructors take any type.
-    """
-    cls: type = type(record)
-    for item in fields(record):
-        name, hint, value = item.name, _hints(cls)[item.name], getattr(record, item.name)
-        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = tuple(get_origin(part) or part for part in parts)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-            yield name, f"must be {wanted}, not {shown(value)}"
-        elif isinstance(value, JsonRecord):
-            yield from misfits(value)
 
 
 def _plain(value: Any) -> Any:

@@ -27,136 +27,6 @@ ALL_TOKENS: Final = -1
 _GREEDY_BELOW: Final = 1e-5
 
 
-def _option(default: Any, rule: str, help: str) -> Any:
-    return field(default=default, metadata={"rule": rule, "help": help})
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
-class SamplingParams:
-    """The sampling parameters of one request, validated and normalised.
-
-    Sequences become tuples, numbers plain ints and floats.
-
-    Raises:
-        RequestError: a value of the wrong type or out of range, or a contradiction; `param` names the field.
-    """
-
-    n: int = _option(1, "scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}.")
-    temperature: float = _option(1.0, "sampling.temperature", "Divides the logits, 0 to 2; below 1e-5 is greedy.")
-    top_p: float = _option(
-        1.0, "sampling.top_p", "Keep the fewest most likely tokens whose probabilities reach this sum, above 0 up to 1."
-    )
-    top_k: int = _option(0, "sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
-    min_p: float = _option(0.0, "sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1.")
-    seed: int | None = _option(None, "sampling.draw", "Signed 64-bit seed of all draws (default: random, reported).")
-    stop: Sequence[str] = _option(
-        (),
-        "text.stop_strings",
-        f"Up to {MAX_STOP_STRINGS} strings of up to {MAX_STOP_LENGTH} characters that end the text.",
-    )
-    stop_token_ids: Sequence[int] = _option(
-        (), "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
-    )
-    bad_words: Sequence[str] = _option(
-        (), "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
-    )
-    include_stop_str_in_output: bool = _option(
-        False, "text.include_stop", "Keep the stop string at the end of the text."
-    )
-    ignore_eos: bool = _option(False, "scheduler.end_of_text", "Do not stop at the model's own end tokens.")
-    max_tokens: int | None = _option(
-        16, "scheduler.length", "Maximum tokens to generate; 0 only scores the prompt, None uses the whole context."
-    )
-    min_tokens: int = _option(
-        0, "sampling.min_tokens", "Tokens before an end token, a stop token or a stop string may end a choice."
-    )
-    logprobs: int | None = _option(
-        None, "sampling.sample", "Report log-probabilities of each token and of this many top tokens; -1 reports all."
-    )
-    prompt_logprobs: int | None = _option(
-        None, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
-    )
-    presence_penalty: float = _option(
-        0.0, "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
-    )
-    frequency_penalty: float = _option(
-        0.0, "sampling.frequency_penalty", "Subtracted from a token's logit each time it was generated, -2 to 2."
-    )
-    repetition_penalty: float = _option(
-        1.0, "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others; 0.01 to 100."
-    )
-    logit_bias: Mapping[int, float] | None = _option(
-        None, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."
-    )
-    allowed_token_ids: Sequence[int] | None = _option(
-        None, "sampling.allowed_tokens", "The only token ids that may be generated."
-    )
-    skip_special_tokens: bool = _option(True, "text.special_tokens", "Leave special tokens out of the text.")
-
-    def __post_init__(self) -> None:
-        for name, normalise in _NORMALISE.items():
-            object.__setattr__(self, name, normalise(name, getattr(self, name)))
-        self._check_lengths()
-
-    def but(self, **changes: Any) -> SamplingParams:
-        """Return a copy with some fields changed; only those are checked, since others may be large.
-
-        Raises:
-            RequestError: as the constructor.
-        """
-        params = copy(self)
-        for name, value in changes.items():
-            object.__setattr__(params, name, _NORMALISE[name](name, value))
-        params._check_lengths()
-        return params
-
-    def _check_lengths(self) -> None:
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
-
-    def __hash__(self) -> int:
-        """Hash the fields; biases are equal in any order."""
-        biases = None if self.logit_bias is None else frozenset(self.logit_bias.items())
-        return hash((biases, *(getattr(self, name) for name in _NORMALISE if name != "logit_bias")))
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is taken, without a draw."""
-        return self.temperature < _GREEDY_BELOW
-
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids that the model does not have.
-
-        Raises:
-            InvalidToken: an id of `logit_bias`, `allowed_token_ids` or `stop_token_ids` is not in [0, vocab_size).
-        """
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token in getattr(self, name) or ():
-                if token >= vocab_size:
-                    raise InvalidToken(f"token id {token} is not below the vocabulary size {vocab_size}", param=name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values; object keys are strings."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        if self.logit_bias is not None:
-            values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Return the parameters of `to_dict`; absent fields take their defaults.
-
-        Raises:
-            RequestError: not a mapping, an unknown name, or an invalid value.
-        """
-        if not isinstance(values, Mapping):
-            _refuse(cls.__name__, f"must be an object, not {shown(values)}")
-        for name in values:
-            if name not in _NORMALISE:
-                _refuse(name, "unknown sampling parameter")
-        return cls(**values)
-
-
 def _refuse(name: str, reason: str) -> NoReturn:
     raise RequestError(reason, param=name)
 
@@ -290,28 +160,150 @@ def _bias(name: str, value: Any) -> dict[int, float] | None:
     return bias
 
 
+_SEED: Final = _Integer(-(2**63), 2**63 - 1, optional=True)
+_COUNT: Final = _Integer(0, optional=True)
+_TOP: Final = _Integer(ALL_TOKENS, optional=True)
+_PENALTY: Final = _Number(-2.0, 2.0)
+_FACTOR: Final = _Number(0.01, 100.0)
+
+
+def _option(default: Any, normalise: Callable[[str, Any], Any], rule: str, help: str) -> Any:
+    return field(default=default, metadata={"normalise": normalise, "rule": rule, "help": help})
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+class SamplingParams:
+    """The sampling parameters of one request, validated and normalised.
+
+    Sequences become tuples, numbers plain ints and floats.
+
+    Raises:
+        RequestError: a value of the wrong type or out of range, or a contradiction; `param` names the field.
+    """
+
+    n: int = _option(1, _Integer(1, MAX_CHOICES), "scheduler.choices", f"Choices to generate, 1 to {MAX_CHOICES}.")
+    temperature: float = _option(
+        1.0, _Number(0.0, 2.0), "sampling.temperature", "Divides the logits, 0 to 2; below 1e-5 is greedy."
+    )
+    top_p: float = _option(
+        1.0, _Number(0.0, 1.0, above=True), "sampling.top_p", "Keep the most likely tokens up to this probability mass."
+    )
+    top_k: int = _option(0, _Integer(-1), "sampling.top_k", "Keep the k most likely tokens; 0 or -1 keeps all.")
+    min_p: float = _option(
+        0.0, _Number(0.0, 1.0), "sampling.min_p", "Drop tokens less likely than this times the likeliest one, 0 to 1."
+    )
+    seed: int | None = _option(None, _SEED, "sampling.draw", "Signed 64-bit seed of all draws (default: random).")
+    stop: Sequence[str] = _option(
+        (), _stop_strings, "text.stop_strings", f"Up to {MAX_STOP_STRINGS} strings that end the text."
+    )
+    stop_token_ids: Sequence[int] = _option(
+        (), _tokens, "scheduler.stop_tokens", "Token ids that end a choice, in addition to the model's own."
+    )
+    bad_words: Sequence[str] = _option(
+        (), _words, "sampling.bad_words", f"Up to {MAX_BAD_WORDS} words that are never generated."
+    )
+    include_stop_str_in_output: bool = _option(
+        False, _flag, "text.include_stop", "Keep the stop string at the end of the text."
+    )
+    ignore_eos: bool = _option(False, _flag, "scheduler.end_of_text", "Do not stop at the model's own end tokens.")
+    max_tokens: int | None = _option(
+        16, _COUNT, "scheduler.length", "Maximum tokens to generate; 0 only scores the prompt, None fills the context."
+    )
+    min_tokens: int = _option(
+        0, _Integer(0), "sampling.min_tokens", "Tokens before an end token, stop token or stop string may end a choice."
+    )
+    logprobs: int | None = _option(
+        None,
+        _TOP,
+        "sampling.sample",
+        "Report log-probabilities of each token and this many top tokens; -1 reports all.",
+    )
+    prompt_logprobs: int | None = _option(
+        None, _TOP, "scheduler.prompt_logprobs", "The same for the prompt's tokens, from the second on."
+    )
+    presence_penalty: float = _option(
+        0.0, _PENALTY, "sampling.presence_penalty", "Subtracted once from the logit of each generated token, -2 to 2."
+    )
+    frequency_penalty: float = _option(
+        0.0, _PENALTY, "sampling.frequency_penalty", "Subtracted from a logit per time it was generated, -2 to 2."
+    )
+    repetition_penalty: float = _option(
+        1.0, _FACTOR, "sampling.repetition_penalty", "Divides positive logits of seen tokens, multiplies others."
+    )
+    logit_bias: Mapping[int, float] | None = _option(
+        None, _bias, "sampling.logit_bias", "Added to the logits of the given token ids, -100 to 100 each."
+    )
+    allowed_token_ids: Sequence[int] | None = _option(
+        None, _allowed, "sampling.allowed_tokens", "The only token ids that may be generated."
+    )
+    skip_special_tokens: bool = _option(True, _flag, "text.special_tokens", "Leave special tokens out of the text.")
+
+    def __post_init__(self) -> None:
+        for name, normalise in _NORMALISE.items():
+            object.__setattr__(self, name, normalise(name, getattr(self, name)))
+        self._check_lengths()
+
+    def but(self, **changes: Any) -> SamplingParams:
+        """Return a copy with some fields changed; only those are checked, since others may be large.
+
+        Raises:
+            RequestError: as the constructor.
+        """
+        params = copy(self)
+        for name, value in changes.items():
+            object.__setattr__(params, name, _NORMALISE[name](name, value))
+        params._check_lengths()
+        return params
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", f"{self.min_tokens} is more than max_tokens = {self.max_tokens}")
+
+    def __hash__(self) -> int:
+        """Hash the fields; biases are equal in any order."""
+        biases = None if self.logit_bias is None else frozenset(self.logit_bias.items())
+        return hash((biases, *(getattr(self, name) for name in _NORMALISE if name != "logit_bias")))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken, without a draw."""
+        return self.temperature < _GREEDY_BELOW
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidToken: an id of `logit_bias`, `allowed_token_ids` or `stop_token_ids` is not in [0, vocab_size).
+        """
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                if token >= vocab_size:
+                    raise InvalidToken(f"token id {token} is not below the vocabulary size {vocab_size}", param=name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values; object keys are strings."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.logit_bias is not None:
+            values["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of `to_dict`; absent fields take their defaults.
+
+        Raises:
+            RequestError: not a mapping, an unknown name, or an invalid value.
+        """
+        if not isinstance(values, Mapping):
+            _refuse(cls.__name__, f"must be an object, not {shown(values)}")
+        for name in values:
+            if name not in _NORMALISE:
+                _refuse(name, "unknown sampling parameter")
+        return cls(**values)
+
+
 _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "n": _Integer(1, MAX_CHOICES),
-    "temperature": _Number(0.0, 2.0),
-    "top_p": _Number(0.0, 1.0, above=True),
-    "top_k": _Integer(-1),
-    "min_p": _Number(0.0, 1.0),
-    "seed": _Integer(-(2**63), 2**63 - 1, optional=True),
-    "stop": _stop_strings,
-    "stop_token_ids": _tokens,
-    "bad_words": _words,
-    "include_stop_str_in_output": _flag,
-    "ignore_eos": _flag,
-    "max_tokens": _Integer(0, optional=True),
-    "min_tokens": _Integer(0),
-    "logprobs": _Integer(ALL_TOKENS, optional=True),
-    "prompt_logprobs": _Integer(ALL_TOKENS, optional=True),
-    "presence_penalty": _Number(-2.0, 2.0),
-    "frequency_penalty": _Number(-2.0, 2.0),
-    "repetition_penalty": _Number(0.01, 100.0),
-    "logit_bias": _bias,
-    "allowed_token_ids": _allowed,
-    "skip_special_tokens": _flag,
+    each.name: each.metadata["normalise"] for each in fields(SamplingParams)
 }
 
 TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
