@@ -166,7 +166,7 @@ def test_a_config_must_be_a_plain_file_of_limited_size(tmp_path):
     (tmp_path / "config.json").unlink()
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(1 << 33)
-    with pytest.raises(CheckpointError, match=r"config\.json: 8589934592 bytes"):
+    with pytest.raises(CheckpointError, match=r"config\.json: .*67108864 bytes"):
         read_config(tmp_path)
 
 

@@ -17,9 +17,6 @@ from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.json_files import read_json_object
 
-MAX_CONFIG_BYTES: Final = 4 << 20
-MAX_INDEX_BYTES: Final = 32 << 20
-
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _PREFIX: Final = "model."
@@ -127,16 +124,16 @@ def _lack_prefix(names: Collection[str]) -> bool:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The object in a model directory's `config.json`.
+    """Return the object in a model directory's `config.json`.
 
     Raises:
         CheckpointError: missing, too large, unreadable, or not a JSON object.
     """
-    return _read_object(directory / "config.json", MAX_CONFIG_BYTES)
+    return _read_object(directory / "config.json")
 
 
 def has_weights(directory: Path) -> bool:
-    """Whether all files that hold a model's weights are there; nothing is said of what is in them."""
+    """Whether all weight files of a model exist; their content is not checked."""
     if (directory / SINGLE).exists():
         return True
     try:
@@ -145,19 +142,11 @@ def has_weights(directory: Path) -> bool:
         return False
 
 
-def _read_object(path: Path, most_bytes: int) -> dict[str, Any]:
-    """Only a plain file of a sane size is opened: a pipe would block, and anything longer is no configuration."""
-    try:
-        nbytes = path.stat().st_size if path.is_file() else None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if nbytes is None:
-        raise CheckpointError(f"{path}: there is no such file; a model's directory holds one")
-    if nbytes > most_bytes:
-        raise CheckpointError(f"{path}: {nbytes} bytes are more than {most_bytes}")
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that must exist. Raises CheckpointError."""
     value = read_json_object(path)
     if value is None:
-        raise CheckpointError(f"{path}: has disappeared")
+        raise CheckpointError(f"{path}: there is no such file; is {path.parent} a model's directory?")
     return value
 
 
@@ -205,7 +194,7 @@ def _missing(directory: Path, weight_map: Mapping[str, str]) -> list[str]:
 
 def shard_map(index: Path) -> Mapping[str, str]:
     """Return tensor name to shard name; a shard is a file in the same directory, never a path."""
-    weight_map = _read_object(index, MAX_INDEX_BYTES).get("weight_map")
+    weight_map = _read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map must map tensor names to file names")
     for name, shard in weight_map.items():
