@@ -2,10 +2,11 @@
 
     python bench/path.py            a table per room
     python bench/path.py --list     every function too
+    python bench/path.py --max-files 55 --max-functions 400     fail above these limits
 
 A real HTTP server serves the built-in model with the engine in a thread. After a first request has warmed up caches, a
 profile hook in every thread records each distinct (file, function) of ferrum from the request to the end of its reply.
-Loading the model does not count.
+Loading the model does not count, nor do functions that an idle server calls, such as its watch for signals.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TEMPLATE: Final = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endf
 TOKENS: Final = 4
 NOT_FUNCTIONS: Final = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>"}
 SETTLE_SECONDS: Final = 0.5
-"""The engine's thread comes to rest in this time after a reply."""
+"""The engine's thread comes to rest in this time after a reply; also how long an idle server is watched."""
 
 
 class Profile:
@@ -109,9 +110,12 @@ def measure() -> Profile:
         chat(port, "One request warms up what is computed once.")
         time.sleep(SETTLE_SECONDS)
         profile.active = True
+        time.sleep(SETTLE_SECONDS)
+        idle, profile.functions, profile.calls = profile.functions, set(), 0
         chat(port, "How do you do?")
         time.sleep(SETTLE_SECONDS)
         profile.active = False
+    profile.functions -= idle
     threading.setprofile(None)
     return profile
 
@@ -120,6 +124,8 @@ def main() -> None:
     """Print the number of files and functions, per room and in all."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--list", action="store_true", help="print every file with its functions")
+    arguments.add_argument("--max-files", type=int, help="fail if there are more files")
+    arguments.add_argument("--max-functions", type=int, help="fail if there are more functions")
     options = arguments.parse_args()
     profile = measure()
     files: dict[str, list[str]] = {}
@@ -138,7 +144,12 @@ def main() -> None:
         for file, names in files.items():
             print(f"\n{file} ({len(names)})")
             print("".join(f"  {name}\n" for name in names), end="")
-    sys.stdout.flush()
+    for number, limit, what in (
+        (len(files), options.max_files, "files"),
+        (len(profile.functions), options.max_functions, "functions"),
+    ):
+        if limit is not None and number > limit:
+            sys.exit(f"{number} {what} on the path, limit {limit}")
 
 
 if __name__ == "__main__":

@@ -174,27 +174,26 @@ class AsyncStream:
     async def with_keep_alives(self, seconds: float) -> AsyncGenerator[tuple[int, Delta] | None, None]:
         """Iterate as the stream itself, and yield None after every `seconds` without a delta."""
         loop = asyncio.get_running_loop()
-        last, silent = loop.time(), False
-        timer = loop.call_later(seconds, lambda: check_silence())
-
-        def check_silence() -> None:  # one timer for all waits is cheaper than one for each
-            nonlocal silent, timer
-            left = last + seconds - loop.time()
-            if left <= 0:
-                silent, left = True, seconds
-                self._wake()
-            timer = loop.call_later(left, check_silence)
-
+        self._last, self._silent = loop.time(), False
+        self._timer = loop.call_later(seconds, self._check_silence, loop, seconds)
         try:
             while self._unfinished:
                 update = self._take()
-                if update is not None or silent:
+                if update is not None or self._silent:
                     yield update
-                    last, silent = loop.time(), False
+                    self._last, self._silent = loop.time(), False
                 else:
                     await self._wait(loop)
         finally:
-            timer.cancel()
+            self._timer.cancel()
+
+    def _check_silence(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Wake the reader after `seconds` without a delta. One timer for all waits is cheaper than one for each."""
+        left = self._last + seconds - loop.time()
+        if left <= 0:
+            self._silent, left = True, seconds
+            self._wake()
+        self._timer = loop.call_later(left, self._check_silence, loop, seconds)
 
     def _take(self) -> tuple[int, Delta] | None:
         """Return the next delta, or None."""

@@ -110,8 +110,12 @@ class InputProcessor:
             Unsupported: an adapter is named, or a priority without the policy `priority`.
         """
         check_params(params)
-        _check_features(params, adapter, pooling)
-        self._check_text_options(params)
+        if adapter is not None:
+            raise Unsupported("adapter", "adapters are not supported")
+        if pooling is not None and (params.max_tokens != 0 or params.n != 1):
+            raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
+        if self._tokenizer is None:
+            _check_no_text(params)
         params.check_vocabulary(self._vocab_size)
         name = f"request-{secrets.token_hex(8)}" if request_id is None else _string("request_id", request_id)
         if not name:
@@ -129,7 +133,7 @@ class InputProcessor:
             seed=secrets.randbits(64) - 2**63 if params.seed is None else params.seed,
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
-            bad_words=self._bad_words(params),
+            bad_words=self._bad_words(params) if params.bad_words else (),
             priority=self.check_priority(priority),
             deadline=None if deadline is None else now + _seconds("deadline", deadline),
             arrival=now,
@@ -139,20 +143,6 @@ class InputProcessor:
             pooling=pooling,
             prediction=() if prediction is None else self._predicted(prediction),
         )
-
-    def _check_text_options(self, params: SamplingParams) -> None:
-        """Refuse parameters about text if there is no tokenizer."""
-        if self._tokenizer is not None:
-            return
-        given = {
-            "stop": bool(params.stop),
-            "bad_words": bool(params.bad_words),
-            "include_stop_str_in_output": params.include_stop_str_in_output,
-            "skip_special_tokens": not params.skip_special_tokens,
-        }
-        for name, is_given in given.items():
-            if is_given:
-                raise RequestError("the model has no tokenizer and serves token ids only", param=name)
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:
         tokens = self._encoded(prediction, add_special_tokens=False, param="prediction")
@@ -188,8 +178,7 @@ class InputProcessor:
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         tokenizer = self._tokenizer
-        if tokenizer is None or not params.bad_words:
-            return ()
+        assert tokenizer is not None  # `_check_no_text` refused them
         try:
             return bad_word_tokens(params.bad_words, lambda word: tokenizer.encode(word, add_special_tokens=False))
         except RequestError as error:
@@ -239,11 +228,17 @@ def check_params(params: object) -> None:
         raise RequestError(f"must be SamplingParams, not {type(params).__name__}", param="sampling_params")
 
 
-def _check_features(params: SamplingParams, adapter: str | None, pooling: Pooling | None) -> None:
-    if adapter is not None:
-        raise Unsupported("adapter", "adapters are not supported")
-    if pooling is not None and (params.max_tokens != 0 or params.n != 1):
-        raise RequestError("requires max_tokens = 0 and n = 1", param="pooling")
+def _check_no_text(params: SamplingParams) -> None:
+    """Refuse parameters about text, for models without a tokenizer."""
+    given = {
+        "stop": bool(params.stop),
+        "bad_words": bool(params.bad_words),
+        "include_stop_str_in_output": params.include_stop_str_in_output,
+        "skip_special_tokens": not params.skip_special_tokens,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise RequestError("the model has no tokenizer and serves token ids only", param=name)
 
 
 def token_ids(prompt: Any) -> tuple[int, ...]:

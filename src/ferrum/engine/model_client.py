@@ -66,7 +66,7 @@ class ModelClient:
         recommended: the checkpoint's sampling parameters by name; empty if switched off.
         default_params: `recommended` over the defaults of `SamplingParams`.
         chat_template: the model's; None if it has none.
-        pooling: see `Parts`.
+        pooling, max_requests: see `Parts`.
 
     Args:
         parts: the host in it is started here.
@@ -83,6 +83,7 @@ class ModelClient:
         self.default_params = over_recommended(self.recommended, {})
         self.chat_template = parts.chat_template
         self.pooling = parts.pooling
+        self.max_requests = parts.max_requests
         self._special_tokens = parts.special_tokens
         self.router = Router(parts.host, max_requests=parts.max_requests, wake_all=wake_all)
         self.info = self.router.info
@@ -100,11 +101,6 @@ class ModelClient:
     def recorder(self) -> Recorder | None:
         """The recorder of requests; None if they are not recorded."""
         return self.router.recorder
-
-    @property
-    def max_requests(self) -> int:
-        """The limit of requests that wait or run."""
-        return self.router.max_requests
 
     def render(
         self,

@@ -111,7 +111,8 @@ def check_chat(client: ModelClient, body: ChatRequest, caller: Caller, name: str
         predicted = joined(body.prediction.model_dump()["content"], "prediction.content")
     prompts = _Prompts(client, body, caller, params, limit, bool(body.add_special_tokens))
     requests = (prompts.request(text, name, names, predicted),)
-    _check_reply_size(body, requests, caller, params.logprobs, names)
+    if params.logprobs is not None and not body.stream:
+        _check_reply_size(requests, caller, params.logprobs, names.max_tokens)
     return CheckedRequest(requests, params.n, (_continued(body) if body.echo else "",))
 
 
@@ -148,7 +149,8 @@ def check_completion(client: ModelClient, body: CompletionRequest, caller: Calle
         else (prompts.request(texts[0], name, FieldNames()),)
     )
     _check_prompt_logprobs(body, generated, requests, client.info.vocab_size)
-    _check_reply_size(body, requests, caller, body.logprobs, FieldNames())
+    if body.logprobs is not None and not body.stream:
+        _check_reply_size(requests, caller, body.logprobs, "max_tokens")
     prefixes = (prompts.text(*each) if body.echo else "" for each in zip(texts, requests, strict=True))
     return CheckedRequest(requests, n, tuple(prefixes))
 
@@ -322,7 +324,7 @@ class _Prompts:
     ) -> Request:
         """Return the request for one prompt. Raises as `InputProcessor.process`."""
         return self.client.input_processor.process(
-            self._truncated(prompt),
+            prompt if self.body.truncate_prompt_tokens is None else self._truncated(prompt),
             self.params,
             request_id=request_id,
             priority=self.body.priority or 0,
@@ -340,9 +342,7 @@ class _Prompts:
     def _truncated(self, prompt: str | list[int]) -> str | list[int]:
         """Return the last `truncate_prompt_tokens` of a prompt; -1 keeps what leaves room for the output."""
         keep, tokenizer = self.body.truncate_prompt_tokens, self.client.tokenizer
-        if keep is None:
-            return prompt
-        if keep == -1:
+        if keep is None or keep == -1:
             room = 1 if self.params.max_tokens is None else self.params.max_tokens
             # A recommended max_tokens may be as long as the context; it must not displace the prompt.
             keep = self.caller.context - (min(room, self.caller.context // 2) if self.limit is None else room)
@@ -364,11 +364,9 @@ class _Prompts:
         return self.client.tokenizer.decode(request.prompt, skip_special_tokens=self.params.skip_special_tokens)
 
 
-def _check_reply_size(
-    body: GenerationBody, requests: Sequence[Request], caller: Caller, top_tokens: int | None, names: FieldNames
-) -> None:
+def _check_reply_size(requests: Sequence[Request], caller: Caller, top_tokens: int, blamed: str) -> None:
     """Refuse several choices that could have too many log-probabilities for one reply; streams hold only a few."""
-    if body.stream or top_tokens is None or sum(request.params.n for request in requests) == 1:
+    if sum(request.params.n for request in requests) == 1:
         return
     count = 0
     for request in requests:
@@ -377,7 +375,7 @@ def _check_reply_size(
         count += (1 + top_tokens) * request.params.n * (room if limit is None else min(room, limit))
     if count > MAX_REPLY_LOGPROBS:
         reason = f"the reply may have {count} log-probabilities, at most {MAX_REPLY_LOGPROBS} for several choices"
-        raise invalid(names.max_tokens, f"{reason}; lower it, or set stream = true")
+        raise invalid(blamed, f"{reason}; lower it, or set stream = true")
 
 
 def _check_prompt_logprobs(
