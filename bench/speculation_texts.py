@@ -14,8 +14,8 @@ from typing import Final
 
 PROSE: Final = """\
 The harbour wakes before the town does. At four the ice lorry backs down to the quay, and the men who have slept aboard
-come up with their mugs to watch it. Nobody talks much. The gulls know the hour as well as anyone and line the roof of
-the auction hall, all facing the sea. When the first boat rounds the mole its lamps are still lit, and somebody counts
+come up with their mugs to watch it. They hardly talk. The gulls know the hour as well as anyone and line the roof of
+the auction hall, all facing the sea. When the first boat rounds the mole its lamps are still lit, and a man counts
 the crates from the way it lies in the water. Forty, he says, and another shakes his head and says thirty. The buyers
 arrive by bicycle. They have their own language of nods and of fingers laid along a sleeve, and an hour later every fish
 has a price, a name and a road to travel. By seven the hall is hosed clean and the children cross it on their way to
@@ -24,7 +24,7 @@ on the steps; she has mended it since spring, and it has grown no smaller. In th
 change sides, and old captains on the bench discuss whether it means rain. It always means rain, one of them says, if
 you wait for it. Towards evening the engines start again, one after the other, and the harbour empties like a theatre.
 What stays behind is the smell of diesel and salt, two cats, and the light at the end of the mole, which counts to five
-and begins anew.
+and begins again.
 """
 
 CODE: Final = """\
@@ -62,7 +62,7 @@ CHAT: Final = """\
 You could begin with a short walk after lunch, ten minutes or so, and see how it feels by the end of the week. Most
 people find that the habit matters more than its length. If your knees complain, try flat ground and softer shoes, and
 leave out a day now and then. Drink something first. A friend who comes along is worth more than any plan on paper,
-because nobody likes to cancel twice. After a month you may want hills; until then slow is quite fast enough, and it is
+because no one likes to cancel twice. After a month you may want hills; until then slow is quite fast enough, and it is
 fine to stop and look at a garden. Tell your doctor about the tablets before you change anything else, though, and write
 down how you sleep. That will show us more than the scales do.
 """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -13,9 +11,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from command_kit import Outcome, command_line
-from engine_fakes import CONTEXT, EOS, POISON, LetterTokenizer, parts
-from ferrum.cli.errors import NEXT_STEPS, explain
+from command_kit import Outcome, answer
+from engine_fakes import POISON, LetterTokenizer
+from ferrum.cli.error_lines import NEXT_STEPS, explain
 from ferrum.cli.main import app
 from ferrum.cli.options import NOT_FOR_TEXT, engine_fields, option_names, sampling_fields
 from ferrum.cli.options_file import read_options
@@ -25,55 +23,8 @@ from ferrum.core.errors import CapacityError, FerrumError, RequestError
 from ferrum.core.option_fields import accepted
 from ferrum.core.params import SamplingParams
 from ferrum.engine.build import engine_config
-from ferrum.engine.llm import LLM
-from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import Delta
 from ferrum.runtime import hub
-from ferrum.text.chat_template import ChatTemplate
-from ferrum.text.generation_config import GenerationConfig
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Replace every model by the fake engine; return the requested models and options."""
-    asked: list[tuple[str, dict[str, Any]]] = []
-
-    def build(model: str, **options: Any) -> Parts:
-        asked.append((model, options))
-        made = parts()
-        template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[bot]")
-        recommended = GenerationConfig(eos_token_ids=(EOS,), sampling={"temperature": 0.0})
-        return Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended, chat_template=template)
-
-    monkeypatch.setattr("ferrum.engine.client_base.build", build)
-    return asked
-
-
-@pytest.fixture
-def asked_params(monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
-    """Return the parameters of every stream; nothing is generated."""
-    asked: list[SamplingParams] = []
-
-    def stream(self: LLM, prompt: str, params: SamplingParams, **options: Any) -> Iterator[Delta]:
-        asked.append(params)
-        return iter(())
-
-    monkeypatch.setattr(LLM, "stream", stream)
-    return asked
-
-
-def answer(prompt: str, max_tokens: int, **options: Any) -> str:
-    """Return the fake model's output."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, **options)
-    with LLM.from_parts(parts()) as llm:
-        text = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
-    assert text is not None
-    return text
 
 
 @pytest.mark.contract("0.ferrum")
@@ -254,114 +205,12 @@ def test_options_override_recommended_parameters(
     assert [params.temperature for params in asked_params] == [0.0, 0.5]
 
 
-@pytest.mark.contract("0.ferrum")
-def test_chat_keeps_the_conversation(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\nyo\n/quit\nnever\n"))
-    code, out, _ = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
-    first = answer("[system]be[user]hi[bot]", 5)
-    second = answer(f"[system]be[user]hi[assistant]{first}[user]yo[bot]", 5)
-    assert code == 0 and out == f"> {first}\n> > {second}\n> ", "an empty line is skipped"
-
-
-def test_a_conversation_beyond_the_context_continues(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long, longer = "a" * (CONTEXT // 4), "b" * (CONTEXT // 3)
-    lines = (long, longer, "c" * (CONTEXT // 4), "d" * CONTEXT, "e")
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    code, out, err = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
-    first = answer(f"[system]be[user]{long}[bot]", 5)
-    second = answer(f"[system]be[user]{long}[assistant]{first}[user]{longer}[bot]", 5)
-    third = answer(f"[system]be[user]{lines[2]}[bot]", 5)
-    last = answer(f"[system]be[user]{lines[2]}[assistant]{third}[user]e[bot]", 5)
-    assert code == 0 and out == f"> {first}\n> {second}\n> {third}\n> > {last}\n> "
-    assert err.count("oldest messages were dropped") == 1 and err.count("leave no room for output") == 1
-
-
-CHAT_COMMANDS = """\
-hi
-/system be brief
-yo \\
-ya
-/save {path}
-/reset
-\"""
-two
-
-lines
-\"""
-/nonsense
-/save
-/help
-"""
-
-
-def test_chat_has_commands_and_messages_of_several_lines(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "chat.json"
-    monkeypatch.setattr("sys.stdin", io.StringIO(CHAT_COMMANDS.format(path=path)))
-    code, out, err = ferrum("chat", "m", "--max-tokens", "5")
-    first = answer("[user]hi[bot]", 5)
-    second = answer(f"[system]be brief[user]hi[assistant]{first}[user]yo \nya[bot]", 5)
-    third = answer("[system]be brief[user]two\n\nlines[bot]", 5)
-    assert code == 0 and [text in out for text in (first, second, third)] == [True] * 3
-    saved = [(each["role"], each["content"]) for each in json.loads(path.read_text())]
-    assert saved[0] == ("system", "be brief") and saved[-2:] == [("user", "yo \nya"), ("assistant", second)]
-    assert "unknown command /nonsense" in err and "/save requires a FILE" in err and "/system TEXT" in err
-
-
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ferrum.cli.chat.echo_text", _interrupt)
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nyo\n"))
-    code, _, err = ferrum("chat", "m")
-    assert code == 0 and err.count("(stopped") == 2
-
-
 @pytest.mark.parametrize("text", ["some text", "def add(a, b):\n"])
 def test_run_with_a_text_alone_completes_it_with_the_built_in_model(
     text: str, ferrum: Callable[..., Outcome], built: list[Any], asked_params: list[SamplingParams]
 ) -> None:
     assert ferrum("run", text)[0] == 0
     assert built == [(hub.BUILT_IN, {})]
-
-
-def test_an_invalid_message_does_not_end_the_conversation(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = LetterTokenizer.encode
-    refusal = RequestError("holds a lone surrogate", param="prompt")
-
-    def encode(self: LetterTokenizer, text: str, **options: Any) -> list[int]:
-        if "\udcff" in text:
-            raise refusal
-        return whole(self, text, **options)
-
-    monkeypatch.setattr(LetterTokenizer, "encode", encode)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\udcff\nhi\n"))
-    code, out, err = ferrum("chat", "m", "--max-tokens", "5")
-    assert code == 0 and out == f"> > {answer('[user]hi[bot]', 5)}\n> " and f"({refusal})" in err
-
-
-def test_chat_without_a_template_names_ferrum_run(
-    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ferrum.engine.client_base.build", lambda model, **options: parts())
-    code, out, err = ferrum("chat", "m")
-    assert (code, out) == (2, "") and err.startswith("ferrum: MODEL 'm' ") and "`ferrum run m PROMPT`" in err
-
-
-def test_answers_keep_their_length_in_a_long_conversation(
-    ferrum: Callable[..., Outcome], built: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"line {number}\n" for number in range(40))))
-    code, _, err = ferrum("chat", "m", "--ignore-eos", "--max-tokens", str(CONTEXT // 5))
-    tokens = [int(count) for count in re.findall(r"(\d+) tokens,", err)]
-    assert code == 0 and tokens == [CONTEXT // 5] * 40
 
 
 def test_a_failure_is_one_line_with_exit_code_2(ferrum: Callable[..., Outcome], built: list[Any]) -> None:

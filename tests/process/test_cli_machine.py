@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench_kit import cell_of, report_of
-from command_kit import Outcome, command_line
+from command_kit import Outcome
 from ferrum.core.errors import ConfigError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.runtime import hub
-
-
-@pytest.fixture
-def ferrum(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    return command_line(capsys)
 
 
 @pytest.mark.contract("0.ferrum")

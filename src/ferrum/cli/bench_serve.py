@@ -39,7 +39,8 @@ def serve(
         from ferrum.bench.serve_run import measure_server
     except ImportError as error:
         raise missing("bench serve", error) from None
-    load, target, level = (kind(**chosen(fields(kind), options)) for kind in (Load, Target, Level))
+    load, target = Load(**chosen(fields(Load), options)), Target(**chosen(fields(Target), options))
+    level = Level(**chosen(fields(Level), options))
     key = None if api_key_file is None else _key(api_key_file)
     report = measure_server(target, load, level=level, key=key, processor=processor_name())
     with written(report, output):

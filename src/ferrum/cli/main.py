@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, serve
-from ferrum.cli.errors import explain
+from ferrum.cli.error_lines import explain
 from ferrum.cli.start import INTERRUPTED
 from ferrum.core.version import installed_version
 
@@ -30,19 +30,17 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _panel, _commands in {
-    "Generate text": {"run": run.run, "chat": chat.chat, "serve": serve.serve},
-    "Manage models": {
-        "list": models.list_models,
-        "pull": models.pull,
-        "quantize": quantize.quantize,
-        "plan": plan.plan,
-    },
-    "Measure and diagnose": {"replay": replay.replay, "doctor": doctor.doctor},
-}.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
-app.add_typer(bench.app, name="bench", rich_help_panel="Measure and diagnose")
+GENERATE, MANAGE, DIAGNOSE = "Generate text", "Manage models", "Measure and diagnose"
+app.command("run", rich_help_panel=GENERATE)(run.run)
+app.command("chat", rich_help_panel=GENERATE)(chat.chat)
+app.command("serve", rich_help_panel=GENERATE)(serve.serve)
+app.command("list", rich_help_panel=MANAGE)(models.list_models)
+app.command("pull", rich_help_panel=MANAGE)(models.pull)
+app.command("quantize", rich_help_panel=MANAGE)(quantize.quantize)
+app.command("plan", rich_help_panel=MANAGE)(plan.plan)
+app.add_typer(bench.app, name="bench", rich_help_panel=DIAGNOSE)
+app.command("replay", rich_help_panel=DIAGNOSE)(replay.replay)
+app.command("doctor", rich_help_panel=DIAGNOSE)(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)

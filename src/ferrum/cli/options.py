@@ -1,7 +1,7 @@
 """Command-line options generated from dataclass fields: a new field of `SamplingParams` is a new option.
 
 Annotations decide how options are parsed: lists repeat the option, mappings are `KEY=VALUE`. Errors are worded in
-`cli/errors.py`.
+`cli/error_lines.py`.
 """
 
 from __future__ import annotations
