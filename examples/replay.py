@@ -24,11 +24,11 @@ def main() -> None:
     """Complete, explain, replay."""
     model = call("/v1/models")["data"][0]["id"]
     reply = call("/v1/completions", {"model": model, "prompt": "def main():\n", "max_tokens": 12, "temperature": 0.8})
-    record = call(f"/v1/requests/{reply['id']}")
-    for row in record["schedule"]:
-        print(row)
+    for record in call(f"/v1/requests/{reply['id']}")["records"]:
+        for row in record["schedule"]:
+            print(row)
     again = call(f"/v1/requests/{reply['id']}/replay", {"top_logprobs": 2})
-    print("same bits" if again["same"] else again["differences"])
+    print("same bits" if again["same"] else again)
 
 
 if __name__ == "__main__":
