@@ -101,8 +101,7 @@ class KvCacheHandle(JsonRecord):
         sequence_length: stored tokens that this handle covers.
         num_layers, num_kv_heads, head_dim, dtype: the shape of a stored token (KV heads, not query heads).
         device: location of the keys and values.
-        block_table: page numbers in order (of the first layer group, if there are several); -1 for a page that left a
-            sliding window.
+        block_table: page numbers of the first layer group, in order; -1 for a page that left a sliding window.
         generation: the sequence's generation when the handle was made.
         executor_id: the executor that owns the sequence.
     """
@@ -290,9 +289,8 @@ class UnifiedBatchItem:
         object.__setattr__(self, "q_tokens", _only_row("q_tokens", self.q_tokens))
         object.__setattr__(self, "pos_offset", whole("pos_offset", self.pos_offset))
         if not is_one_of(self.logits_policy, LogitsPolicy):
-            raise RequestError(
-                f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}", param="logits_policy"
-            )
+            reason = f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}"
+            raise RequestError(reason, param="logits_policy")
         object.__setattr__(self, "logits_policy", LogitsPolicy(self.logits_policy))
 
     @property
@@ -303,7 +301,7 @@ class UnifiedBatchItem:
 
 @dataclass(frozen=True, slots=True)
 class UnifiedBatch:
-    """Any mixture of chunks, decodes and verifications, computed in one pass. Raises RequestError for no list."""
+    """Any mixture of chunks, decodes and verifications, computed in one pass."""
 
     items: tuple[UnifiedBatchItem, ...]
 
@@ -356,10 +354,10 @@ def token_matrix(name: str, value: Any) -> Matrix:
 
 
 def _only_row(name: str, value: Any) -> tuple[int, ...]:
-    rows = token_matrix(name, value)
-    if len(rows) != 1:
-        raise RequestError(f"must be the tokens of one sequence, not of {len(rows)}", param=name)
-    return rows[0]
+    first, *others = token_matrix(name, value)
+    if others:
+        raise RequestError(f"must be the tokens of one sequence, not of {len(others) + 1}", param=name)
+    return first
 
 
 def _matrix(name: str, value: Any, number: Callable[[str, int, Any], int]) -> Matrix:

@@ -21,7 +21,6 @@ from ferrum.contract.io_types import (
     DecodeOutput,
     KvCacheHandle,
     LogitsPolicy,
-    Matrix,
     ModelInfo,
     PrefillInput,
     PrefillOutput,
@@ -302,12 +301,11 @@ class NamedVerbs(ABC):
         if inputs.kv_cache is not None:
             self._handles.check(inputs.kv_cache, exact=True)
             start = inputs.kv_cache.sequence_length
-        end = start + inputs.sequence_length
-        if inputs.attention_mask is not None and inputs.attention_mask not in _ones(inputs.sequence_length, end):
-            reason = f"must be all ones, [1, {inputs.sequence_length}] or [1, {end}]: remove the padding"
+        count, end = inputs.sequence_length, start + inputs.sequence_length
+        if inputs.attention_mask not in (None, ((1,) * count,), ((1,) * end,)):
+            reason = f"must be all ones, [1, {count}] or [1, {end}]: remove the padding"
             raise RequestError(reason, param="attention_mask")
-        _check_positions(inputs.position_ids, range(start, end))
-        self._check_weights(inputs.return_attention_weights)
+        self._check_options(inputs, range(start, end))
         want, rows = WISH[LogitsPolicy(inputs.logits)]
         return Span(
             inputs.kv_cache.cache_id if inputs.kv_cache else self._new_id(self._prefix, self._fresh),
@@ -323,8 +321,7 @@ class NamedVerbs(ABC):
         """Return the span of one token, `ahead` tokens after the handle's length."""
         self._handles.check(inputs.kv_cache, exact=True)
         start = inputs.kv_cache.sequence_length
-        _check_positions(inputs.position_ids, range(start + ahead, start + ahead + 1))
-        self._check_weights(inputs.return_attention_weights)
+        self._check_options(inputs, range(start + ahead, start + ahead + 1))
         return Span(
             inputs.kv_cache.cache_id,
             start,
@@ -350,10 +347,13 @@ class NamedVerbs(ABC):
         want, rows = WISH[item.policy]
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
 
-    def _check_weights(self, wanted: bool) -> None:
-        if wanted and not self.traits.attention_weights:
-            reason = f"the {self.traits.backend} kernels do not keep them"
-            raise Unsupported("return_attention_weights", reason)
+    def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range) -> None:
+        """Refuse positions other than where the tokens will be stored, and unsupported attention weights."""
+        if inputs.position_ids not in (None, (tuple(stored),)):
+            reason = f"must be {stored.start} to {stored.stop - 1}, after the stored tokens"
+            raise RequestError(reason, param="position_ids")
+        if inputs.return_attention_weights and not self.traits.attention_weights:
+            raise Unsupported("return_attention_weights", f"the {self.traits.backend} kernels do not keep them")
 
     def _new_id(self, base: str, numbers: Iterable[int]) -> str:
         """Return the next unused name; names taken through `submit` are skipped."""
@@ -364,11 +364,9 @@ class NamedVerbs(ABC):
         if len(spans) > self.traits.max_batch_size:
             reason = f"{len(spans)} sequences exceed max_batch_size = {self.traits.max_batch_size}"
             raise RequestError(reason, param=param)
-        seen: set[str] = set()
+        if len({span.cache_id for span in spans}) < len(spans):
+            raise RequestError("a sequence appears twice", param="kv_cache")
         for span in spans:
-            if span.cache_id in seen:
-                raise RequestError(f"the sequence {span.cache_id!r} appears twice", param="kv_cache")
-            seen.add(span.cache_id)
             self._check_tokens(span.tokens, span.start, param)
         return self._undo.all_or_none(spans, lambda batch: self.submit(batch).result())
 
@@ -399,14 +397,3 @@ class NamedVerbs(ABC):
 def _row(array: Array, row: int) -> Array:
     """Return row `row` of [rows, N] as [1, N]."""
     return array[row : row + 1]
-
-
-def _ones(*lengths: int) -> list[Matrix]:
-    return [((1,) * length,) for length in lengths]
-
-
-def _check_positions(inputs: Any, stored: range) -> None:
-    """Refuse positions other than those at which the tokens will be stored."""
-    if inputs is not None and inputs != (tuple(stored),):
-        reason = f"must be {stored.start} to {stored.stop - 1}, after the stored tokens"
-        raise RequestError(reason, param="position_ids")
