@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ferrum.cache.page_hashes import Name
+from ferrum.cache.page_hashes import PageHash
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.prefix_hash import PrefixScope
 
@@ -36,7 +36,7 @@ class Prefixes(RuleBasedStateMachine):
         super().__init__()
         self.pages = PageTable(self.groups, max_draft=1)
         self.tokens: dict[str, list[int]] = {}
-        self.called: dict[str, list[Name]] = {}
+        self.called: dict[str, list[PageHash]] = {}
         self.unsound: set[str] = set()
         self.store: dict[str, list[list[tuple[Any, ...]]]] = {
             group.name: [[()] * SIZE for _ in range(group.num_pages)] for group in self.groups
@@ -52,7 +52,7 @@ class Prefixes(RuleBasedStateMachine):
         """A prompt, as the scheduler admits it: with the longest prefix that leaves a token to compute."""
         self.release(name)
         wanted = [book] * length
-        called: list[Name] = []
+        called: list[PageHash] = []
         SCOPE.extend(called, ROOT, wanted)
         found = min(self.pages.match(called), (len(wanted) - 1) // SIZE)
         found = self.pages.match(called[:found])
@@ -63,7 +63,7 @@ class Prefixes(RuleBasedStateMachine):
             self.unsound.add(name)
         self.grow(name, wanted[found * SIZE :])
         if fate == "proven":
-            self.pages.prove(name)
+            self.pages.publish(name)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -91,7 +91,7 @@ class Prefixes(RuleBasedStateMachine):
     def prove(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         if name not in self.unsound:
-            self.pages.prove(name)
+            self.pages.publish(name)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), name=names)
@@ -210,7 +210,7 @@ def test_lookup_and_eviction_take_the_same_work_in_a_small_pool_and_at_a_million
             pages.adopt("filler", own, 0)
             assert pages.reserve("filler", len(own))
             pages.commit("filler", len(own))
-            pages.prove("filler")
+            pages.publish("filler")
             pages.release("filler")
         assert pages.prefix_counts().cached_pages == num_pages
 

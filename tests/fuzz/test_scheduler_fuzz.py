@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fakes import FakeExecutor, Followed, Guesses, Hasty, scope_of
+from fakes import FakeExecutor, Followed, Guesses, admit_all, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
@@ -45,7 +45,7 @@ class House:
     hasty: bool = False
 
 
-PREFIXES = House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True)
+PREFIXES = House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, hasty=True)
 WINDOWS = House(
     (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
 )
@@ -54,7 +54,7 @@ SHARED_WINDOWS = replace(
 )
 
 HOUSES = {
-    "crowded": replace(PREFIXES, prefixes=False, hasty=True),
+    "crowded": replace(PREFIXES, prefixes=False),
     "windows": WINDOWS,
     "prefixes": PREFIXES,
     "swapped": replace(PREFIXES, swap=True),
@@ -110,7 +110,7 @@ class Fuzz(RandomLoad):
             max_sequences=self.house.max_sequences,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
-            outputs=Hasty() if self.house.hasty else None,
+            reserve=admit_all if self.house.hasty else None,
             prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 

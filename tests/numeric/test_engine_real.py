@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from fakes import Hasty
+from fakes import admit_all
 from ferrum import LLM, AsyncEngine, SamplingParams
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import PendingStep, StepBatch, StepOutput
 from ferrum.engine.request_output import Logprob, Logprobs, RequestOutput
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.admission import OutputLengths
+from ferrum.scheduler import admission
 from ferrum.scheduler.scheduler import Scheduler
 from native_twin import require_native
 from outcomes import essence
@@ -222,7 +222,7 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
 
     monkeypatch.setattr(Scheduler, "_preempt", counted)
     if "kv_capacity" in options:
-        monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
+        monkeypatch.setattr(admission, "growth_reserve", admit_all)
     with open_llm(**options) as model:
         assert essence(run(model, PROMPTS, **RULED)) == one_by_one
     assert ("kv_capacity" in options) == bool(preempted)

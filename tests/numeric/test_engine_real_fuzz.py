@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from fakes import Guesses, Hasty, scope_of
+from fakes import Guesses, admit_all, scope_of
 from ferrum.core.errors import KvExhausted
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Span, SpanResult, StepBatch, TokenLogprobs, Want
@@ -101,7 +101,7 @@ class Load(RandomLoad):
             max_sequences=MAX_SEQUENCES,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
-            outputs=Hasty(),
+            reserve=admit_all,
             prefixes=scope_of(self.pages) if self.house.prefixes else None,
         )
 

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from fakes import Hasty
+from fakes import admit_all
 from ferrum import LLM, SamplingParams
 from ferrum.core.types import Sequence
 from ferrum.engine.request_output import RequestOutput
-from ferrum.scheduler.admission import OutputLengths
+from ferrum.scheduler import admission
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import OpenStep
 from tiny import directory_of, find, tokens_of
@@ -65,7 +65,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
         preempt(scheduler, victim, step)
 
     monkeypatch.setattr(Scheduler, "_preempt", noted)
-    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
+    monkeypatch.setattr(admission, "growth_reserve", admit_all)
     return lost
 
 

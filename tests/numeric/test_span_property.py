@@ -96,7 +96,7 @@ class Player:
             expected = alone(self.name, self.format, self.seeds[span.cache_id])[span.start : span.end]
             np.testing.assert_array_equal(result.logits, expected)
             self.lengths[span.cache_id] = span.end
-            self.executor.lm.pages.prove(span.cache_id)
+            self.executor.lm.pages.publish(span.cache_id)
 
     def disturb(self) -> None:
         """Fork, truncate, or preempt one sequence."""

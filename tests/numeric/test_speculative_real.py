@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from test_engine_real_drafts import RULES, SAMPLED
 from typer.testing import CliRunner
 
-from fakes import Hasty
+from fakes import admit_all
 from ferrum import LLM, SamplingParams
 from ferrum.cli.main import app
 from ferrum.core.errors import ConfigError, KvExhausted, NonFiniteLogits
@@ -30,7 +30,7 @@ from ferrum.engine.offline_batch import Batch
 from ferrum.engine.progress import NoBar
 from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.admission import OutputLengths
+from ferrum.scheduler import admission
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from fixed_costs import SetCosts
@@ -107,7 +107,7 @@ def test_stop_strings_end_guessed_text_where_they_end_any(plain: LLM, guessing: 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_nor_does_a_pool_that_is_too_small_for_all(plain: LLM, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
+    monkeypatch.setattr(admission, "growth_reserve", admit_all)
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60, "n": 2})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
     with model(PROPOSERS[proposer], kv_capacity=TIGHT) as llm:

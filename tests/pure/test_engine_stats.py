@@ -7,11 +7,11 @@ from queue import SimpleQueue
 import pytest
 
 from engine_fakes import FakeRecipe, ServedFake, greedy, input_processor
-from fakes import Hasty
+from fakes import admit_all
 from ferrum.core.types import TokenEvent
 from ferrum.engine.engine import STATS_SECONDS, Engine
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Wake
-from ferrum.scheduler.admission import OutputLengths
+from ferrum.scheduler import admission
 
 
 class Watched:
@@ -74,7 +74,7 @@ def test_steps_in_quick_succession_are_told_of_together_and_the_last_one_at_once
 
 
 def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OutputLengths, "to_come", Hasty.to_come)
+    monkeypatch.setattr(admission, "growth_reserve", admit_all)
     watched = Watched(FakeRecipe(num_pages=4, page_size=4, max_tokens_per_step=4))
     ids = [watched.add(6, 6), watched.add(6, 6)]
     watched.run()

@@ -248,21 +248,19 @@ def test_truncate_refuses_lengths_that_are_not_there() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 8, 13])
 @pytest.mark.parametrize("step", [1, 4, 11])
-def test_fits_promises_what_reserve_keeps(window: int | None, step: int) -> None:
+def test_reserve_succeeds_for_lengths_that_fit(window: int | None, step: int) -> None:
     pages = PageTable([PageGroup("main", 9, 4, window)], max_draft=MAX_DRAFT)
-    longest = max(length for length in range(80) if pages.fits(length, step, empty=True))
+    longest = max(length for length in range(80) if pages.fits_empty_pool(length, step))
     assert longest >= 36 or window is not None
     length = 0
     while length < longest:
         length = min(longest, length + step)
         store(pages, "a", length)
-    assert pages.fits(4 * pages.free("main"), step) or pages.free("main") == 0
-    assert not pages.fits(4 * pages.free("main") + 1, step) or window is not None
 
 
 def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
     pages = table(num_pages=7, window=8)
-    assert pages.fits(10**6, 4, empty=True) and not pages.fits(10**6, 12, empty=True)
+    assert pages.fits_empty_pool(10**6, 4) and not pages.fits_empty_pool(10**6, 12)
     for length in range(4, 400, 4):
         store(pages, "a", length)
 
@@ -271,9 +269,9 @@ def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
 def test_a_sequence_grows_in_pieces_that_its_window_leaves_room_for(num_pages: int) -> None:
     pages = table(num_pages=num_pages, window=8)
     growth = pages.growth(16)
-    assert growth == 16 or (growth >= 4 and pages.fits(10**6, growth, empty=True))
-    assert growth == 16 or not pages.fits(10**6, growth + 1, empty=True)
-    assert growth < 16 or pages.fits(10**6, 16, empty=True) or not pages.fits(10**6, 4, empty=True)
+    assert growth == 16 or (growth >= 4 and pages.fits_empty_pool(10**6, growth))
+    assert growth == 16 or not pages.fits_empty_pool(10**6, growth + 1)
+    assert growth < 16 or pages.fits_empty_pool(10**6, 16) or not pages.fits_empty_pool(10**6, 4)
     assert table(num_pages=num_pages).growth(16) == 16
 
 

@@ -8,17 +8,17 @@ from itertools import combinations
 
 import pytest
 
-from ferrum.cache.page_hashes import Name
+from ferrum.cache.page_hashes import PageHash
 from ferrum.cache.page_table import PageCopy, PageGroup, PageTable
-from ferrum.cache.prefix_hash import PrefixScope, Tails
+from ferrum.cache.prefix_hash import PartialPages, PrefixScope
 from ferrum.core.snapshots import PrefixCounts
 
 SIZE = 4
 SCOPE = PrefixScope(model="m", weights="bfloat16", kv_format="bfloat16", page_size=SIZE, numerics_id="n")
 
 
-def named(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: str | None) -> list[Name]:
-    names: list[Name] = []
+def named(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: str | None) -> list[PageHash]:
+    names: list[PageHash] = []
     scope.extend(names, scope.root(**{"adapter": None, "tenant": "", "salt": "", **owner}), tokens)
     return names
 
@@ -37,7 +37,7 @@ def run(pages: PageTable, cache_id: str, tokens: Sequence[int], *, step: int = 1
         assert pages.reserve(cache_id, length)
         pages.commit(cache_id, length)
     if sound:
-        pages.prove(cache_id)
+        pages.publish(cache_id)
     pages.check()
     return found * SIZE
 
@@ -69,7 +69,7 @@ def test_a_page_is_not_found_at_another_position_or_after_other_tokens() -> None
 def test_only_full_pages_have_names_and_they_are_added_as_tokens_come() -> None:
     tokens = list(range(3 * SIZE))
     whole, root = named(tokens), SCOPE.root(adapter=None, tenant="", salt="")
-    names: list[Name] = []
+    names: list[PageHash] = []
     for length in range(len(tokens) + 1):
         SCOPE.extend(names, root, tokens[:length])
         assert names == whole[: length // SIZE]
@@ -104,8 +104,8 @@ def test_of_two_that_compute_the_same_one_is_kept() -> None:
     tokens = list(range(8))
     run(pages, "a", tokens, sound=False)
     run(pages, "b", tokens, sound=False)
-    pages.prove("b")
-    pages.prove("a")
+    pages.publish("b")
+    pages.publish("a")
     pages.release("a")
     pages.release("b")
     pages.check()
@@ -152,7 +152,7 @@ def test_a_named_page_is_not_written_to_again() -> None:
     pages.label("a", named(edited))
     assert pages.reserve("a", 8)
     pages.commit("a", 8)
-    pages.prove("a")
+    pages.publish("a")
     pages.release("a")
     assert pages.match(named(tokens)) == pages.match(named(edited)) == 2
 
@@ -203,21 +203,21 @@ def test_a_fork_keeps_named_pages_and_names_its_own(copies: int) -> None:
         assert pages.reserve(fork, 10)
         pages.take_copies()
         pages.commit(fork, 10)
-        pages.prove(fork)
+        pages.publish(fork)
         assert pages.match(named(own)) == 2
         pages.check()
     assert pages.prefix_counts().cached_pages == 1 + copies
 
 
-def test_the_tail_that_holds_most_of_what_is_wanted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    tails, there = Tails(), {(1, 2, 3), (1, 5), (7,)}
+def test_the_tail_that_holds_most_of_what_is_wanted_is_found() -> None:
+    tails, there = PartialPages(), {(1, 2, 3), (1, 5), (7,)}
 
-    def called(tokens: Sequence[int]) -> Name:
+    def called(tokens: Sequence[int]) -> PageHash:
         return repr(tuple(tokens)).encode()
 
-    def found(wanted: Sequence[int], before: Name = b"page") -> tuple[Name, int] | None:
+    def found(wanted: Sequence[int], before: PageHash = b"page") -> tuple[PageHash, int] | None:
         tail = tails.find(before, wanted, called, lambda name: name in set(map(called, there)))
-        return None if tail is None else (tail.name, tail.tokens)
+        return None if tail is None else (tail.page_hash, tail.tokens)
 
     for tokens in ((1, 2, 3), (7,), (1, 5)):
         tails.add(b"page", called(tokens), tokens)
@@ -228,7 +228,7 @@ def test_the_tail_that_holds_most_of_what_is_wanted_is_found(monkeypatch: pytest
     assert found([2]) is None and found([]) is None and found([1, 5], b"another page") is None
     there.clear()
     assert found([1, 2, 3, 4]) is None, "their pages have made room"
-    monkeypatch.setattr("ferrum.cache.prefix_hash.MOST", 2)
+    tails = PartialPages(capacity=2)
     there.add((1,))
     for page in (b"one", b"two", b"three"):
         tails.add(page, called((1,)), (1,))

@@ -12,7 +12,7 @@ from ferrum.core.errors import RequestError
 from ferrum.core.step import FinishedStep, Want
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.policy import POLICIES
-from ferrum.scheduler.queues import Waiting
+from ferrum.scheduler.queues import WaitingQueue
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
 from scheduler_bench import Bench, lengths
@@ -161,15 +161,15 @@ def test_bounds_below_one_are_refused(field: str) -> None:
 def test_a_long_queue_costs_a_step_nothing(policy: str, tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the first newcomer that finds no place nobody is looked at, however many wait there."""
     looked = 0
-    turns = Waiting.turns
+    rounds = WaitingQueue.rounds
 
     def counted(*arguments: Any) -> Iterator[Choice]:
         nonlocal looked
-        for sequence in turns(*arguments):
+        for sequence in rounds(*arguments):
             looked += 1
             yield sequence
 
-    monkeypatch.setattr(Waiting, "turns", counted)
+    monkeypatch.setattr(WaitingQueue, "rounds", counted)
     bench = Bench(policy=policy, max_sequences=2)
     for index in range(500):
         bench.add(f"r{index}", 6, seed=index, max_tokens=20, tenant=f"t{index % tenants}")

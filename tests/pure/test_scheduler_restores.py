@@ -7,12 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import PageHash, HashedPage
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.cache.tiered_restore import Wanted
+from ferrum.cache.tiered_restore import WantedPage
+from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.prefix_sharing import MOST_PAGES, Found, Prefixes
+from ferrum.scheduler.prefix_sharing import PrefixMatch, PrefixSharing
 from scheduler_bench import Bench, lengths
 
 
@@ -21,18 +22,18 @@ class SlowDisk:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.kept: dict[Name, list[int]] = {}
+        self.kept: dict[PageHash, list[int]] = {}
         self.lost: set[int] = set()
-        self.asked: list[tuple[Sequence[Wanted], Future[Sequence[bool]]]] = []
+        self.asked: list[tuple[Sequence[WantedPage], Future[Sequence[bool]]]] = []
         bench.pages.attach(self)
 
-    def keep(self, group: str, named: NamedPage) -> None:
-        self.kept[named.name] = list(self.bench.executor.content(group, named.page))
+    def keep(self, group: str, hashed: HashedPage) -> None:
+        self.kept[hashed.page_hash] = list(self.bench.executor.content(group, hashed.page))
 
-    def evicted(self, group: str, named: NamedPage) -> None:
+    def evicted(self, group: str, hashed: HashedPage) -> None:
         """It has them all."""
 
-    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+    def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
         future: Future[Sequence[bool]] = Future()
         self.asked.append((wanted, future))
         return future
@@ -40,11 +41,11 @@ class SlowDisk:
     def arrive(self) -> None:
         """What is on its way is there, but for the pages that are lost, and what follows the first of them."""
         (wanted, future), self.asked = self.asked[0], self.asked[1:]
-        there = [each.name in self.kept for each in wanted]
+        there = [each.page_hash in self.kept for each in wanted]
         there = [each and not any(index <= at for index in self.lost) for at, each in enumerate(there)]
         for each, is_there in zip(wanted, there, strict=True):
             if is_there:
-                self.bench.executor.content(each.group, each.page)[:] = self.kept[each.name]
+                self.bench.executor.content(each.group, each.page)[:] = self.kept[each.page_hash]
         future.set_result(there)
 
 
@@ -175,11 +176,11 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
     futures: list[Future[Sequence[bool]]] = []
 
     class Keeper:
-        def keep(self, group: str, named: NamedPage) -> None: ...
+        def keep(self, group: str, hashed: HashedPage) -> None: ...
 
-        def evicted(self, group: str, named: NamedPage) -> None: ...
+        def evicted(self, group: str, hashed: HashedPage) -> None: ...
 
-        def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+        def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
             futures.append(Future())
             return futures[-1]
 
@@ -197,11 +198,11 @@ def test_what_comes_back_is_counted_once_for_each_token(windows: tuple[int | Non
     pages = PageTable([PageGroup(str(index), 100, 4, window) for index, window in enumerate(windows)], max_draft=4)
 
     class Keeper:
-        def keep(self, group: str, named: NamedPage) -> None: ...
+        def keep(self, group: str, hashed: HashedPage) -> None: ...
 
-        def evicted(self, group: str, named: NamedPage) -> None: ...
+        def evicted(self, group: str, hashed: HashedPage) -> None: ...
 
-        def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+        def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
             future: Future[Sequence[bool]] = Future()
             future.set_result([True] * len(wanted))
             return future
@@ -234,16 +235,16 @@ def test_many_who_wait_for_the_same_pages_are_looked_at_once_and_not_all_in_one_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []
-    look = Prefixes.look
+    lookup = PrefixSharing.lookup
 
-    def counted(prefixes: Prefixes, sequence: Choice, most: int) -> Found:
+    def counted(prefixes: PrefixSharing, sequence: Choice, limit: int) -> PrefixMatch:
         looked.append(sequence.cache_id)
-        return look(prefixes, sequence, most)
+        return lookup(prefixes, sequence, limit)
 
     bench, disk = restarted()
     bench.add("other", 3, seed=1, max_tokens=40)
     bench.step()
-    monkeypatch.setattr(Prefixes, "look", counted)
+    monkeypatch.setattr(PrefixSharing, "lookup", counted)
     requests = [again(bench, f"again{index}") for index in range(400)]
     counts = []
     for _ in range(10):
@@ -251,7 +252,7 @@ def test_many_who_wait_for_the_same_pages_are_looked_at_once_and_not_all_in_one_
         assert lengths(bench.step()) == {"other/0": 1}
         counts.append(len(looked) - before)
     assert sorted(looked) == sorted(f"again{index}/0" for index in range(400))
-    assert max(counts) <= MOST_PAGES // 7 and counts[-1] == 0
+    assert max(counts) <= POLICY.prefix_lookup_pages // 7 and counts[-1] == 0
     disk.arrive()
     bench.run()
     bench.agrees(*requests)

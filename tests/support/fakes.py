@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ferrum.cache.page_hashes import NamedPage
+from ferrum.cache.page_hashes import HashedPage
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.prefix_hash import PrefixScope
-from ferrum.cache.tiered_restore import Wanted
+from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import (
@@ -32,7 +32,6 @@ from ferrum.core.step import (
 )
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.admission import OutputLengths
 from ferrum.scheduler.drafts import Room, Wish
 
 Visible = tuple[tuple[int, ...], ...]
@@ -69,11 +68,9 @@ class Guesses:
         assert sequence.finish is not None
 
 
-class Hasty(OutputLengths):
-    """Lets everybody in, as if nobody needed any more pages: so they run out."""
-
-    def to_come(self, sequence: Choice, context: int) -> int:
-        return -len(sequence.tokens)
+def admit_all(sequence: Choice, context: int) -> int:
+    """Reserve no pages at all, not even for known tokens, so that pages run out and sequences are preempted."""
+    return -len(sequence.tokens)
 
 
 class Vector(tuple[float, ...]):
@@ -165,7 +162,7 @@ class FakeExecutor:
         self.pages = pages
         self.model = FakeModel(vocabulary, tuple(group.window for group in pages.groups))
         self.batches: list[StepBatch] = []
-        self.due: list[tuple[Sequence[Wanted], Future[Sequence[bool]]]] = []
+        self.due: list[tuple[Sequence[WantedPage], Future[Sequence[bool]]]] = []
         self._kept: dict[tuple[str, bytes], list[int]] = {}
         self._fault = fault
         self._store = {
@@ -201,13 +198,13 @@ class FakeExecutor:
         executor = self
 
         class Kept:
-            def keep(self, group: str, named: NamedPage) -> None:
-                assert executor.pages.holds(group, named)
+            def keep(self, group: str, hashed: HashedPage) -> None:
+                assert executor.pages.holds(group, hashed)
 
-            def evicted(self, group: str, named: NamedPage) -> None:
-                executor._kept[group, named.name] = list(executor._store[group][named.page])
+            def evicted(self, group: str, hashed: HashedPage) -> None:
+                executor._kept[group, hashed.page_hash] = list(executor._store[group][hashed.page])
 
-            def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+            def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
                 executor.due.append((wanted, Future()))
                 future = executor.due[-1][1]
                 if not slow:
@@ -219,7 +216,7 @@ class FakeExecutor:
     def deliver(self) -> None:
         """Write the pages that were asked for first, as far as they are kept."""
         wanted, future = self.due.pop(0)
-        contents = [self._kept.pop((each.group, each.name), None) for each in wanted]
+        contents = [self._kept.pop((each.group, each.page_hash), None) for each in wanted]
         for each, content in zip(wanted, contents, strict=True):
             if content is not None:
                 self._store[each.group][each.page] = content

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from background_sequences import MOST, Strangers
-from fakes import Guesses, Hasty, scope_of
+from fakes import Guesses, admit_all, scope_of
 from ferrum.core.step import SpanResult
 from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.core.types import Sequence as Choice
@@ -99,7 +99,7 @@ class Player(RandomLoad):
                 max_sequences=plan.batch,
                 max_sequence_length=plan.arithmetic.context,
                 drafter=self._drafter(stack),
-                outputs=Hasty() if plan.hasty else None,
+                reserve=admit_all if plan.hasty else None,
                 prefixes=None if plan.keep == "nothing" else scope_of(self.pages),
             )
             self.strangers = Strangers(executor, plan.arithmetic, plan.strangers, self.random)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fakes import FakeExecutor, Guesses, Hasty, scope_of
+from fakes import FakeExecutor, Guesses, admit_all, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
@@ -50,7 +50,7 @@ class Bench:
             max_sequences=max_sequences,
             max_sequence_length=context,
             drafter=None if propose is None else Guesses(propose),
-            outputs=Hasty() if hasty else None,
+            reserve=admit_all if hasty else None,
             prefixes=scope_of(self.pages) if prefixes else None,
             costs=costs,
             decode_seconds=decode_seconds,

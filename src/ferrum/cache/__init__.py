@@ -1,1 +1,1 @@
-"""Which pages of the KV pool hold which tokens: host integers only."""
+"""Assignment of KV pool pages to sequences: host integers only."""

@@ -1,4 +1,4 @@
-"""Layer groups of the KV pool, as the page table knows them."""
+"""Layer groups of the KV pool, as the page table sees them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class PageGroup:
     window: int | None = None
 
     def pages(self, tokens: int) -> int:
-        """Number of pages that hold `tokens` tokens."""
+        """Return the number of pages for `tokens` tokens."""
         return -(-tokens // self.page_size)
 
     def unseen(self, position: int) -> int:
-        """Number of leading pages that no query from `position` on sees."""
+        """Return the number of leading pages that no query from `position` on sees."""
         return 0 if self.window is None else max(0, position - self.window + 1) // self.page_size
 
 
 def capacity_tokens(groups: Sequence[PageGroup]) -> int:
-    """Tokens that the pools hold together; groups with a window count only where all have one."""
+    """Return the tokens that the pools hold; groups with a window count only if all have one."""
     unbounded = [group for group in groups if group.window is None]
     return min(group.num_pages * group.page_size for group in unbounded or groups)
 

@@ -1,7 +1,7 @@
-"""The pages of one layer group by the names of their content: what makes a page worth keeping when nobody owns it.
+"""Index of one layer group's pages by content hash, with eviction of idle pages in LRU order.
 
-A name says what every token up to the page's end is (`cache.prefix`), so two pages of one name hold the same bits. A
-page is named when it has become full, and found under its name once the sequence that wrote it has proven sound.
+A hash covers every token up to the page's end (`prefix_hash.py`), so two pages with one hash hold the same bits. A page
+gets its hash when it is full, and is found by it once its sequence has published it.
 """
 
 from __future__ import annotations
@@ -11,117 +11,123 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Name: TypeAlias = bytes
+PageHash: TypeAlias = bytes
 """A digest of everything that the keys and values of a page depend on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NamedPage:
-    """A page under a name, for as long as it keeps it. Compared by identity: both may be used again.
+class HashedPage:
+    """A page with its hash. Compared by identity: both page and hash may be used again later.
 
     Attributes:
-        partial: it is not full (`cache.tails`), and not worth a copy when it has to make room.
+        page: page number.
+        page_hash: its content hash.
+        partial: the page is not full; such a page is not copied to other tiers when evicted.
     """
 
     page: int
-    name: Name
+    page_hash: PageHash
     partial: bool = False
 
 
-class PageNames:
-    """Which page has which name, and which of them lie idle, longest first. All O(1) per page.
+class HashIndex:
+    """Hashes of pages, and the idle ones among them, least recently used first. All O(1) per page.
 
     Attributes:
-        evicted: how many pages have lost their name for want of room.
-        on_evict: told of a page that can be found before it loses its name, while it still is what it is called.
+        evicted: number of pages that lost their hash to make room.
+        on_evict: called with a published page just before it is evicted, while its content is intact.
     """
 
     def __init__(self) -> None:
         self.evicted = 0
-        self.on_evict: Callable[[NamedPage], None] | None = None
-        self._named: dict[int, NamedPage] = {}
-        self._proven: dict[Name, NamedPage] = {}
+        self.on_evict: Callable[[HashedPage], None] | None = None
+        self._by_page: dict[int, HashedPage] = {}
+        self._published: dict[PageHash, HashedPage] = {}
         # Not a plain dict: finding the first key of one that is emptied from the front is not O(1).
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._named)
+        return len(self._by_page)
 
     def __contains__(self, page: int) -> bool:
-        return page in self._named
+        return page in self._by_page
 
     @property
     def idle(self) -> int:
-        """Number of named pages that nobody owns."""
+        """Number of hashed pages without owner."""
         return len(self._idle)
 
-    def find(self, name: Name) -> int | None:
-        """The page of that name, if there is one and it is proven."""
-        named = self._proven.get(name)
-        return None if named is None else named.page
+    def find(self, page_hash: PageHash) -> int | None:
+        """Return the published page with this hash, or None."""
+        hashed = self._published.get(page_hash)
+        return None if hashed is None else hashed.page
 
-    def find_run(self, names: Sequence[Name]) -> int:
-        """How many of the first names there are proven pages of."""
-        return next((count for count, name in enumerate(names) if name not in self._proven), len(names))
+    def find_run(self, page_hashes: Sequence[PageHash]) -> int:
+        """Return how many leading hashes have a published page."""
+        return next((count for count, each in enumerate(page_hashes) if each not in self._published), len(page_hashes))
 
-    def give(self, page: int, name: Name, *, partial: bool = False) -> NamedPage | None:
-        """Name a page, yet unproven; None where it has a name already."""
-        if page in self._named:
+    def assign(self, page: int, page_hash: PageHash, *, partial: bool = False) -> HashedPage | None:
+        """Give a page a hash, not published yet; return None if it has one already."""
+        if page in self._by_page:
             return None
-        named = self._named[page] = NamedPage(page, name, partial)
-        return named
+        hashed = self._by_page[page] = HashedPage(page, page_hash, partial)
+        return hashed
 
-    def prove(self, named: NamedPage) -> bool:
-        """Let a page be found. False where it is not to keep its name: another page has proven it before."""
-        if self._named.get(named.page) is not named:
+    def publish(self, hashed: HashedPage) -> bool:
+        """Let a page be found; return False if another page with this hash was published before."""
+        if self._by_page.get(hashed.page) is not hashed:
             return True  # evicted meanwhile
-        return self._proven.setdefault(named.name, named) is named
+        return self._published.setdefault(hashed.page_hash, hashed) is hashed
 
-    def holds(self, named: NamedPage) -> bool:
-        """Whether the page still has the name: as long as it has, nobody writes to it."""
-        return self._named.get(named.page) is named
+    def holds(self, hashed: HashedPage) -> bool:
+        """Return whether the page still has this hash. While it has, its content does not change."""
+        return self._by_page.get(hashed.page) is hashed
 
-    def forget(self, named: NamedPage) -> bool:
-        """Take the name away, where the page still has it; whether the page was idle, and is now the caller's."""
-        if self._named.get(named.page) is not named:
+    def remove(self, hashed: HashedPage) -> bool:
+        """Remove the hash if the page still has it; return whether the page was idle and is now the caller's."""
+        if self._by_page.get(hashed.page) is not hashed:
             return False
-        del self._named[named.page]
-        if self._proven.get(named.name) is named:
-            del self._proven[named.name]
-        was_idle = named.page in self._idle
-        self._idle.pop(named.page, None)
+        del self._by_page[hashed.page]
+        if self._published.get(hashed.page_hash) is hashed:
+            del self._published[hashed.page_hash]
+        was_idle = hashed.page in self._idle
+        self._idle.pop(hashed.page, None)
         return was_idle
 
     def retire(self, page: int) -> bool:
-        """The page has lost its last owner: keep it, as the one used last, if it has a name."""
-        if page not in self._named:
+        """Mark a page without owner as idle and most recently used; return False if it has no hash."""
+        if page not in self._by_page:
             return False
         self._idle[page] = None
         return True
 
     def revive(self, page: int) -> None:
-        """The page has an owner again."""
+        """Mark a page as owned again."""
         self._idle.pop(page, None)
 
     def evict(self) -> int:
-        """Take the name and the place of the page that has been idle longest. There must be one."""
+        """Remove the hash of the least recently used idle page and return the page. There must be one."""
         page = next(iter(self._idle))
-        named = self._named[page]
-        if self.on_evict is not None and not named.partial and self._proven.get(named.name) is named:
-            self.on_evict(named)
-        self.forget(named)
+        hashed = self._by_page[page]
+        if self.on_evict is not None and not hashed.partial and self._published.get(hashed.page_hash) is hashed:
+            self.on_evict(hashed)
+        self.remove(hashed)
         self.evicted += 1
         return page
 
     def clear(self) -> None:
-        """Forget every name."""
-        for table in (self._named, self._proven, self._idle):
+        """Remove every hash."""
+        for table in (self._by_page, self._published, self._idle):
             table.clear()
 
     def check(self, unowned: set[int]) -> None:
-        """Assert that the books agree, with `unowned` the pages without owner that no copy reads."""
-        assert set(self._idle) == unowned & set(self._named), "the idle pages differ from the named ones without owner"
-        for page, named in self._named.items():
-            assert named.page == page, "a page is listed under another one"
-        for name, named in self._proven.items():
-            assert named.name == name and self._named.get(named.page) is named, "a name leads to a page without it"
+        """Assert that the state is consistent.
+
+        Args:
+            unowned: pages without owner that no pending copy reads.
+        """
+        assert set(self._idle) == unowned & set(self._by_page), "idle pages differ from hashed pages without owner"
+        for page, hashed in self._by_page.items():
+            assert hashed.page == page, "a page is listed under another number"
+        for page_hash, hashed in self._published.items():
+            assert hashed.page_hash == page_hash and self._by_page.get(hashed.page) is hashed, "a hash without its page"

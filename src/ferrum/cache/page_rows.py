@@ -1,33 +1,31 @@
-"""The rows of the page table: which pages of the KV pool hold which tokens of which sequence. Host integers only.
+"""Rows of the page table: which pages of the KV pool hold which tokens of which sequence. Host integers only.
 
-A page holds `page_size` consecutive tokens of one sequence in one layer group; row entry i covers the positions
-[i * page_size, (i + 1) * page_size). Pages are counted by the rows that name them: a fork shares them all, and the
-first of the sharers to grow into a partly filled one gets a copy of its own. The table says which pages to copy, the
-executor copies. Anything written beyond a sequence's length is dead, so a step that fails leaves nothing to undo.
+A page holds `page_size` consecutive tokens of one sequence in one layer group: row entry i covers the positions
+[i * page_size, (i + 1) * page_size). Pages are reference-counted: a fork shares them all, and the first sharer that
+grows into a partly filled page gets a copy. The table lists the copies to make, the executor makes them. Values beyond
+a sequence's length are dead, so a failed step leaves nothing to undo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from ferrum.cache.layer_groups import PageCopy, PageGroup, capacity_tokens
-from ferrum.cache.peak_pages import Growth, Holding, most_wanted
 from ferrum.cache.pool import PagePool
-from ferrum.cache.prefix_hash import SequenceNames
+from ferrum.cache.prefix_hash import SequenceHashes
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.values import kept_length, shown
 
 FREED: Final = -1
-"""In a row: a page whose tokens have left the window for good."""
+"""Row entry of a page whose tokens have left the window for good."""
 
 
 @dataclass(slots=True)
 class Stored:
-    """What the table knows of a sequence; `rows` has one row per group, `freed` their leading FREED entries.
+    """State of one sequence: a row per group, and the number of leading FREED entries of each row.
 
     While it is held, no page leaves a window.
     """
@@ -36,7 +34,7 @@ class Stored:
     freed: list[int]
     length: int
     generation: int
-    names: SequenceNames = field(default_factory=SequenceNames)
+    hashes: SequenceHashes = field(default_factory=SequenceHashes)
     held: bool = False
 
 
@@ -45,8 +43,8 @@ class PageRows:
 
     Args:
         groups: at least one, with distinct names.
-        max_draft: longest draft; a window group keeps so many tokens, and one page, more than the next query sees,
-            so that a truncation this far always succeeds.
+        max_draft: longest draft. A window group keeps this many tokens and one page more than the next query sees, so
+            that a truncation by a draft always succeeds.
     """
 
     def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
@@ -55,34 +53,34 @@ class PageRows:
         self._index = {group.name: index for index, group in enumerate(self.groups)}
         self._max_draft = max_draft
         self._stored: dict[str, Stored] = {}
-        # One clock for all sequences: an id that is released and begun anew never repeats a generation.
+        # One clock for all sequences: an id that is released and used again never repeats a generation.
         self._clock = 0
         assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
         assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
-    # What is there
+    # Queries
 
     def __contains__(self, cache_id: str) -> bool:
         return cache_id in self._stored
 
     def ids(self) -> tuple[str, ...]:
-        """All sequences, oldest first."""
+        """Return the ids of all sequences, oldest first."""
         return tuple(self._stored)
 
     def length(self, cache_id: str) -> int:
-        """Number of stored tokens. Raises UnknownSequence."""
+        """Return the number of stored tokens. Raises UnknownSequence."""
         return self._get(cache_id).length
 
     def generation(self, cache_id: str) -> int:
-        """A number that every commit and truncation raises. Raises UnknownSequence."""
+        """Return a number that increases with every commit and truncation. Raises UnknownSequence."""
         return self._get(cache_id).generation
 
     def row(self, cache_id: str, group: str) -> Sequence[int]:
-        """Page numbers of the sequence, reserved ones included, FREED for those that left the window: a live view."""
+        """Return a live view of the sequence's page numbers, with reserved pages and FREED entries."""
         return self._get(cache_id).rows[self._index[group]]
 
     def free(self, group: str) -> int:
-        """Number of free pages of the group."""
+        """Return the number of free pages of the group."""
         return self._pools[self._index[group]].free
 
     @property
@@ -97,76 +95,67 @@ class PageRows:
 
     @property
     def usage(self) -> float:
-        """The part of all pages that is in use, 0 to 1."""
+        """Share of all pages that is in use, 0 to 1."""
         return self.used / max(1, sum([pool.num_pages for pool in self._pools]))
 
     @property
     def shared(self) -> int:
-        """Number of pages with more than one owner, over all groups."""
+        """Number of pages with several owners, over all groups."""
         return sum([pool.shared for pool in self._pools])
 
-    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
-        """Whether a sequence can grow to `length` tokens, at most `step` at a time.
+    def fits_empty_pool(self, length: int, step: int) -> bool:
+        """Return whether the empty pool holds a sequence of `length` tokens.
 
         Args:
-            length: its length at the end, in tokens.
-            step: most tokens between two commits: a window group holds them all beside its window.
-            cache_id: the sequence, which has begun; None: a new one.
-            empty: ask it of the empty pool, instead of the pages that are free now.
+            length: number of tokens.
+            step: largest number of tokens between two commits. A window group holds them in addition to its window.
         """
-        stored = None if cache_id is None else self._get(cache_id)
-        for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            held = 0 if stored is None else self._usable(index, stored)
-            if self._most_pages(group, length, step) > held + (pool.num_pages if empty else pool.free):
-                return False
-        return True
+        return all(self._max_pages(group, length, step) <= group.num_pages for group in self.groups)
 
-    def lasts(self, growths: Sequence[Growth], step: int, gone: Collection[str] = ()) -> bool:
-        """Whether the free pages last until all of these have ended, at most `step` tokens at a time.
+    def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
+        """Return whether the free pages let all these sequences reach their lengths together.
 
         Args:
-            gone: sequences whose pages count as free, but for those that others own, too.
+            lengths: final number of tokens of each sequence.
+            step: largest number of tokens between two commits.
+            gone: sequences whose pages count as free, except those that other sequences share.
 
         Raises:
-            UnknownSequence: one of them has not begun.
+            UnknownSequence: one of them does not exist.
         """
-        sequences = [self._get(growth.cache_id) for growth in growths]
-        for index, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
-            pages, free = partial(self._most_pages, group, step=step), self._free(index, gone)
-            usable = [self._usable(index, stored) for stored in sequences]
-            ends = zip(growths, usable, strict=True)
-            if sum(max(0, pages(each.length + each.to_come) - held) for each, held in ends) <= free:
-                continue  # even if all ended at once, as they do where there is room
-            rows = [stored.rows[index][stored.freed[index] :] for stored in sequences]
-            alone = [sum(map(pool.is_alone, row)) for row in rows]
-            if most_wanted([*map(Holding, growths, usable, alone)], pages) > free:
+        ends = [(self._get(cache_id), length) for cache_id, length in lengths.items()]
+        for index, group in enumerate(self.groups):
+            wanted = sum(
+                max(0, self._max_pages(group, length, step) - self._usable(index, stored)) for stored, length in ends
+            )
+            if wanted > self._free(index, gone):
                 return False
         return True
 
-    def growth(self, most: int) -> int:
-        """By how many of `most` tokens a sequence may grow at a time.
+    def growth(self, limit: int) -> int:
+        """Return by how many tokens, up to `limit`, a sequence may grow in one step.
 
-        Fewer where a window group can then hold a sequence of any length, and could not otherwise; never less than a
-        page.
+        The result is below `limit` if a window group then holds a sequence of any length, and otherwise would not; it
+        is never less than a page.
         """
         for group in self.groups:
             if group.window is not None:
                 room = (group.num_pages - 1) * group.page_size - group.window - self._slack(group)
-                most = min(most, room) if room >= group.page_size else most
-        return most
+                limit = min(limit, room) if room >= group.page_size else limit
+        return limit
 
     def _free(self, index: int, gone: Collection[str]) -> int:
-        """Free pages of a group, if these sequences were gone."""
+        """Return the free pages of a group if these sequences were released."""
         rows = (self._get(cache_id) for cache_id in gone)
         pages = (page for stored in rows for page in stored.rows[index][stored.freed[index] :])
         return self._pools[index].free + self._pools[index].owned_by(pages)
 
     def _usable(self, index: int, stored: Stored) -> int:
-        """Pages of the sequence that it can go on with: one to be written to that is another's too needs a copy."""
+        """Return the sequence's pages without a partly filled one that must be copied first."""
         return len(stored.rows[index]) - stored.freed[index] - self._must_copy(index, stored)
 
-    def _most_pages(self, group: PageGroup, length: int, step: int) -> int:
-        """Pages of a sequence of so many tokens that grew by at most `step` at a time."""
+    def _max_pages(self, group: PageGroup, length: int, step: int) -> int:
+        """Return the largest number of pages of a sequence that grows to `length` in steps of `step`."""
         if group.window is None:
             return group.pages(length)
         # The kept tokens may begin and end in the middle of a page.
@@ -175,19 +164,19 @@ class PageRows:
     # Growth
 
     def reserve(self, cache_id: str, length: int) -> bool:
-        """Make room for `length` tokens in all groups, beginning an unknown sequence: all of it or nothing.
+        """Make room for `length` tokens in all groups, or change nothing; an unknown id begins a sequence.
 
-        A page with other owners or a name that would be written to is replaced by a copy (see `take_copies`).
+        A shared or hashed page that would be written to is replaced by a copy (see `take_copies`).
 
         Returns:
-            False where a group has too few free pages; then nothing has changed.
+            False if a group has too few free pages.
         """
         stored = self._stored.get(cache_id)
-        if stored is not None and self._is_there(stored, length):
+        if stored is not None and self._has_room(stored, length):
             return True
         if stored is None:
             stored = Stored([[] for _ in self.groups], [0] * len(self.groups), 0, self._tick())
-        plan = [self._wanted(index, stored, length) for index in range(len(self.groups))]
+        plan = [self._missing(index, stored, length) for index in range(len(self.groups))]
         if any(copy + new > pool.free for (copy, new), pool in zip(plan, self._pools, strict=True)):
             return False
         self._stored[cache_id] = stored
@@ -198,8 +187,8 @@ class PageRows:
             row.extend(pool.take() for _ in range(new))
         return True
 
-    def _is_there(self, stored: Stored, length: int) -> bool:
-        """Whether the rows hold `length` tokens as they are: nearly always, as a page is many steps' worth."""
+    def _has_room(self, stored: Stored, length: int) -> bool:
+        """Return whether the rows hold `length` tokens as they are: the usual case, as a page lasts many steps."""
         for index, group in enumerate(self.groups):
             if len(stored.rows[index]) * group.page_size < length:
                 return False
@@ -207,22 +196,22 @@ class PageRows:
                 return False
         return True
 
-    def _wanted(self, index: int, stored: Stored, length: int) -> tuple[bool, int]:
-        """Whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
+    def _missing(self, index: int, stored: Stored, length: int) -> tuple[bool, int]:
+        """Return whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
         group, row = self.groups[index], stored.rows[index]
         copy = length > stored.length and self._must_copy(index, stored)
         return copy, max(0, group.pages(length) - len(row))
 
     def _must_copy(self, index: int, stored: Stored) -> bool:
-        """Whether the partly filled page, where there is one, has other owners or a name."""
+        """Return whether the partly filled page, if any, is shared or hashed."""
         partial, filled = divmod(stored.length, self.groups[index].page_size)
         return filled > 0 and self._pools[index].is_fixed(stored.rows[index][partial])
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """The page copies that must be made before the next write to the pool; from now on they count as made.
+        """Return the page copies to make before the next write to the pool; from now on they count as made.
 
-        No target is a source, and no target appears twice: any order will do. Until they are taken, the sources stay
-        out of the free list, and a target that is released takes its copy with it.
+        No target is a source, and no target appears twice, so any order works. Until they are taken, the sources stay
+        out of the free list, and releasing a target cancels its copy.
         """
         return tuple(
             PageCopy(group.name, source, target)
@@ -231,11 +220,11 @@ class PageRows:
         )
 
     def commit(self, cache_id: str, length: int) -> None:
-        """Move the stored length on to `length`; window groups free the pages that no later query can see.
+        """Advance the stored length to `length`; window groups free the pages that no later query can see.
 
         Raises:
             UnknownSequence: no such sequence.
-            RequestError: `length` is below the stored length or beyond what is reserved.
+            RequestError: `length` is below the stored length or beyond the reserved pages.
         """
         stored = self._get(cache_id)
         reserved = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
@@ -243,7 +232,7 @@ class PageRows:
             raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
         stored.length = length
         stored.generation = self._tick()
-        self._name(stored)
+        self._assign_hashes(stored)
         if not stored.held:
             self._free_unseen(stored)
 
@@ -254,11 +243,11 @@ class PageRows:
                 stored.rows[index][page] = FREED
                 stored.freed[index] += 1
 
-    # The way back
+    # Undo
 
     @contextmanager
     def holding(self, cache_ids: Collection[str]) -> Iterator[None]:
-        """Within this context all pages of these stay, so that a truncation to their lengths of now always succeeds.
+        """Keep all pages of these sequences, so that a truncation to their present lengths succeeds.
 
         Raises UnknownSequence.
         """
@@ -274,14 +263,14 @@ class PageRows:
                     self._free_unseen(stored)
 
     def trim(self, cache_id: str) -> None:
-        """Give back the pages that are reserved beyond the stored length. Raises UnknownSequence."""
+        """Release the pages that are reserved beyond the stored length. Raises UnknownSequence."""
         stored = self._get(cache_id)
         for group, pool, row in zip(self.groups, self._pools, stored.rows, strict=True):
             while len(row) > group.pages(stored.length):
                 pool.drop(row.pop())
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
-        """Whether all that the queries from position `length` on see is still there. Raises UnknownSequence."""
+        """Return whether the queries from position `length` on still find all they see. Raises UnknownSequence."""
         stored = self._get(cache_id)
         return length == 0 or all(
             freed == 0 or freed * group.page_size <= length - (group.window or 0) + 1
@@ -289,7 +278,7 @@ class PageRows:
         )
 
     def truncate(self, cache_id: str, length: int) -> None:
-        """Forget the tokens from position `length` on and give back their pages; at the stored length, do nothing.
+        """Remove the tokens from position `length` on and release their pages; at the stored length, do nothing.
 
         Raises:
             UnknownSequence: no such sequence.
@@ -306,11 +295,11 @@ class PageRows:
             self._drop_rows(stored)
         stored.length = length
         stored.generation = self._tick()
-        stored.names.cut(length // self.groups[0].page_size)
+        stored.hashes.cut(length // self.groups[0].page_size)
         self.trim(cache_id)
 
     def fork(self, source: str, target: str) -> None:
-        """Begin `target` as a copy of `source` that shares all its stored pages, the partly filled one too.
+        """Begin `target` as a copy of `source` that shares all its stored pages, the partly filled one included.
 
         Raises:
             UnknownSequence: no such source.
@@ -318,7 +307,7 @@ class PageRows:
         """
         stored = self._get(source)
         if target in self._stored:
-            raise RequestError(f"the sequence {shown(target)} exists", param="target")
+            raise RequestError(f"the sequence {shown(target)} exists already", param="target")
         rows = [row[: group.pages(stored.length)] for row, group in zip(stored.rows, self.groups, strict=True)]
         for row, freed, pool in zip(rows, stored.freed, self._pools, strict=True):
             for page in row[freed:]:
@@ -326,10 +315,10 @@ class PageRows:
         self._stored[target] = Stored(rows, list(stored.freed), stored.length, self._tick())
 
     def release(self, cache_id: str) -> None:
-        """Forget the sequence and drop its pages; an unknown one is no error."""
+        """Remove the sequence and drop its pages; an unknown id is no error."""
         stored = self._stored.pop(cache_id, None)
         if stored is not None:
-            stored.names.forget()
+            stored.hashes.discard()
             self._drop_rows(stored)
 
     def check(self) -> None:
@@ -339,7 +328,7 @@ class PageRows:
             for cache_id, stored in self._stored.items():
                 row, freed = stored.rows[index], stored.freed[index]
                 assert len(row) >= group.pages(stored.length), f"{cache_id}: {group.name} is shorter than its length"
-                assert row[:freed] == [FREED] * freed, f"{cache_id}: {group.name} has lost count of its freed pages"
+                assert row[:freed] == [FREED] * freed, f"{cache_id}: {group.name} has a wrong count of freed pages"
                 assert freed * group.page_size <= max(0, stored.length), f"{cache_id}: {group.name} freed too much"
                 for page in row[freed:]:
                     counts[page] += 1
@@ -351,13 +340,13 @@ class PageRows:
         except KeyError:
             raise UnknownSequence(f"there is no sequence {shown(cache_id)}", param="cache_id") from None
 
-    def _name(self, stored: Stored) -> None:
+    def _assign_hashes(self, stored: Stored) -> None:
         full = stored.length // self.groups[0].page_size
-        stored.names.give(self._pools, stored.rows, stored.freed, full)
+        stored.hashes.assign(self._pools, stored.rows, stored.freed, full)
 
     def _drop_rows(self, stored: Stored) -> None:
         for index, pool in enumerate(self._pools):
-            # Backwards, so that the free list hands them out again in their old order.
+            # Backwards, so that the free list returns them in their old order.
             for page in reversed(stored.rows[index][stored.freed[index] :]):
                 pool.drop(page)
             stored.rows[index].clear()

@@ -1,7 +1,6 @@
-"""The page table: rows of pages (`cache.rows`), and the names by which full pages are found again.
+"""The page table: rows of pages (`page_rows.py`) whose full pages can be found by content hash.
 
-Named pages (`cache.prefix`) outlive their sequence while there is room, and a new sequence that begins with the same
-tokens adopts them.
+Hashed pages outlive their sequence while there is room, and a new sequence with the same prefix adopts them.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from functools import partial
 
 from ferrum.cache.layer_groups import PageCopy as PageCopy
 from ferrum.cache.layer_groups import PageGroup as PageGroup
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_rows import FREED as FREED
 from ferrum.cache.page_rows import PageRows, Stored
-from ferrum.cache.prefix_hash import SequenceNames, Tail, longest_match
-from ferrum.cache.tiered_restore import PageKeeper, Restores
+from ferrum.cache.prefix_hash import PartialPage, SequenceHashes, longest_match
+from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.snapshots import PrefixCounts
 
 
@@ -26,7 +25,7 @@ class PageTable(PageRows):
         groups, max_draft: see `PageRows`.
 
     Attributes:
-        restores: what comes back into the pool from where it was kept.
+        restores: pages on their way back from a KV tier.
     """
 
     def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
@@ -34,23 +33,23 @@ class PageTable(PageRows):
         self.restores = Restores(self)
         self._asked = self._found = 0
 
-    def match(self, names: Sequence[Name]) -> int:
-        """How many of the leading pages of a sequence are there, by their names.
+    def match(self, page_hashes: Sequence[PageHash]) -> int:
+        """Return how many leading pages a new sequence can adopt.
 
         A group with a window needs only those of them that the next query sees.
         """
-        return longest_match(self.groups, self._pools, names)
+        return longest_match(self.groups, self._pools, page_hashes)
 
-    def finds(self, group: str, name: Name) -> bool:
-        """Whether the group has a page of that name."""
-        return self._pools[self._index[group]].names.find(name) is not None
+    def has_page(self, group: str, page_hash: PageHash) -> bool:
+        """Return whether the group has a published page with this hash."""
+        return self._pools[self._index[group]].hashes.find(page_hash) is not None
 
-    def has_tail(self, name: Name) -> bool:
-        """Whether all groups have a page of that name."""
-        return all(pool.names.find(name) is not None for pool in self._pools)
+    def has_partial_page(self, page_hash: PageHash) -> bool:
+        """Return whether all groups have a page with this hash."""
+        return all(pool.hashes.find(page_hash) is not None for pool in self._pools)
 
-    def keep_tail(self, cache_id: str, length: int, name: Name) -> None:
-        """Let the page that the first `length` tokens end in be found, though it is not full.
+    def publish_partial_page(self, cache_id: str, length: int, page_hash: PageHash) -> None:
+        """Let the page that ends the first `length` tokens be found, though it is not full.
 
         Raises UnknownSequence.
         """
@@ -58,71 +57,70 @@ class PageTable(PageRows):
         pages = [row[length // self.groups[0].page_size] for row in stored.rows]
         if all(pool.is_written(page) for pool, page in zip(self._pools, pages, strict=True)):
             for pool, page in zip(self._pools, pages, strict=True):
-                named = pool.names.give(page, name, partial=True)
-                if named is not None:
-                    pool.prove(named)
+                hashed = pool.hashes.assign(page, page_hash, partial=True)
+                if hashed is not None:
+                    pool.publish(hashed)
 
-    def name(self, group: str, page: int, name: Name) -> None:
-        """Let a page be found under a name that belongs to a sequence and was written from a copy."""
+    def publish_page(self, group: str, page: int, page_hash: PageHash) -> None:
+        """Publish a page that belongs to a sequence and was written from a KV tier."""
         pool = self._pools[self._index[group]]
-        named = pool.names.give(page, name)
-        assert named is not None, "it was taken for this"
-        pool.prove(named)
+        hashed = pool.hashes.assign(page, page_hash)
+        assert hashed is not None, "a page reserved for a restore has no hash"
+        pool.publish(hashed)
 
-    def attach(self, keeper: PageKeeper | None) -> None:
-        """Let somebody keep copies of named pages, in the place of whoever did so far."""
-        self.restores.keeper = keeper
+    def attach(self, tier: PageTier | None) -> None:
+        """Set the KV tier that keeps copies of published pages."""
+        self.restores.tier = tier
         for group, pool in zip(self.groups, self._pools, strict=True):
-            pool.names.on_evict = None if keeper is None else partial(keeper.evicted, group.name)
+            pool.hashes.on_evict = None if tier is None else partial(tier.evicted, group.name)
 
-    def adopt(self, cache_id: str, names: Sequence[Name], count: int, tail: Tail | None = None) -> None:
-        """Begin a sequence with the pages of the first `count` names, which `match` has found just now.
+    def adopt(
+        self, cache_id: str, page_hashes: Sequence[PageHash], count: int, partial_page: PartialPage | None = None
+    ) -> None:
+        """Begin a sequence with the first `count` pages, which `match` has just found.
 
         Args:
             cache_id: must be unknown.
-            names: of all its full pages, as far as its tokens are known: a view that its owner appends to.
-            count: how many of them to begin with.
-            tail: a page whose first tokens come next; it is there in all groups.
+            page_hashes: of all its full pages, as far as its tokens are known: a view that its owner appends to.
+            count: number of pages to begin with.
+            partial_page: a page whose first tokens come next; all groups have it.
         """
         assert cache_id not in self._stored
-        length = count * self.groups[0].page_size + (0 if tail is None else tail.tokens)
-        last = () if tail is None else (tail.name,)
+        length = count * self.groups[0].page_size + (0 if partial_page is None else partial_page.tokens)
+        last = () if partial_page is None else (partial_page.page_hash,)
         rows, freed = [], [group.unseen(length) for group in self.groups]
         for gone, pool in zip(freed, self._pools, strict=True):
-            rows.append([FREED] * gone + [pool.adopt(name) for name in (*names[gone:count], *last)])
-        self._stored[cache_id] = Stored(rows, freed, length, self._tick(), SequenceNames(names, count))
+            rows.append([FREED] * gone + [pool.adopt(each) for each in (*page_hashes[gone:count], *last)])
+        self._stored[cache_id] = Stored(rows, freed, length, self._tick(), SequenceHashes(page_hashes, count))
 
-    def label(self, cache_id: str, names: Sequence[Name]) -> None:
-        """Say what the pages of a sequence are called that was not begun by `adopt`. Raises UnknownSequence."""
-        self._get(cache_id).names = SequenceNames(names)
+    def label(self, cache_id: str, page_hashes: Sequence[PageHash]) -> None:
+        """Set the hashes of a sequence that did not begin by `adopt`. Raises UnknownSequence."""
+        self._get(cache_id).hashes = SequenceHashes(page_hashes)
 
-    def prove(self, cache_id: str) -> None:
-        """Let the full pages of the sequence be found by others: what it has computed is sound.
-
-        Raises UnknownSequence.
-        """
+    def publish(self, cache_id: str) -> None:
+        """Let others find the sequence's full pages, after its logits were finite. Raises UnknownSequence."""
         stored = self._get(cache_id)
-        self._name(stored)
-        keeper = self.restores.keeper
-        for pool, named in stored.names.prove():
-            if keeper is not None:
-                keeper.keep(self.groups[self._pools.index(pool)].name, named)
+        self._assign_hashes(stored)
+        tier = self.restores.tier
+        for pool, hashed in stored.hashes.publish():
+            if tier is not None:
+                tier.keep(self.groups[self._pools.index(pool)].name, hashed)
 
-    def holds(self, group: str, named: NamedPage) -> bool:
-        """Whether the page still has its name; may be asked from any thread."""
-        return self._pools[self._index[group]].names.holds(named)
+    def holds(self, group: str, hashed: HashedPage) -> bool:
+        """Return whether the page still has its hash. Safe to call from any thread."""
+        return self._pools[self._index[group]].hashes.holds(hashed)
 
     def count_lookup(self, asked: int, found: int) -> None:
-        """Note that a prompt of `asked` tokens was looked up, of which `found` were adopted."""
+        """Count a lookup of a prompt of `asked` tokens, `found` of which were adopted."""
         self._asked += asked
         self._found += found
 
     def prefix_counts(self) -> PrefixCounts:
-        """How the names have served so far."""
-        names = [pool.names for pool in self._pools]
+        """Return the counts of the prefix cache."""
+        hashes = [pool.hashes for pool in self._pools]
         return PrefixCounts(
-            cached_pages=sum(map(len, names)),
-            evicted_pages=sum([each.evicted for each in names]),
+            cached_pages=sum(map(len, hashes)),
+            evicted_pages=sum([each.evicted for each in hashes]),
             query_tokens=self._asked,
             hit_tokens=self._found,
             restored_pages=self.restores.pages,
@@ -132,7 +130,7 @@ class PageTable(PageRows):
         )
 
     def reset(self) -> None:
-        """Forget every sequence and every prefix; first, wait for pages that are being written."""
+        """Remove every sequence and every prefix, after pending restores have finished."""
         self.restores.finish()
         self._stored.clear()
         for pool in self._pools:

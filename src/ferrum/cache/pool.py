@@ -1,59 +1,55 @@
-"""The pages of one layer group: who is free, how many own each, which are kept by name, and which copies are due."""
+"""Pages of one layer group: owners, the free list, content hashes, and pending copies."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from ferrum.cache.page_hashes import Name, NamedPage, PageNames
+from ferrum.cache.page_hashes import HashedPage, HashIndex, PageHash
 
 
 class PagePool:
-    """Reference counts, the free list, names and the pending copies of `num_pages` pages, all O(1) per page.
+    """Reference counts, free list, hashes and pending copies of `num_pages` pages, all O(1) per page.
 
-    The free list is a stack: the page dropped last is taken first, which is deterministic and kind to the memory cache.
-    A page with a name is not put there when its last owner drops it, but stays as it is until all others are taken.
+    The free list is a stack: the page dropped last is taken first, since it may still be in the CPU cache. A hashed
+    page is not put there when its last owner drops it; it stays as it is until all others are taken.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.names = PageNames()
+        self.hashes = HashIndex()
         self.clear()
 
     def clear(self) -> None:
-        """Let every page be free and without a name, whatever the books say: an interrupt leaves them half written."""
-        self.names.clear()
+        """Free every page and remove every hash. Safe after an interrupt that left the state half written."""
+        self.hashes.clear()
         self.shared = 0
         self._owners = [0] * self.num_pages
         self._stack = list(range(self.num_pages - 1, -1, -1))
-        # Copies due, by target, and how many of them read a source: it must not be handed out meanwhile.
+        # Pending copies by target, and how many of them read a source: it must not be handed out meanwhile.
         self._copies: dict[int, int] = {}
         self._readers: dict[int, int] = {}
 
     @property
     def free(self) -> int:
-        """Number of pages that can be taken, those that would lose their name for it included."""
-        return len(self._stack) + self.names.idle
+        """Number of pages that can be taken, including idle hashed pages."""
+        return len(self._stack) + self.hashes.idle
 
     def is_fixed(self, page: int) -> bool:
-        """Whether the page may not be written to: it has more than one owner, or a name."""
-        return self._owners[page] > 1 or page in self.names
-
-    def is_alone(self, page: int) -> bool:
-        """Whether the page has one owner."""
-        return self._owners[page] == 1
+        """Return whether the page must not be written to: it has several owners, or a hash."""
+        return self._owners[page] > 1 or page in self.hashes
 
     def owned_by(self, pages: Iterable[int]) -> int:
-        """How many pages these are all the owners of, each page named once for each of them."""
+        """Return how many pages have no owners but the given ones, each page listed once for each of them."""
         return sum(self._owners[page] == count for page, count in Counter(pages).items())
 
     def is_written(self, page: int) -> bool:
-        """Whether the page holds what it is to hold: it waits for no copy."""
+        """Return whether no copy to the page is pending."""
         return page not in self._copies
 
     def take(self) -> int:
-        """A free page, now with one owner. There must be one."""
-        page = self._stack.pop() if self._stack else self.names.evict()
+        """Return a free page, now with one owner. There must be one."""
+        page = self._stack.pop() if self._stack else self.hashes.evict()
         self._owners[page] = 1
         return page
 
@@ -61,10 +57,10 @@ class PagePool:
         """Add an owner."""
         self._owners[page] += 1
         self.shared += self._owners[page] == 2
-        self.names.revive(page)
+        self.hashes.revive(page)
 
     def drop(self, page: int) -> None:
-        """Remove an owner; the page is free once it has none and no copy reads it."""
+        """Remove an owner; free the page if it has none and no pending copy reads it."""
         self._owners[page] -= 1
         self.shared -= self._owners[page] == 1
         if self._owners[page] > 0:
@@ -73,12 +69,12 @@ class PagePool:
         if source is not None:
             self._unread(source)
         if page not in self._readers:
-            self._let_go(page)
+            self._free(page)
 
     def replace(self, page: int) -> int:
-        """Give one owner of a fixed page a page of its own, whose copy falls due."""
+        """Replace one owner's fixed page by a new page, to be copied from it; return the new page."""
         target = self.take()
-        # A page that is itself still to be copied holds nothing yet: read where it will come from.
+        # A page whose own copy is pending holds nothing yet: read its source instead.
         source = self._copies.get(page, page)
         self._copies[target] = source
         self._readers[source] = self._readers.get(source, 0) + 1
@@ -86,57 +82,57 @@ class PagePool:
         return target
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
-        """The (target, source) pairs due; from now on they count as made."""
+        """Return the pending (target, source) pairs; from now on they count as made."""
         copies = tuple(self._copies.items())
         self._copies.clear()
         for _, source in copies:
             self._unread(source)
         return copies
 
-    # Names
+    # Hashes
 
-    def adopt(self, name: Name) -> int:
-        """The page of that name, with one more owner. There must be one."""
-        page = self.names.find(name)
+    def adopt(self, page_hash: PageHash) -> int:
+        """Return the page with this hash, with one more owner. There must be one."""
+        page = self.hashes.find(page_hash)
         assert page is not None, "matched before"
         self.share(page)
         return page
 
-    def prove(self, named: NamedPage) -> bool:
-        """Let a named page be found by its name, unless another one is; whether it now is."""
-        if not self.names.prove(named):
-            self.forget(named)
-        return self.names.holds(named)
+    def publish(self, hashed: HashedPage) -> bool:
+        """Let a page be found by its hash, unless another page is; return whether it now is."""
+        if not self.hashes.publish(hashed):
+            self.remove_hash(hashed)
+        return self.hashes.holds(hashed)
 
-    def forget(self, named: NamedPage) -> None:
-        """Take a page's name away."""
-        if self.names.forget(named):
-            self._stack.append(named.page)
+    def remove_hash(self, hashed: HashedPage) -> None:
+        """Remove a page's hash."""
+        if self.hashes.remove(hashed):
+            self._stack.append(hashed.page)
 
     def check(self, owners: list[int]) -> None:
-        """Assert that the books agree with the owners counted from outside, one count per page."""
+        """Assert that the state agrees with the owners counted from outside, one count per page."""
         assert self._owners == owners, "reference counts differ from the rows"
         assert self.shared == sum(count > 1 for count in owners), "the count of shared pages is off"
         assert len(self._stack) == len(set(self._stack)), "a page is free twice"
         unowned = {page for page, count in enumerate(owners) if count == 0 and page not in self._readers}
-        self.names.check(unowned)
-        nameless = {page for page in unowned if page not in self.names}
-        assert set(self._stack) == nameless, "the free list differs from the pages without owner and name"
+        self.hashes.check(unowned)
+        unhashed = {page for page in unowned if page not in self.hashes}
+        assert set(self._stack) == unhashed, "the free list differs from the pages without owner and hash"
         readers: dict[int, int] = {}
         for target, source in self._copies.items():
-            assert owners[target] > 0, "a copy to a page that nobody owns"
+            assert owners[target] > 0, "a copy to a page without owner"
             assert source not in self._copies, "a copy of a page that is itself to be copied"
             readers[source] = readers.get(source, 0) + 1
-        assert self._readers == readers, "pages are held back for copies that are not due"
+        assert self._readers == readers, "pages are held back for copies that are not pending"
 
     def _unread(self, source: int) -> None:
         self._readers[source] -= 1
         if not self._readers[source]:
             del self._readers[source]
             if not self._owners[source]:
-                self._let_go(source)
+                self._free(source)
 
-    def _let_go(self, page: int) -> None:
-        """A page that nobody needs: idle under its name, or free."""
-        if not self.names.retire(page):
+    def _free(self, page: int) -> None:
+        """Make a page without owner idle if it has a hash, else free."""
+        if not self.hashes.retire(page):
             self._stack.append(page)

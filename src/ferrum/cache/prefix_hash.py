@@ -1,16 +1,7 @@
-"""What full pages are called, so that whoever needs the same tokens again finds their keys and values.
+"""Content hashes of full and partial pages, by which sequences with equal prefixes share them.
 
-A page's name is a digest of the name of the page before it and of its own tokens; the chain begins with all else that
-keys and values depend on, and with whose they are. Positions need no place of their own: they follow from the chain.
-
-A page that is full is named at once, for it may leave a window soon, but is found only when its sequence is proven: by
-logits that were finite. Until then it may hold a NaN that would spread to everyone who has the same prefix.
-
-Pages that are not full: who goes on where a sequence has ended takes a copy of its last page, and computes only what
-is new.
-
-The page has a name like a full one's, for the tokens that it holds. For whoever has the first few of them in common it
-holds what is needed too. Nobody writes to it under that name: it is copied first (`PageRows.reserve`).
+A page's hash is a digest of the previous page's hash and its own tokens. The chain starts with everything else that
+keys and values depend on, so positions follow from the chain. Which page has which hash is in `page_hashes.py`.
 """
 
 from __future__ import annotations
@@ -21,23 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from itertools import takewhile
-from typing import Final
 
 from ferrum.cache.layer_groups import PageGroup
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.pool import PagePool
+from ferrum.core.policy_config import POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixScope:
-    """Within which equal tokens have equal keys and values.
+    """Everything besides tokens that keys and values depend on.
 
     Attributes:
-        model: which weights, by their content or, within one process, by where they were loaded from.
-        weights: what was made of them: formats, and what else options change.
+        model: the weights, by their content or, within one process, by where they were loaded from.
+        weights: formats of the weights, and other options that change them.
         kv_format: format of keys and values.
         page_size: tokens per page.
-        numerics_id: of the kernels.
+        numerics_id: identifies the kernels.
     """
 
     model: str
@@ -46,86 +37,91 @@ class PrefixScope:
     page_size: int
     numerics_id: str
 
-    def root(self, *, adapter: str | None, tenant: str, salt: str) -> Name:
-        """The name that the first page's name is made from.
+    def root(self, *, adapter: str | None, tenant: str, salt: str) -> PageHash:
+        """Return the hash that a sequence's first page hash is derived from.
 
         Args:
             adapter: the adapter in use.
-            tenant, salt: nobody with others finds these pages, or can tell from a delay that they are there.
+            tenant, salt: requests that differ in them share no pages, so timing reveals nothing about the other.
         """
         fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter}", tenant, salt)
         return sha256(b"".join(_framed(field.encode()) for field in fields)).digest()
 
-    def extend(self, names: list[Name], root: Name, tokens: Sequence[int]) -> None:
-        """Add the names of the full pages of `tokens` that are not in `names` yet."""
+    def extend(self, page_hashes: list[PageHash], root: PageHash, tokens: Sequence[int]) -> None:
+        """Append the hashes of the full pages of `tokens` that `page_hashes` does not have yet."""
         size = self.page_size
-        for page in range(len(names), len(tokens) // size):
-            names.append(self.called(names[-1] if names else root, tokens[page * size : (page + 1) * size]))
+        for page in range(len(page_hashes), len(tokens) // size):
+            previous = page_hashes[-1] if page_hashes else root
+            page_hashes.append(self.hash_page(previous, tokens[page * size : (page + 1) * size]))
 
-    def called(self, before: Name, tokens: Sequence[int]) -> Name:
-        """The name of a page with these tokens, a full one or not, behind the page `before` or the root."""
-        return sha256(before + array("i", tokens).tobytes()).digest()
+    def hash_page(self, previous: PageHash, tokens: Sequence[int]) -> PageHash:
+        """Return the hash of a full or partial page with these tokens, after the page `previous` or the root."""
+        return sha256(previous + array("i", tokens).tobytes()).digest()
 
 
 def _framed(field: bytes) -> bytes:
-    """Bytes with their length, so that no two lists of fields run together into the same bytes."""
+    """Return bytes prefixed with their length, so that distinct lists of fields give distinct bytes."""
     return len(field).to_bytes(8, "little") + field
 
 
-class SequenceNames:
-    """How far the pages of one sequence are named and proven.
+class SequenceHashes:
+    """How many pages of one sequence have their hash, and which of them are not published yet.
+
+    A full page gets its hash at once, since it may leave a window soon. It is published only after its sequence has
+    produced finite logits: before that it may hold a NaN that would spread to others with the same prefix.
 
     Args:
-        names: of its full pages, as far as its tokens are known: a view that its owner appends to.
-        named: how many of its pages have their name already.
+        page_hashes: of its full pages, as far as its tokens are known: a view that its owner appends to.
+        assigned: number of pages that have their hash already.
     """
 
-    __slots__ = ("_named", "_names", "_unproven")
+    __slots__ = ("_assigned", "_page_hashes", "_unpublished")
 
-    def __init__(self, names: Sequence[Name] = (), named: int = 0) -> None:
-        self._names = names
-        self._named = named
-        self._unproven: list[tuple[PagePool, NamedPage]] = []
+    def __init__(self, page_hashes: Sequence[PageHash] = (), assigned: int = 0) -> None:
+        self._page_hashes = page_hashes
+        self._assigned = assigned
+        self._unpublished: list[tuple[PagePool, HashedPage]] = []
 
-    def give(self, pools: Sequence[PagePool], rows: Sequence[Sequence[int]], freed: Sequence[int], full: int) -> None:
-        """Name the first `full` pages in every group's row, but for the leading `freed` ones, as far as known."""
-        for index in range(self._named, min(full, len(self._names))):
+    def assign(self, pools: Sequence[PagePool], rows: Sequence[Sequence[int]], freed: Sequence[int], full: int) -> None:
+        """Give the first `full` pages of every row their hashes, except the leading `freed` ones."""
+        for index in range(self._assigned, min(full, len(self._page_hashes))):
             for pool, row, gone in zip(pools, rows, freed, strict=True):
-                named = None if index < gone else pool.names.give(row[index], self._names[index])
-                if named is not None:
-                    self._unproven.append((pool, named))
-            self._named = index + 1
+                hashed = None if index < gone else pool.hashes.assign(row[index], self._page_hashes[index])
+                if hashed is not None:
+                    self._unpublished.append((pool, hashed))
+            self._assigned = index + 1
 
     def cut(self, full: int) -> None:
-        """Only the first `full` pages are left."""
-        self._named = min(self._named, full)
+        """Keep only the first `full` pages."""
+        self._assigned = min(self._assigned, full)
 
-    def prove(self) -> list[tuple[PagePool, NamedPage]]:
-        """Let the named pages be found; those that now are."""
-        if not self._unproven:
+    def publish(self) -> list[tuple[PagePool, HashedPage]]:
+        """Let the pages be found; return those that now are."""
+        if not self._unpublished:
             return []
-        proven = [(pool, named) for pool, named in self._unproven if pool.prove(named)]
-        self._unproven.clear()
-        return proven
+        published = [(pool, hashed) for pool, hashed in self._unpublished if pool.publish(hashed)]
+        self._unpublished.clear()
+        return published
 
-    def forget(self) -> None:
-        """Take the names that are not proven away."""
-        for pool, named in self._unproven:
-            pool.forget(named)
-        self._unproven.clear()
+    def discard(self) -> None:
+        """Remove the hashes that are not published."""
+        for pool, hashed in self._unpublished:
+            pool.remove_hash(hashed)
+        self._unpublished.clear()
 
 
-def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names: Sequence[Name]) -> int:
-    """How many of the leading pages can be had: all of them in a group without a window, in the others as many as
-    the next query sees.
+def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], page_hashes: Sequence[PageHash]) -> int:
+    """Return how many leading pages can be adopted.
+
+    A group without a window needs all of them, a group with one only those that the next query sees.
     """
-    if len(groups) == 1 and groups[0].window is None:  # as nearly always, and in a tenth of the time
-        return pools[0].names.find_run(names)
+    if len(groups) == 1 and groups[0].window is None:  # the usual case, in a tenth of the time
+        return pools[0].hashes.find_run(page_hashes)
     runs = [0] * len(groups)
     longest = 0
-    for count, name in enumerate(names, 1):
+    for count, page_hash in enumerate(page_hashes, 1):
         for index, (group, pool) in enumerate(zip(groups, pools, strict=True)):
-            runs[index] = 0 if pool.names.find(name) is None else runs[index] + 1
+            runs[index] = 0 if pool.hashes.find(page_hash) is None else runs[index] + 1
             if runs[index] < count and group.window is None:
                 return longest
         if all(run >= count - group.unseen(count * group.page_size) for run, group in zip(runs, groups, strict=True)):
@@ -133,67 +129,72 @@ def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], names:
     return longest
 
 
-MOST: Final = 16384
-"""Ends of full pages behind which tails are remembered; the ones not asked for longest are forgotten."""
-
-
 @dataclass(frozen=True, slots=True)
-class Tail:
-    """A page to begin with whose first tokens are those that are wanted.
+class PartialPage:
+    """A page whose first tokens a sequence can start with.
 
     Attributes:
-        name: what it is called.
-        tokens: how many of its tokens are wanted.
+        page_hash: its hash.
+        tokens: how many of its tokens to use.
     """
 
-    name: Name
+    page_hash: PageHash
     tokens: int
 
 
 @dataclass(slots=True)
-class _Known:
-    """The tails behind one full page: a bit for each length that there was, and the last one's name and tokens."""
+class _Successors:
+    """Partial pages after one full page: a bit for each length, and the last one's hash and tokens."""
 
     lengths: int = 0
-    name: Name = b""
+    page_hash: PageHash = b""
     tokens: tuple[int, ...] = ()
 
 
-class Tails:
-    """Which tails there may be, by the name of the full page before them."""
+class PartialPages:
+    """Partial pages that may exist, by the hash of the full page before them.
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[Name, _Known] = OrderedDict()
+    A sequence that continues where another ended copies that one's last page and computes only the new tokens.
 
-    def add(self, before: Name, name: Name, tokens: Sequence[int]) -> None:
-        """A page of that name holds these tokens behind the page `before`."""
-        known = self._known.setdefault(before, _Known())
+    Args:
+        capacity: number of full pages to remember successors of.
+    """
+
+    def __init__(self, capacity: int = POLICY.max_partial_pages) -> None:
+        self._capacity = capacity
+        self._successors: OrderedDict[PageHash, _Successors] = OrderedDict()
+
+    def add(self, previous: PageHash, page_hash: PageHash, tokens: Sequence[int]) -> None:
+        """Record that a page of this hash holds these tokens after the page `previous`."""
+        known = self._successors.setdefault(previous, _Successors())
         known.lengths |= 1 << len(tokens)
-        known.name, known.tokens = name, tuple(tokens)
-        self._known.move_to_end(before)
-        if len(self._known) > MOST:
-            self._known.popitem(last=False)
+        known.page_hash, known.tokens = page_hash, tuple(tokens)
+        self._successors.move_to_end(previous)
+        if len(self._successors) > self._capacity:
+            self._successors.popitem(last=False)
 
     def find(
         self,
-        before: Name,
-        wanted: Sequence[int],
-        called: Callable[[Sequence[int]], Name],
-        is_there: Callable[[Name], bool],
-    ) -> Tail | None:
-        """The tail that holds most of the tokens that are wanted behind a page: one that they begin with, or the last.
+        previous: PageHash,
+        tokens: Sequence[int],
+        hash_page: Callable[[Sequence[int]], PageHash],
+        exists: Callable[[PageHash], bool],
+    ) -> PartialPage | None:
+        """Return the partial page that holds most of `tokens` after a page.
+
+        Candidates are pages that `tokens` start with, and the page recorded last.
 
         Args:
-            called: names a tail by its tokens.
-            is_there: whether there is a page of that name.
+            hash_page: returns the hash of a partial page with the given tokens.
+            exists: returns whether a page of the hash exists.
         """
-        known = self._known.get(before)
+        known = self._successors.get(previous)
         if known is None:
             return None
-        self._known.move_to_end(before)
-        alike = sum(1 for _ in takewhile(bool, map(int.__eq__, known.tokens, wanted)))
-        common = alike if is_there(known.name) else 0
-        for count in range(len(wanted), common, -1):
-            if known.lengths >> count & 1 and is_there(name := called(wanted[:count])):
-                return Tail(name, count)
-        return Tail(known.name, common) if common else None
+        self._successors.move_to_end(previous)
+        alike = sum(1 for _ in takewhile(bool, map(int.__eq__, known.tokens, tokens)))
+        common = alike if exists(known.page_hash) else 0
+        for count in range(len(tokens), common, -1):
+            if known.lengths >> count & 1 and exists(page_hash := hash_page(tokens[:count])):
+                return PartialPage(page_hash, count)
+        return PartialPage(known.page_hash, common) if common else None

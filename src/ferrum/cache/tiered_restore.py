@@ -1,7 +1,7 @@
-"""Pages that come back into the pool from outside, while others compute.
+"""Restores of pages from a KV tier into the pool, while other sequences compute.
 
-Whoever wants them waits; the engine's loop does not. Until they are there they belong to a sequence of their own, so
-that nobody else takes them; then they get their names, and whoever looks for them finds them.
+The request that needs them waits; the engine's loop does not. Until pages arrive they belong to a placeholder sequence,
+so they cannot be taken; then they are published and found like any other page.
 """
 
 from __future__ import annotations
@@ -12,134 +12,134 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 
 if TYPE_CHECKING:
     from ferrum.cache.page_table import PageTable
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPage:
     """A page to be written from its copy.
 
     Attributes:
-        group, page: where it is to be.
-        name: what it is called.
-        needed: without it those that follow it are of no use.
+        group, page: the target.
+        page_hash: its content hash.
+        needed: the pages after it are of no use without it.
     """
 
     group: str
     page: int
-    name: Name
+    page_hash: PageHash
     needed: bool
 
 
-class PageKeeper(Protocol):
-    """Keeps copies of proven pages where they outlast the pool."""
+class PageTier(Protocol):
+    """Storage for copies of published pages, outside the pool."""
 
-    def keep(self, group: str, named: NamedPage) -> None:
-        """Copy the page, some time, if it still has its name then."""
+    def keep(self, group: str, hashed: HashedPage) -> None:
+        """Schedule a copy of the page. It is made only if the page still has its hash then."""
         ...
 
-    def evicted(self, group: str, named: NamedPage) -> None:
-        """The page is about to be given to another sequence: the last moment to copy it."""
+    def evicted(self, group: str, hashed: HashedPage) -> None:
+        """Copy the page now if it is to be kept: it is about to be overwritten."""
         ...
 
-    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
-        """Write to these pages what they are called by, verified, and tell which of them were written.
+    def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
+        """Write verified copies to these pages; the result says which pages were written.
 
-        It may give up at the first needed page that is not there. Nobody else touches the pages meanwhile.
+        It may stop at the first needed page without a copy. No other thread touches the pages meanwhile.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Restore:
-    """Pages on their way, and the sequence that holds them and those before them."""
+    """Pages on their way, and the placeholder sequence that holds them and the pages before them."""
 
     held: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedPage, ...]
     written: Future[Sequence[bool]]
 
 
 class Restores:
-    """What comes back into the pages of a table.
+    """Pending restores of a page table.
 
     Attributes:
-        keeper: where from; None: nowhere.
-        on_ready: called, from any thread, when there is something to `collect`.
-        asked_tokens, found_tokens: tokens that were not in the pool and looked for outside, and those found there.
-        pages: that came back; so many for each token as there are layer groups.
+        tier: source of the pages; None: no restores.
+        on_ready: called, from any thread, when `collect` has something to do.
+        asked_tokens, found_tokens: tokens looked for in the tier, and tokens found there.
+        pages: number of restored pages, over all layer groups.
     """
 
     def __init__(self, table: PageTable) -> None:
-        self.keeper: PageKeeper | None = None
+        self.tier: PageTier | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.asked_tokens = self.found_tokens = self.pages = 0
         self._table = table
-        # The group whose pages tell how far a prompt was found: where there is a window not all of them are needed.
-        self._telling = next((each.name for each in table.groups if each.window is None), table.groups[0].name)
+        # Found tokens are counted in a group without a window, which needs every page.
+        self._counted = next((each.name for each in table.groups if each.window is None), table.groups[0].name)
         self._begun = 0
         self._active: list[_Restore] = []
-        self._names: Counter[Name] = Counter()
+        self._page_hashes: Counter[PageHash] = Counter()
 
     def __bool__(self) -> bool:
-        """Whether anything is on its way."""
+        """Whether any page is on its way."""
         return bool(self._active)
 
-    def __contains__(self, name: Name) -> bool:
-        """Whether a page of that name is on its way."""
-        return name in self._names
+    def __contains__(self, page_hash: PageHash) -> bool:
+        """Whether a page with this hash is on its way."""
+        return page_hash in self._page_hashes
 
-    def begin(self, names: Sequence[Name], count: int, fits: Callable[[str], bool]) -> bool:
-        """Bring back what follows the `count` pages that were matched just now; it may be there at once.
+    def begin(self, page_hashes: Sequence[PageHash], count: int, fits: Callable[[str], bool]) -> bool:
+        """Start to restore the pages after the `count` matched ones; some may arrive at once.
 
         Args:
-            names: of the pages that are wanted.
-            fits: whether there is room for who wants them, were it the sequence of that id, which holds what is there.
+            page_hashes: of the wanted pages.
+            fits: whether the waiting sequence could run if it were the placeholder sequence of the given id.
 
         Returns:
-            False where there is no room for the sequence: what came now would have to make room before it is let in.
+            False if there is no room for the sequence: restored pages would be evicted before it runs.
         """
-        if self.keeper is None or count == len(names):
+        if self.tier is None or count == len(page_hashes):
             return True
         self._begun += 1
-        # Hold what is there, lest it makes room for what comes after it.
-        self._table.adopt(held := f"restore {self._begun}", names, count)
+        # Hold the matched pages, so that the restored ones do not evict them.
+        self._table.adopt(held := f"restore {self._begun}", page_hashes, count)
         if not fits(held):
             self._table.release(held)
             return False
         size = self._table.groups[0].page_size
-        self.asked_tokens += (len(names) - count) * size
+        self.asked_tokens += (len(page_hashes) - count) * size
         room = min(self._table.free(group.name) for group in self._table.groups)
-        end = min(len(names), count + room)
+        end = min(len(page_hashes), count + room)
         reserved = self._table.reserve(held, end * size)
         assert reserved
         wanted = tuple(
-            Wanted(group.name, self._table.row(held, group.name)[index], names[index], group.window is None)
+            WantedPage(group.name, self._table.row(held, group.name)[index], page_hashes[index], group.window is None)
             for index in range(count, end)
             for group in self._table.groups
-            if not self._table.finds(group.name, names[index])
+            if not self._table.has_page(group.name, page_hashes[index])
         )
         if not wanted:
             self._table.release(held)
             return True
-        self._active.append(_Restore(held, wanted, self.keeper.fetch(wanted)))
-        self._names.update(each.name for each in wanted)
+        self._active.append(_Restore(held, wanted, self.tier.fetch(wanted)))
+        self._page_hashes.update(each.page_hash for each in wanted)
         self.collect()
         if self._active and self._active[-1].held == held:
             self._active[-1].written.add_done_callback(lambda _: self.on_ready())
         return True
 
     def collect(self) -> None:
-        """Let the pages be found that have arrived."""
+        """Publish the pages that have arrived."""
         for restore in [each for each in self._active if each.written.done()]:
             self._active.remove(restore)
-            self._names -= Counter(each.name for each in restore.wanted)
+            self._page_hashes -= Counter(each.page_hash for each in restore.wanted)
             self._settle(restore)
 
     def finish(self) -> None:
-        """Wait for all that is on its way."""
+        """Wait for all pending restores."""
         for restore in self._active:
             restore.written.exception()
         self.collect()
@@ -152,7 +152,7 @@ class Restores:
             missing |= wanted.needed and not arrived
             if arrived:
                 self.pages += 1
-                self._table.name(wanted.group, wanted.page, wanted.name)
-                if wanted.group == self._telling and not missing:
+                self._table.publish_page(wanted.group, wanted.page, wanted.page_hash)
+                if wanted.group == self._counted and not missing:
                     self.found_tokens += self._table.groups[0].page_size
         self._table.release(restore.held)

@@ -1,27 +1,25 @@
-"""How many sequences a step should hold on this machine: measured, not guessed."""
+"""Search for the batch size that a machine decodes fastest with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-WORTH_IT: Final = 1.05
-"""A larger batch has to bring at least this many times the throughput of the best smaller one."""
+from ferrum.core.policy_config import POLICY
 
 
 def fastest_batch_size(seconds: Callable[[int], float], limit: int) -> int:
-    """The batch size beyond which doubling no longer pays.
+    """Return the batch size beyond which doubling gains less than `POLICY.batch_gain`.
 
-    Decoding reads all weights once per step whatever the batch size, so throughput grows until arithmetic is the limit.
+    A decode step reads all weights once whatever its batch size, so throughput grows until arithmetic is the limit.
 
     Args:
-        seconds: duration of a decode step of so many sequences; infinite where they do not fit.
+        seconds: duration of a decode step with this many sequences; infinite if they do not fit.
         limit: largest size that can run, at least 1.
     """
     best, rate = 1, 1 / max(seconds(1), 1e-9)
     while 2 * best <= limit:
         larger = 2 * best / max(seconds(2 * best), 1e-9)
-        if larger <= WORTH_IT * rate:
+        if larger <= POLICY.batch_gain * rate:
             break
         best, rate = 2 * best, larger
     return best

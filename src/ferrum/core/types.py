@@ -80,7 +80,7 @@ class Sequence:
         tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
             one list, since prompts are long and many choices may wait.
         computed: tokens in the KV cache. Spans process the rest.
-        names: hashes of the full pages of `tokens`; empty without a prefix cache.
+        page_hashes: hashes of the full pages of `tokens`; empty without a prefix cache.
         cached: prompt tokens that came from the prefix cache.
         preemptions: how often the sequence lost its pages and started over.
         scheduled: monotonic seconds when it last left the queue before its first token; None while it waits.
@@ -93,7 +93,7 @@ class Sequence:
     tokens: list[int]
     sampling: Sampling
     computed: int = 0
-    names: list[bytes] = field(default_factory=list)
+    page_hashes: list[bytes] = field(default_factory=list)
     cached: int = 0
     preemptions: int = 0
     scheduled: float | None = None

@@ -1,1 +1,1 @@
-"""Who computes what in the next step, and what its outcome means for the requests."""
+"""Planning of steps, and what their results mean for the requests."""

@@ -1,192 +1,110 @@
-"""How long outputs become: what is known of their ends before they come.
+"""Admission of waiting requests by free pages.
 
-A choice that no token can stop ends at its limit. Others are thought to end where half of those do that got as far: of
-the choices that have ended, and of those that run or ran into their limit, which would have come so far at least. But
-for these the first to end, the short ones, would speak for all.
-
-Who is let in by the pages that there are, and for how long a refusal stands.
-
-A newcomer is let in when it and all that are served before it will find their pages to the end, as far as one can
-tell. Once refused, it need not be asked about at every step: while everybody stays, what they will need only grows.
+A waiting request is admitted if its own tokens fit and the sequences served before it have pages to grow. What turns
+out too little is corrected by preemption, in `scheduler.py`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
-from typing import Final
+from typing import TypeAlias
 
-from ferrum.cache.peak_pages import Growth
-from ferrum.core.types import FinishReason, Sequence
+from ferrum.core.policy_config import POLICY
+from ferrum.core.types import Sequence
 from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.queues import Ranked
 from ferrum.scheduler.requests import LiveRequests
 
-WINDOW: Final = 64
-"""Ended choices that are remembered."""
-
-ROUNDING: Final = 1e-9
-"""By which a half may be missed that is one."""
+GrowthReserve: TypeAlias = Callable[[Sequence, int], int]
+"""Maps a sequence and the context length to the tokens of growth to reserve for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A choice of so many tokens, and whether it ended by itself."""
+def growth_reserve(sequence: Sequence, context: int) -> int:
+    """Return how many tokens of growth to reserve for a sequence when another is admitted.
 
-    length: int
-    by_itself: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Survival:
-    """The share of choices that go on beyond a length: a step down at each of `lengths`, in ascending order.
-
-    Attributes:
-        shares: that go on beyond these.
-    """
-
-    lengths: tuple[int, ...]
-    shares: tuple[float, ...]
-
-    def half(self, generated: int) -> int | None:
-        """The length at which half of those have ended that got as far; None where it is not known."""
-        passed = bisect_right(self.lengths, generated)
-        now = self.shares[passed - 1] if passed else 1.0
-        later = zip(self.lengths[passed:], self.shares[passed:], strict=True)
-        return next((length for length, share in later if 2 * share <= now + ROUNDING), None)
-
-
-def survival(ends: Iterable[int], others: Iterable[int]) -> Survival:
-    """The product-limit estimate of Kaplan and Meier, "Nonparametric Estimation from Incomplete Observations" (1958).
+    A sequence without stop tokens certainly reaches its limit. Half of the rest is reserved, because such sequences end
+    at different times and then return their pages. Of others half of their present length is reserved.
 
     Args:
-        ends: lengths of choices that have ended by themselves.
-        others: lengths of which is known only that these choices got as far.
+        sequence: a running sequence, or the one to be admitted.
+        context: largest number of prompt and output tokens together.
     """
-    lengths, known = sorted(ends), sorted(others)
-    share, shares = 1.0, []
-    for index, length in enumerate(lengths):
-        as_long = len(lengths) - index + len(known) - bisect_left(known, length)
-        share *= 1 - 1 / as_long
-        shares.append(share)
-    return Survival(tuple(lengths), tuple(shares))
-
-
-class OutputLengths:
-    """Learns from choices that have ended, and from those that run, how many tokens others will generate.
-
-    The history as a forecast, and only the part of it that has got as far as the choice in question, are those of Gong
-    et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025).
-    """
-
-    def __init__(self) -> None:
-        self._ended: deque[_Ended] = deque(maxlen=WINDOW)
-        self._known = survival((), ())
-        self._longest = 0
-
-    def learn(self, sequence: Sequence) -> None:
-        """Take in a choice that has ended; what failed, never began or could but reach its limit tells nothing."""
-        by_itself = sequence.finish not in (FinishReason.LENGTH, FinishReason.DEADLINE)
-        if sequence.generated and sequence.finish is not FinishReason.ERROR and (by_itself or _can_stop(sequence)):
-            self._ended.append(_Ended(sequence.generated, by_itself))
-
-    def watch(self, running: Iterable[Sequence]) -> None:
-        """Take in how far those have come that run: what `to_come` tells is of this moment."""
-        others = [each.length for each in self._ended if not each.by_itself]
-        others += [each.generated for each in running if _can_stop(each)]
-        self._known = survival([each.length for each in self._ended if each.by_itself], others)
-        self._longest = max((each.length for each in self._ended), default=0)
-
-    def to_come(self, sequence: Sequence, context: int) -> int:
-        """How many tokens the choice is still to generate, as far as one can tell.
-
-        Args:
-            context: most tokens of prompt and output together.
-        """
-        limit = context - len(sequence.tokens)
-        if sequence.request.params.max_tokens is not None:
-            limit = min(limit, sequence.request.params.max_tokens - sequence.generated)
-        if not _can_stop(sequence):
-            return limit
-        half = self._known.half(sequence.generated)
-        if half is None:  # most are not known to end: as far as the longest did, or as long again as by now
-            half = max(self._longest, sequence.generated + len(sequence.tokens))
-        return min(limit, half - sequence.generated)
-
-
-def _can_stop(sequence: Sequence) -> bool:
-    """Whether anything but its limit may end it."""
-    return bool(sequence.request.stop_token_ids) or sequence.request.params.max_tokens is None
+    request = sequence.request
+    left = context - len(sequence.tokens)
+    if request.params.max_tokens is not None:
+        left = min(left, request.params.max_tokens - sequence.generated)
+        if not request.stop_token_ids:
+            return left // 2
+    # Its length bounds the reserve too, or a pool for a few short sequences would admit only one of them.
+    return min(left, len(sequence.tokens) // 2, POLICY.admission_growth)
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Who was refused, and the part of the pages that was in use."""
+    """A refused sequence, and the share of the pages in use at that time."""
 
     sequence: Sequence
     usage: float
 
 
-class Newcomers:
-    """Judges sequences that have begun in the page table and do not run yet.
+class Admission:
+    """Decision whether a waiting sequence, already known to the page table, may run.
 
     Args:
-        live, running: the scheduler's books.
+        live, running: the scheduler's state.
         pages: the page table.
-        outputs: how long answers become.
-        growth: most tokens by which a sequence grows at a time.
-        context: most tokens of prompt and output together.
+        growth: largest number of tokens by which a sequence grows in one step.
+        context: largest number of prompt and output tokens together.
+        reserve: growth to reserve for each sequence; default: `growth_reserve`.
     """
 
     def __init__(
-        self, live: LiveRequests, running: Ranked, pages: Pages, outputs: OutputLengths, *, growth: int, context: int
+        self,
+        live: LiveRequests,
+        running: Ranked,
+        pages: Pages,
+        *,
+        growth: int,
+        context: int,
+        reserve: GrowthReserve | None = None,
     ) -> None:
         self._live = live
         self._running = running
         self._pages = pages
-        self._outputs = outputs
         self._growth = growth
         self._context = context
+        self._reserve = reserve or growth_reserve
         self._refusal: _Refusal | None = None
 
-    def fits(self, newcomer: Sequence, gone: Series[Sequence] = (), *, held: str | None = None) -> bool:
-        """Whether there are pages for its tokens, and it and all that are served before it find theirs to the end.
+    def fits(self, waiting: Sequence, gone: Series[Sequence] = (), *, held: str | None = None) -> bool:
+        """Return whether the free pages are enough for the sequence and the growth of those served before it.
 
-        As far as one can tell: those that are served after it will make room.
+        A sequence without any before it needs pages for its own tokens only: all others give way to it.
 
         Args:
-            gone: running sequences that are thought away.
-            held: the sequence of the page table that it would be; None: its own.
+            waiting: the sequence to be admitted.
+            gone: running sequences whose pages count as free.
+            held: page table sequence that stands for `waiting`; default: its own.
         """
-        cache_id = newcomer.cache_id if held is None else held
-        left = {each.cache_id for each in gone}
-        rank = self._live.rank(newcomer)
-        before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in left]
-        self._outputs.watch(self._running)
-        growths = [
-            Growth(
-                cache_id if each is newcomer else each.cache_id,
-                len(each.tokens),
-                self._outputs.to_come(each, self._context),
-            )
-            for each in (*before, newcomer)
-        ]
-        if not before:  # alone in its turn: all that runs will make room
-            growths = [Growth(cache_id, len(newcomer.tokens), 0)]
-        return self._pages.lasts(growths, self._growth, left)
+        cache_id = waiting.cache_id if held is None else held
+        released = {each.cache_id for each in gone}
+        rank = self._live.rank(waiting)
+        before = [each for each in self._running if self._live.rank(each) < rank and each.cache_id not in released]
+        lengths = {each.cache_id: len(each.tokens) + self._reserve(each, self._context) for each in before}
+        lengths[cache_id] = len(waiting.tokens) + (self._reserve(waiting, self._context) if before else 0)
+        return self._pages.can_grow(lengths, self._growth, released)
 
-    def refuse(self, newcomer: Sequence) -> None:
-        """There was no room for it, and will be none before somebody leaves, or a page becomes free."""
-        self._refusal = _Refusal(newcomer, self._pages.usage)
+    def refuse(self, waiting: Sequence) -> None:
+        """Remember a refusal: it stands until a sequence leaves or a page becomes free."""
+        self._refusal = _Refusal(waiting, self._pages.usage)
 
     def reconsider(self) -> None:
-        """Somebody has left."""
+        """Forget the refusal, because a sequence has left."""
         self._refusal = None
 
-    def is_refused(self, newcomer: Sequence | None) -> bool:
-        """Whether nothing has changed since it was refused."""
+    def is_refused(self, waiting: Sequence | None) -> bool:
+        """Return whether the refusal of this sequence still stands."""
         refusal = self._refusal
-        return refusal is not None and refusal.sequence is newcomer and self._pages.usage >= refusal.usage
+        return refusal is not None and refusal.sequence is waiting and self._pages.usage >= refusal.usage

@@ -1,4 +1,4 @@
-"""What the scheduler asks of whoever guesses tokens. Guesses are verified in the span that would have run anyhow."""
+"""What the scheduler asks of a drafter. Draft tokens are verified in the span that would have run anyway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrum.core.types import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A sequence whose next token is to be sampled, and how many guesses after it can come true at most."""
+    """A sequence to draft for, and the largest useful number of draft tokens."""
 
     sequence: Sequence
     limit: int
@@ -20,12 +20,12 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The step that the guesses join.
+    """The step that the draft tokens join.
 
     Attributes:
-        rows: tokens that it has without them.
-        context_tokens: tokens that its sequences have stored, by what they cost (`costs.weighed`), added up.
-        budget: guesses that it takes at most.
+        rows: tokens of the step without drafts.
+        context_tokens: sum of the `context_cost` of its spans.
+        budget: largest number of draft tokens.
     """
 
     rows: int
@@ -34,45 +34,43 @@ class Room:
 
 
 class Drafter(Protocol):
-    """Guesses tokens. It is asked at most once a step, and told how its guesses fared."""
+    """Source of draft tokens, asked at most once per step."""
 
     @property
     def counts(self) -> SpeculationCounts:
-        """What was verified so far."""
+        """Counts of verified draft tokens."""
         ...
 
     def may_guess(self, sequence: Sequence) -> bool:
-        """Whether it could ever guess anything for the sequence: a step in which it cannot does not ask."""
+        """Return whether it could ever draft for the sequence."""
         ...
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
-        """Guesses for each wish, none where there is nothing to guess; those beyond its limit or the budget are cut."""
+        """Return draft tokens for each wish, possibly none; those beyond a limit or the budget are cut."""
         ...
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """So many guesses for the sequence were verified, and so many of them were right."""
+        """Take in how many draft tokens of the sequence were verified, and how many of them were accepted."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the state of a sequence that has ended."""
         ...
 
 
 class NoDrafts:
-    """Guesses nothing."""
+    """Drafter without draft tokens."""
 
     counts: Final = SpeculationCounts()
 
     def may_guess(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
-        """See `Drafter`."""
         return False
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
-        """See `Drafter`."""
         return [()] * len(wishes)
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """See `Drafter`."""
+        pass
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
+        pass

@@ -2,92 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Series
 from typing import Protocol
 
-from ferrum.cache.page_hashes import Name
-from ferrum.cache.peak_pages import Growth
-from ferrum.cache.prefix_hash import Tail
+from ferrum.cache.page_hashes import PageHash
+from ferrum.cache.prefix_hash import PartialPage
 from ferrum.cache.tiered_restore import Restores
 from ferrum.core.snapshots import PrefixCounts
 
 
 class Pages(Protocol):
-    """The page table, as far as the scheduler needs it. The executor commits lengths; the scheduler makes room."""
+    """The part of `cache.page_table.PageTable` that the scheduler uses. The executor commits lengths.
+
+    The methods are documented there.
+    """
 
     @property
     def restores(self) -> Restores:
-        """What comes back into the pool from outside."""
+        """Pages on their way back from a KV tier."""
         ...
 
     @property
     def usage(self) -> float:
-        """The part of all pages that is in use, 0 to 1."""
+        """Share of all pages that is in use, 0 to 1."""
         ...
 
-    def fits(self, length: int, step: int, *, cache_id: str | None = None, empty: bool = False) -> bool:
-        """Whether a sequence, or a new one, can grow to `length`, at most `step` tokens at a time, in the free pages
-        or in an empty pool.
-        """
+    # Room
+
+    def fits_empty_pool(self, length: int, step: int) -> bool:
+        """Return whether the empty pool holds a sequence of `length` tokens."""
         ...
 
-    def growth(self, most: int) -> int:
-        """By how many of `most` tokens a sequence may grow at a time, so that windows have room for them."""
+    def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
+        """Return whether the free pages let all these sequences reach their lengths together."""
         ...
 
-    def lasts(self, growths: Series[Growth], step: int, gone: Collection[str] = ()) -> bool:
-        """Whether the free pages and those of the sequences `gone` last until all of these have ended, at most `step`
-        tokens at a time.
-        """
+    def growth(self, limit: int) -> int:
+        """Return by how many tokens, up to `limit`, a sequence may grow in one step."""
         ...
 
-    def match(self, names: Series[Name]) -> int:
-        """How many pages of these names are there from the first one on, as far as a new sequence needs them."""
+    def reserve(self, cache_id: str, length: int) -> bool:
+        """Make room for `length` tokens, or change nothing; an unknown id begins a sequence."""
         ...
 
-    def has_tail(self, name: Name) -> bool:
-        """Whether there is a page of that name, full or not."""
+    def trim(self, cache_id: str) -> None:
+        """Release the pages that are reserved beyond the stored length."""
         ...
 
-    def keep_tail(self, cache_id: str, length: int, name: Name) -> None:
-        """Let the page that the first `length` tokens end in be found, though it is not full."""
+    # Prefix cache
+
+    def match(self, page_hashes: Series[PageHash]) -> int:
+        """Return how many leading pages a new sequence can adopt."""
         ...
 
-    def adopt(self, cache_id: str, names: Series[Name], count: int, tail: Tail | None = None) -> None:
-        """Begin a sequence with the pages of the first `count` names, and with a copy of the tail's."""
+    def has_partial_page(self, page_hash: PageHash) -> bool:
+        """Return whether all groups have a page with this hash."""
         ...
 
-    def label(self, cache_id: str, names: Series[Name]) -> None:
-        """Say what the pages of a sequence that has begun are called."""
+    def publish_partial_page(self, cache_id: str, length: int, page_hash: PageHash) -> None:
+        """Let the page that ends the first `length` tokens be found, though it is not full."""
         ...
 
-    def prove(self, cache_id: str) -> None:
+    def adopt(
+        self, cache_id: str, page_hashes: Series[PageHash], count: int, partial_page: PartialPage | None = None
+    ) -> None:
+        """Begin a sequence with the first `count` pages and a copy of the partial page."""
+        ...
+
+    def label(self, cache_id: str, page_hashes: Series[PageHash]) -> None:
+        """Set the hashes of a sequence that did not begin by `adopt`."""
+        ...
+
+    def publish(self, cache_id: str) -> None:
         """Let others find the sequence's full pages."""
         ...
 
     def count_lookup(self, asked: int, found: int) -> None:
-        """Note that a prompt was looked up."""
+        """Count a lookup of a prompt."""
         ...
 
     def prefix_counts(self) -> PrefixCounts:
-        """How the names have served so far."""
+        """Return the counts of the prefix cache."""
         ...
 
-    def reserve(self, cache_id: str, length: int) -> bool:
-        """Make room for `length` tokens, all or nothing; an unknown sequence begins."""
-        ...
-
-    def trim(self, cache_id: str) -> None:
-        """Give back what is reserved beyond the stored length."""
-        ...
+    # Sequences
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
-        """Whether `truncate` to `length` would succeed."""
+        """Return whether `truncate` to `length` would succeed."""
         ...
 
     def truncate(self, cache_id: str, length: int) -> None:
-        """Forget the tokens from `length` on."""
+        """Remove the tokens from `length` on."""
         ...
 
     def fork(self, source: str, target: str) -> None:
@@ -95,5 +101,5 @@ class Pages(Protocol):
         ...
 
     def release(self, cache_id: str) -> None:
-        """Forget the sequence."""
+        """Remove the sequence."""
         ...

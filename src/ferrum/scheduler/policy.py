@@ -1,7 +1,7 @@
-"""Who is served first. A policy ranks requests and says which of them share one place in the turns.
+"""Scheduling policies: the order of requests, and which of them share a tenant queue.
 
-The scheduler gives turns to shares, to the one that was served least first, and within a share goes by rank. Where all
-requests are of one share, the rank alone decides.
+The scheduler serves the tenant queue that was served least, and within a queue the lowest rank. With one queue the rank
+alone decides.
 """
 
 from __future__ import annotations
@@ -17,46 +17,42 @@ Rank: TypeAlias = tuple[float, ...]
 
 
 class Policy(Protocol):
-    """An order of requests."""
+    """Order of requests."""
 
     def rank(self, request: Request) -> Rank:
-        """Where the request stands, asked once, when it is added; ties are served in the order they were added."""
+        """Return the rank, asked once on arrival; ties are served in the order of arrival."""
         ...
 
-    def share(self, request: Request) -> str:
-        """Whose turn it takes; always the same for a request."""
+    def tenant(self, request: Request) -> str:
+        """Return the name of the request's tenant queue, always the same for a request."""
         ...
 
 
 class FirstComeFirstServed:
-    """By arrival."""
+    """Order of arrival."""
 
     def rank(self, request: Request) -> Rank:
-        """The time of arrival."""
         return (request.arrival,)
 
-    def share(self, request: Request) -> str:  # noqa: ARG002 - a policy's signature
-        """One for all."""
+    def tenant(self, request: Request) -> str:  # noqa: ARG002 - a policy's signature
         return ""
 
 
 class PriorityFirst(FirstComeFirstServed):
-    """By priority, the smaller value first, then by arrival."""
+    """Order of priority, smaller values first, then of arrival."""
 
     def rank(self, request: Request) -> Rank:
-        """Priority, then the time of arrival."""
         return (request.priority, request.arrival)
 
 
-class FairShares(FirstComeFirstServed):
-    """Tenants take turns by the tokens that they were served; a tenant's own requests go by arrival."""
+class FairTenants(FirstComeFirstServed):
+    """Tenants in turn by the tokens they were served; each tenant's requests in order of arrival."""
 
-    def share(self, request: Request) -> str:
-        """The tenant's."""
+    def tenant(self, request: Request) -> str:
         return request.tenant
 
 
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
-    {"fcfs": FirstComeFirstServed(), "priority": PriorityFirst(), "fair": FairShares()}
+    {"fcfs": FirstComeFirstServed(), "priority": PriorityFirst(), "fair": FairTenants()}
 )
 """The policies by the names that options use."""

@@ -1,4 +1,4 @@
-"""The live requests: their choices, their place in line, what their prompts have scored, and their deadlines."""
+"""The live requests: their choices, their ranks, the log-probabilities of their prompts, and their deadlines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ferrum.scheduler.policy import Policy, Rank
 from ferrum.scheduler.sequence import begin
 
 SPARE_DEADLINES: Final = 256
-"""Deadlines of ended requests that are kept, beside as many as there are live requests."""
+"""Deadlines of ended requests kept in the heap, in addition to one for each live request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request, its choices that still hold something, and its prompt's log-probabilities so far."""
+    """A request, its choices that still hold pages or wait, and its prompt's log-probabilities so far."""
 
     request: Request
     rank: Rank
@@ -27,7 +27,7 @@ class _Live:
 
 
 class LiveRequests:
-    """Every request from its arrival until the last of its choices has left.
+    """Every request from its arrival until its last choice has left.
 
     Args:
         policy: ranks them.
@@ -49,7 +49,7 @@ class LiveRequests:
         return (sequence for live in self._live.values() for sequence in live.sequences)
 
     def add(self, request: Request) -> list[Sequence]:
-        """Begin the choices of a request whose id is not live."""
+        """Add a request whose id is not live, and return its choices."""
         live = _Live(request, (*self._policy.rank(request), self._added))
         self._added += 1
         self._live[request.request_id] = live
@@ -57,48 +57,48 @@ class LiveRequests:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
         if len(self._deadlines) > 2 * len(self._live) + SPARE_DEADLINES:
-            self._deadlines = [each for each in self._deadlines if self._awaits(*each)]
+            self._deadlines = [each for each in self._deadlines if self._is_live(*each)]
             heapify(self._deadlines)
         return live.sequences
 
-    def _awaits(self, deadline: float, request_id: str) -> bool:
-        """Whether a deadline is still somebody's: the heap remembers ended requests too, and ids come back."""
+    def _is_live(self, deadline: float, request_id: str) -> bool:
+        """Return whether a heap entry belongs to a live request: ended ones stay in the heap, and ids come back."""
         live = self._live.get(request_id)
         return live is not None and live.request.deadline == deadline
 
     def remove(self, sequence: Sequence) -> None:
-        """The choice holds nothing any more."""
+        """Remove a choice, and with the last one the request."""
         live = self._live[sequence.request.request_id]
         live.sequences.remove(sequence)
         if not live.sequences:
             del self._live[sequence.request.request_id]
 
     def choices(self, request_id: str) -> list[Sequence]:
-        """The choices of a request that hold something; none of an unknown one."""
+        """Return the live choices of a request; none if the request is unknown."""
         live = self._live.get(request_id)
         return list(live.sequences) if live is not None else []
 
     def due(self, now: float) -> list[str]:
-        """The requests whose deadline is `now` or past; each is told once."""
+        """Return the requests whose deadline is `now` or earlier, each once."""
         due = []
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heappop(self._deadlines)
-            if self._awaits(deadline, request_id):
+            if self._is_live(deadline, request_id):
                 due.append(request_id)
         return due
 
     def rank(self, sequence: Sequence) -> Rank:
-        """Where a choice stands among all: unique, and always the same."""
+        """Return the rank of a choice: unique, and always the same."""
         return (*self._live[sequence.request.request_id].rank, sequence.choice)
 
-    def share(self, sequence: Sequence) -> str:
-        """Whose turn it takes."""
-        return self._policy.share(sequence.request)
+    def tenant(self, sequence: Sequence) -> str:
+        """Return the name of the tenant queue."""
+        return self._policy.tenant(sequence.request)
 
     def scores(self, sequence: Sequence) -> list[TokenLogprobs]:
-        """The log-probabilities of the request's prompt so far, to be added to."""
+        """Return the log-probabilities of the request's prompt so far; the caller appends to the list."""
         return self._live[sequence.request.request_id].scores
 
     def scored(self, sequence: Sequence) -> int:
-        """How many tokens of the prompt need no log-probabilities any more: the first one never does."""
+        """Return how many prompt tokens need no log-probabilities any more; the first one never does."""
         return 1 + len(self.scores(sequence))

@@ -1,13 +1,14 @@
-"""Continuous batching. Every sequence has known tokens and computed ones; a step lets the computed ones catch up.
+"""Continuous batching: a step lets the computed tokens of every sequence catch up with its known ones.
 
-There is no prefill phase and no decode phase: a prompt is a sequence that is far behind, a preempted one falls back to
-the start, and one that is a single token behind decodes. A step gives its token budget first to those, then to prompts
-by turns: the share that was served least goes first, in it whoever has the higher priority, then who came first.
+There is no prefill phase and no decode phase. A prompt is a sequence far behind, a preempted sequence falls back to the
+start, and one that is a single token behind decodes. A step gives its token budget first to sequences that decode, then
+to prompts: the tenant that was served least comes first, within it the lowest rank.
 
-A newcomer is let in when it and those that run will find their pages to the end, as far as one can tell. Where one was
-wrong and the pages run out, the running sequence that is served last gives up its own and starts over. The one that is
-served first never does so for another, so it ends at last, and then the next one is first. With several shares it is
-the one with the most of its own share before it; such a sequence also gives way to a newcomer with fewer.
+A waiting request is admitted if its tokens fit and the sequences before it have pages to grow (`admission.py`). When
+pages run out, the running sequence served last is preempted and starts over. The sequence served first is never
+preempted for another one, so it ends, and then the next one is first: there is always progress. With several tenants
+the victim is the sequence with the most of its own tenant before it; it also gives way to a waiting request of a tenant
+with fewer running sequences.
 """
 
 from __future__ import annotations
@@ -21,40 +22,41 @@ from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
-from ferrum.scheduler.admission import Newcomers, OutputLengths
+from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
 from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.policy import Policy
-from ferrum.scheduler.prefix_sharing import Beginnings, Found, Prefixes, Siblings
-from ferrum.scheduler.queues import Ranked, Waiting, last_in_turn, yielding_to
+from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixMatch, PrefixSharing, PromptSources
+from ferrum.scheduler.queues import Ranked, WaitingQueue, next_victim, victims_for
 from ferrum.scheduler.requests import LiveRequests
 from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
-from ferrum.scheduler.step_budget import FirstTokens, Pacing
+from ferrum.scheduler.step_budget import FirstTokenSteps, StepBudget
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.scheduler.step_plan import OpenStep, Plan
 
 
 class Scheduler:
-    """The books of all live requests. Not thread-safe: the engine's loop owns it.
+    """State of all live requests. Not thread-safe: the engine's loop owns it.
 
-    A sequence in a plan is in flight until the plan is committed or failed: it is not planned again and keeps its
-    pages, even when it is ended meanwhile.
+    A sequence in a plan is in flight until the plan is committed or failed. Meanwhile it is not planned again and keeps
+    its pages, even when it is ended.
 
     Args:
         pages: the page table of the executor that runs the plans.
         policy: the order in which requests are served.
-        max_tokens_per_step: most tokens in a step, drafts included.
-        max_sequences: most sequences that run at a time.
-        max_sequence_length: most tokens of prompt and output together. A pool that cannot hold so many lowers it, and
-            a sequence that reaches the bound ends with `FinishReason.LENGTH` either way.
-        costs: told what the steps take.
-        decode_seconds: how long a step may take in which sequences decode, as `costs` tell; see `Pacing`.
-        outputs: told of those that end, and asked how long others will become.
-        prefixes: within which the pages of one sequence serve another that begins alike; None: they do not.
+        max_tokens_per_step: largest number of tokens in a step, drafts included.
+        max_sequences: largest number of running sequences.
+        max_sequence_length: largest number of prompt and output tokens together. A smaller pool lowers it. A sequence
+            that reaches the bound ends with `FinishReason.LENGTH`.
+        drafter: source of draft tokens; default: none.
+        costs: predicts durations of steps, and learns from each step.
+        decode_seconds: target duration of a step in which sequences decode; see `StepBudget`.
+        reserve: growth that admission reserves for each sequence; default: `growth_reserve`.
+        prefixes: scope within which sequences share pages of equal prefixes; None: they do not.
 
     Attributes:
-        drafter: guesses tokens of sequences all but whose last token are computed.
-        preemptions: how often any sequence lost its pages.
+        drafter: drafts for sequences whose tokens are computed except the last one.
+        preemptions: number of times a sequence lost its pages.
     """
 
     def __init__(
@@ -68,37 +70,36 @@ class Scheduler:
         drafter: Drafter | None = None,
         costs: StepCosts | None = None,
         decode_seconds: float | None = None,
-        outputs: OutputLengths | None = None,
+        reserve: GrowthReserve | None = None,
         prefixes: PrefixScope | None = None,
     ) -> None:
         for name, value in (("max_tokens_per_step", max_tokens_per_step), ("max_sequences", max_sequences)):
             if value < 1:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
         self._pages = pages
-        self._max_tokens_per_step = min(max_tokens_per_step, max_sequences * max_sequence_length)  # all there can be
+        self._max_tokens_per_step = min(max_tokens_per_step, max_sequences * max_sequence_length)
         self._growth = pages.growth(self._max_tokens_per_step)
         self._max_sequences = max_sequences
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
-        self._pacing = Pacing(self._costs, decode_seconds)
-        self._outputs = outputs or OutputLengths()
-        # The last token of a sequence is never stored: only what follows it would need its keys.
+        self._step_budget = StepBudget(self._costs, decode_seconds)
         lengths = range(1, max_sequence_length + 1)
-        self._storable = bisect_left(lengths, True, key=lambda length: not pages.fits(length, self._growth, empty=True))
+        self._storable = bisect_left(lengths, True, key=lambda length: not pages.fits_empty_pool(length, self._growth))
+        # The last token of a sequence is never stored: only its successor would need its keys.
         self._context = min(max_sequence_length, self._storable + 1)
         self._live = LiveRequests(policy)
         self._running = Ranked(self._live.rank)
-        self._first_tokens = FirstTokens(self._costs, self._live.share)
-        self._waiting = Waiting(self._live.rank, self._live.share)
-        self._newcomers = Newcomers(
-            self._live, self._running, pages, self._outputs, growth=self._growth, context=self._context
+        self._first_tokens = FirstTokenSteps(self._costs, self._live.tenant)
+        self._waiting = WaitingQueue(self._live.rank, self._live.tenant)
+        self._admission = Admission(
+            self._live, self._running, pages, growth=self._growth, context=self._context, reserve=reserve
         )
-        self._prefixes = Prefixes(pages, prefixes, self._growth, self._newcomers)
-        self._siblings = Siblings(self._live, self._running, self._waiting, pages, self._prefixes)
-        self._beginnings = Beginnings(self._live, self._siblings, self._prefixes)
+        self._prefixes = PrefixSharing(pages, prefixes, self._growth, self._admission)
+        self._forks = ChoiceForks(self._live, self._running, self._waiting, pages, self._prefixes)
+        self._sources = PromptSources(self._live, self._forks, self._prefixes)
         self._in_flight: set[str] = set()
-        self._homeless: list[TokenEvent] = []
+        self._unplaced: list[TokenEvent] = []
         self.preemptions = 0
 
     @property
@@ -108,23 +109,23 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences that wait for their first page, or for another one after a preemption."""
+        """Number of sequences that wait to be admitted, for the first time or after a preemption."""
         return len(self._waiting)
 
     @property
     def kv_usage(self) -> float:
-        """The part of the pages that is in use, 0 to 1."""
+        """Share of the pages that is in use, 0 to 1."""
         return self._pages.usage
 
     @property
     def prefix_counts(self) -> PrefixCounts:
-        """How the prefix cache has served."""
+        """Counts of the prefix cache."""
         return self._pages.prefix_counts()
 
     @property
     def has_work(self) -> bool:
-        """Whether any event is still to come."""
-        return bool(self._live or self._homeless)
+        """Whether any event is pending."""
+        return bool(self._live or self._unplaced)
 
     def add(self, request: Request) -> None:
         """Queue the request's choices.
@@ -143,41 +144,41 @@ class Scheduler:
     def abort(
         self, request_id: str, reason: FinishReason = FinishReason.ABORT, *, choice: int | None = None
     ) -> list[TokenEvent]:
-        """End a request, or one choice of it; what is unknown or ended is let be."""
+        """End a request, or one choice of it; ignore unknown and ended ones."""
         return self._end_all([each for each in self._live.choices(request_id) if choice in (None, each.choice)], reason)
 
     def expire(self, now: float) -> list[TokenEvent]:
-        """End the requests whose deadline is `now` or past, and tell of the choices that `plan` found no room for."""
-        events, self._homeless = self._homeless, []
+        """End the requests whose deadline has passed; return their events and those of choices without room."""
+        events, self._unplaced = self._unplaced, []
         for request_id in self._live.due(now):
             events += self.abort(request_id, FinishReason.DEADLINE)
         return events
 
     def drain(self, cause: FinishReason | FerrumError) -> list[TokenEvent]:
-        """End everything, for a reason or with an error."""
+        """End all requests, for a reason or with an error."""
         error = cause if isinstance(cause, FerrumError) else None
         reason = cause if isinstance(cause, FinishReason) else FinishReason.ERROR
-        events, self._homeless = self._homeless, []
+        events, self._unplaced = self._unplaced, []
         return events + self._end_all(self._live, reason, error)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Have it told, from any thread, when something is there that `plan` has waited for."""
+        """Set a function to call, from any thread, when restored pages that `plan` waited for have arrived."""
         self._pages.restores.on_ready = wake
 
     # Planning
 
     def plan(self) -> Plan | None:
-        """The next step, or None when there is nothing to do until a commit, an arrival or `expire`."""
+        """Return the next step, or None if there is nothing to do until a commit, an arrival or `expire`."""
         step = OpenStep(self._max_tokens_per_step)
         self._pages.restores.collect()
         self._plan_decodes(step)
         self._plan_prompts(step)
         while self._waiting and not (self._running or self._pages.restores):
-            # All pages are free but those of strangers to this scheduler, and they will not go.
-            error = KvExhausted("the pages that others hold leave no room for this sequence")
-            self._homeless += self._end_all([next(self._waiting.turns((), ()))], FinishReason.ERROR, error)
+            # Sequences outside this scheduler hold the other pages, and will not release them.
+            error = KvExhausted("other sequences of the executor hold too many pages for this one (release them)")
+            self._unplaced += self._end_all([next(self._waiting.rounds((), ()))], FinishReason.ERROR, error)
             self._plan_prompts(step)
-        self._first_tokens.hurry(step, self._running)
+        self._first_tokens.apply(step, self._running)
         self._add_drafts(step)
         plan = step.close()
         if plan is not None:
@@ -185,40 +186,38 @@ class Scheduler:
         return plan
 
     def _plan_decodes(self, step: OpenStep) -> None:
-        """Spans for the running sequences that are one token behind."""
+        """Add spans for the running sequences that are one token behind."""
         for sequence in self._running_behind(range(1, 2)):
-            if step.budget and sequence.computed:  # else it was preempted just now
+            if step.budget and sequence.computed:  # else it was just preempted
                 self._continue(sequence, step)
 
     def _plan_prompts(self, step: OpenStep) -> None:
-        """By turns, spans for the running sequences far behind, and for newcomers until one does not fit.
+        """Add spans for running sequences far behind and for waiting ones, in rounds, until one does not fit.
 
-        Later newcomers do not overtake that one, or it might wait for ever.
+        Later waiting sequences do not overtake that one, or it might never be admitted.
         """
         behind = self._running_behind(range(2, self._max_sequence_length + 1))
-        step.admits = bool(self._waiting) and not self._newcomers.is_refused(self._waiting.next)
+        step.admits = bool(self._waiting) and not self._admission.is_refused(self._waiting.next)
         if not behind and not step.admits:
             return
-        self._pacing.bound(step, self._running, behind, self._max_sequences)
-        self._beginnings.renew()
-        for sequence in self._waiting.turns(self._running, behind, lambda: step.admits):
+        self._step_budget.bound(step, self._running, behind, self._max_sequences)
+        self._sources.reset()
+        for sequence in self._waiting.rounds(self._running, behind, lambda: step.admits):
             if not step.budget:
                 return
             if sequence in self._running:
                 self._waiting.count_prompt(sequence, self._continue(sequence, step))
             elif step.admits:
-                beginning = self._beginnings.of(sequence)
-                step.admits = (
-                    not self._beginnings.spent if beginning is None else self._admit(sequence, beginning, step)
-                )
+                source = self._sources.find(sequence)
+                step.admits = not self._sources.exhausted if source is None else self._admit(sequence, source, step)
 
     def _running_behind(self, tokens: range) -> list[Sequence]:
-        """The running sequences that are so many tokens behind, without those in flight."""
+        """Return the running sequences that are this many tokens behind and not in flight."""
         ready = [each for each in self._running if each.cache_id not in self._in_flight]
         return [each for each in ready if len(each.tokens) - each.computed in tokens]
 
     def _continue(self, sequence: Sequence, step: OpenStep) -> int:
-        """A span for a running sequence, if there is room; its tokens."""
+        """Add a span for a running sequence if there is room; return its number of tokens."""
         count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not self._make_room(sequence, sequence.computed + count, step):
             return 0
@@ -226,42 +225,42 @@ class Scheduler:
         return count
 
     def _add_drafts(self, step: OpenStep) -> None:
-        """Spend what is left of the budget on drafts: a guess takes no token and no page that anyone needs for sure."""
+        """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
         ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
         if not any(map(self.drafter.may_guess, ready)):
             return
         step.hold(None)
         wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
-        for wish, guesses in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):
-            sequence, drafts = wish.sequence, guesses[: min(wish.limit, step.budget)]
+        for wish, tokens in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):
+            sequence, drafts = wish.sequence, tokens[: min(wish.limit, step.budget)]
             if drafts and self._pages.reserve(sequence.cache_id, sequence.computed + 1 + len(drafts)):
                 step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
 
     def _make_room(self, sequence: Sequence, length: int, step: OpenStep) -> bool:
-        """Reserve for a running sequence, at the cost of those served last; False when that is the sequence itself."""
+        """Reserve pages for a running sequence; preempt those served last. False if that is the sequence itself."""
         while not self._pages.reserve(sequence.cache_id, length):
-            last = last_in_turn(self._running, self._live.share, self._in_flight)
+            last = next_victim(self._running, self._live.tenant, self._in_flight)
             assert last is not None  # the sequence itself is not in flight
             if last[0] is sequence and (self._in_flight or self._pages.restores):
-                return False  # those in flight will give way or end, and what is on its way gives its pages back
+                return False  # sequences in flight end or become victims, and restores release their pages
             self._preempt(last[0], step)
             if last[0] is sequence:
                 return False
         return True
 
-    def _make_place(self, newcomer: Sequence, yielding: Series[Sequence], step: OpenStep) -> bool:
-        """Preempt as few of those that yield to a newcomer as it takes, and nobody where all would not be enough."""
-        least = max(0, len(self._running) - step.places + 1)
-        numbers = range(least, len(yielding) + 1)
-        count = least + bisect_left(numbers, True, key=lambda n: self._newcomers.fits(newcomer, yielding[:n]))
-        for victim in yielding[:count] if count <= len(yielding) else ():
+    def _make_room_for(self, waiting: Sequence, victims: Series[Sequence], step: OpenStep) -> bool:
+        """Preempt as few of the victims as the waiting sequence needs, and none if all are not enough."""
+        least = max(0, len(self._running) - step.max_sequences + 1)
+        numbers = range(least, len(victims) + 1)
+        count = least + bisect_left(numbers, True, key=lambda n: self._admission.fits(waiting, victims[:n]))
+        for victim in victims[:count] if count <= len(victims) else ():
             self._preempt(victim, step)
-        return count <= len(yielding)
+        return count <= len(victims)
 
     def _preempt(self, victim: Sequence, step: OpenStep) -> None:
-        """Take the sequence's pages, and its span in this step; its tokens stay."""
+        """Take the sequence's pages and its span in this step; its tokens stay."""
         step.drop(victim)
-        self._prefixes.leave(victim)
+        self._prefixes.release(victim)
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
@@ -269,43 +268,43 @@ class Scheduler:
             victim.scheduled = None
         self._running.remove(victim)
         self._waiting.add(victim)
-        self._newcomers.reconsider()
+        self._admission.reconsider()
 
-    def _admit(self, sequence: Sequence, beginning: Sequence | Found, step: OpenStep) -> bool:
-        """Let the sequence in, with the prefix of another choice or what was found of it, if all its tokens fit."""
-        yielding = yielding_to(sequence, self._running, self._live.share, self._in_flight)
-        if len(self._running) - len(yielding) >= step.places:
-            if step.places == self._max_sequences:  # else there may be more of them soon, as costs become known
+    def _admit(self, sequence: Sequence, source: Sequence | PrefixMatch, step: OpenStep) -> bool:
+        """Admit the sequence, as a fork of another choice or with its cached prefix, if it fits."""
+        victims = victims_for(sequence, self._running, self._live.tenant, self._in_flight)
+        if len(self._running) - len(victims) >= step.max_sequences:
+            if step.max_sequences == self._max_sequences:  # else the bound may rise with the next observed step
                 self._refuse(sequence)
             return False
-        if isinstance(beginning, Sequence):
-            self._siblings.share(beginning, sequence)
+        if isinstance(source, Sequence):
+            self._forks.fork(source, sequence)
         else:
-            self._prefixes.adopt(sequence, beginning)
-        fits = self._make_place(sequence, yielding, step)
+            self._prefixes.adopt(sequence, source)
+        fits = self._make_room_for(sequence, victims, step)
         count = min(len(sequence.tokens) - sequence.computed, step.budget, self._growth)
         if not (fits and self._pages.reserve(sequence.cache_id, sequence.computed + count)):
             self._pages.release(sequence.cache_id)
             sequence.computed = 0
             self._refuse(sequence)
             return False
-        if not isinstance(beginning, Sequence):
-            self._prefixes.admit(sequence, reusable(sequence, self._live.scored(sequence)))
+        if not isinstance(source, Sequence):
+            self._prefixes.start(sequence, reusable(sequence, self._live.scored(sequence)))
         self._waiting.remove(sequence)
         self._running.add(sequence)
         self._waiting.count_prompt(sequence, count)
         step.add(sequence, make_span(sequence, count, scored=self._live.scored(sequence)))
         return True
 
-    def _refuse(self, newcomer: Sequence) -> None:
-        """Remember it, but for what may change by itself: those in flight will be asked to give way, too."""
+    def _refuse(self, waiting: Sequence) -> None:
+        """Remember a refusal, unless sequences in flight may become victims later."""
         if not self._in_flight:
-            self._newcomers.refuse(newcomer)
+            self._admission.refuse(waiting)
 
     # The end of a step
 
     def commit(self, plan: Plan, output: StepOutput) -> list[TokenEvent]:
-        """Take in a step's results; a span with an error ends its choice alone."""
+        """Apply a step's results; a span with an error ends only its own choice."""
         events: list[TokenEvent] = []
         self._costs.observe_step(plan.batch, output)
         for sequence, span, result in zip(plan.sequences, plan.batch.spans, output.results, strict=True):
@@ -319,11 +318,11 @@ class Scheduler:
         return events
 
     def fail(self, plan: Plan, error: FerrumError) -> list[TokenEvent]:
-        """Take in that the whole step failed: all its choices end."""
+        """Apply the failure of a whole step: all its choices end."""
         return self.commit(plan, StepOutput((error,) * len(plan.sequences)))
 
     def _advance(self, sequence: Sequence, span: Span, result: SpanResult) -> list[TokenEvent]:
-        """One good result: the computed tokens, the scores and the sampled tokens, of which there may be none."""
+        """Apply one successful result: computed tokens, prompt log-probabilities and sampled tokens, if any."""
         assert result.length == span.end - span.drafts + result.accepted
         sequence.computed = result.length
         pool(sequence, span, result)
@@ -341,7 +340,7 @@ class Scheduler:
         prompt_logprobs = self._prompt_logprobs(sequence)
         outcome = judge(sequence, result.tokens, self._context)
         sequence.extend(outcome.tokens)
-        self._prefixes.prove(sequence)
+        self._prefixes.publish(sequence)
         self._waiting.count_output(sequence, len(outcome.tokens))
         sequence.finish = outcome.finish
         if outcome.finish is not None:
@@ -350,15 +349,15 @@ class Scheduler:
         return [event(sequence, outcome.tokens, logprobs, prompt_logprobs, outcome.stop_reason)]
 
     def _end_scored(self, sequence: Sequence) -> list[TokenEvent]:
-        """The end of a choice that was to generate nothing."""
+        """End a choice that generates nothing."""
         prompt_logprobs = self._prompt_logprobs(sequence)
-        self._prefixes.prove(sequence)
+        self._prefixes.publish(sequence)
         sequence.finish = FinishReason.LENGTH
         self._leave(sequence)
         return [event(sequence, prompt_logprobs=prompt_logprobs)]
 
     def _prompt_logprobs(self, sequence: Sequence) -> tuple[TokenLogprobs, ...] | None:
-        """What the first event of a choice brings along."""
+        """Return the prompt's log-probabilities for the first event of a choice."""
         if sequence.generated or sequence.request.params.prompt_logprobs is None:
             return None
         return tuple(self._live.scores(sequence))
@@ -366,7 +365,7 @@ class Scheduler:
     def _end_all(
         self, sequences: Iterable[Sequence], reason: FinishReason, error: FerrumError | None = None
     ) -> list[TokenEvent]:
-        """End those that have not ended. All are marked before the first one leaves: none of them is an heir."""
+        """End the given sequences. All are marked before the first one leaves, so none of them takes over a prompt."""
         ending = [each for each in sequences if each.finish is None]
         for sequence in ending:
             sequence.finish = reason
@@ -376,14 +375,13 @@ class Scheduler:
         return [event(sequence, error=error) for sequence in ending]
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give back all that an ended sequence holds."""
+        """Release everything that an ended sequence holds."""
         if sequence in self._running:
-            self._siblings.bequeath(sequence)
+            self._forks.hand_over(sequence)
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
-        self._prefixes.leave(sequence)
-        self._newcomers.reconsider()
+        self._prefixes.release(sequence)
+        self._admission.reconsider()
         self.drafter.forget(sequence)
-        self._outputs.learn(sequence)
         self._live.remove(sequence)

@@ -1,4 +1,4 @@
-"""One sequence by itself: its beginning, its next span, what its samples come to, its news. Pure functions."""
+"""Pure functions of one sequence: its start, its next span, the outcome of its samples, and its events."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def check_length(request: Request, context: int, storable: int) -> None:
     """Refuse a prompt that can never run.
 
     Args:
-        context: most tokens of prompt and output together.
-        storable: most tokens of a sequence that the KV pool holds.
+        request: the request.
+        context: largest number of prompt and output tokens together.
+        storable: longest sequence that the KV pool holds, in tokens.
 
     Raises:
         RequestError: an empty prompt.
@@ -25,13 +26,15 @@ def check_length(request: Request, context: int, storable: int) -> None:
     if not length:
         raise RequestError("must not be empty", param="prompt")
     if length > limit:
-        raise ContextOverflow(f"{length} tokens are more than the {limit} that the context takes", param="prompt")
+        raise ContextOverflow(f"{length} tokens exceed the limit of {limit} for this context", param="prompt")
     if length > storable:
-        raise KvExhausted(f"a prompt of {length} tokens is more than the {storable} that the KV pool holds")
+        raise KvExhausted(
+            f"a prompt of {length} tokens exceeds the KV pool, which holds {storable} (raise --kv-capacity)"
+        )
 
 
 def begin(request: Request) -> list[Sequence]:
-    """The choices of a request, with nothing computed."""
+    """Return the choices of a request, with nothing computed."""
     tokens = list(request.prompt)
 
     def sampling(choice: int) -> Sampling:
@@ -52,15 +55,16 @@ def begin(request: Request) -> list[Sequence]:
 
 
 def shared_length(sequence: Sequence) -> int:
-    """How many tokens the choices of the request have in common in the cache: each runs the last one of the prompt."""
+    """Return how many cached tokens the choices of the request share: each runs the prompt's last token itself."""
     return len(sequence.request.prompt) - 1 if sequence.request.params.n > 1 else 0
 
 
 def reusable(sequence: Sequence, scored: int) -> int:
-    """How many of its tokens need not run if their keys and values are there: never the last one.
+    """Return how many tokens need not run if their keys and values are cached: never the last one.
 
     Args:
-        scored: as for `make_span`; what the log-probabilities of later tokens come from has to run.
+        sequence: the sequence.
+        scored: as for `make_span`; tokens whose successors need log-probabilities have to run.
     """
     request = sequence.request
     if request.pooling is Pooling.MEAN:
@@ -71,12 +75,16 @@ def reusable(sequence: Sequence, scored: int) -> int:
 
 
 def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int, ...] = ()) -> Span:
-    """The span of the sequence's next `count` tokens and `drafts` guesses.
+    """Return the span of the sequence's next `count` tokens and its draft tokens.
 
-    Only the span that reaches the last known token samples. Drafts follow that one token alone: every row counts then.
+    Only the span that reaches the last known token samples. Drafts follow that one token alone, with logits for every
+    row.
 
     Args:
-        scored: how many prompt tokens have their log-probabilities already (the first one has none to get).
+        sequence: the sequence.
+        count: number of known tokens.
+        scored: prompt tokens that have their log-probabilities already; the first one needs none.
+        drafts: draft tokens.
     """
     start = sequence.computed
     end = start + count
@@ -96,7 +104,7 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
 
 
 def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | None:
-    """The wish for the log-probabilities of the prompt tokens that the span leads to, if any of them is still due."""
+    """Return the request for log-probabilities of the prompt tokens after the span's, if any is missing."""
     top, prompt = sequence.request.params.prompt_logprobs, sequence.request.prompt
     if top is None or min(end + 1, len(prompt)) <= scored:
         return None
@@ -104,7 +112,7 @@ def _score(sequence: Sequence, start: int, end: int, scored: int) -> Score | Non
 
 
 def _hidden(sequence: Sequence, end: int) -> Hidden:
-    """The hidden states that the sequence's vector is made of."""
+    """Return which hidden states the sequence's embedding needs."""
     match sequence.request.pooling:
         case Pooling.MEAN:
             return Hidden.ALL
@@ -114,7 +122,7 @@ def _hidden(sequence: Sequence, end: int) -> Hidden:
 
 
 def pool(sequence: Sequence, span: Span, result: SpanResult) -> None:
-    """Add a span's hidden states, one by one in ascending order: the sum is the same however the prompt was cut."""
+    """Add a span's hidden states one by one in ascending order, so the sum does not depend on the chunks."""
     if span.hidden is Hidden.NONE:
         return
     if span.start == 0 or sequence.request.pooling is Pooling.LAST:
@@ -125,7 +133,7 @@ def pool(sequence: Sequence, span: Span, result: SpanResult) -> None:
 
 
 def embedding(sequence: Sequence) -> tuple[float, ...] | None:
-    """The vector of a prompt that is computed, where asked for."""
+    """Return the embedding of a computed prompt, or None if it was not requested."""
     if sequence.pooled is None:
         return None
     count = len(sequence.request.prompt) if sequence.request.pooling is Pooling.MEAN else 1
@@ -133,7 +141,7 @@ def embedding(sequence: Sequence) -> tuple[float, ...] | None:
 
 
 def draft_limit(sequence: Sequence, context: int) -> int:
-    """How many guesses can come true: one token is sampled in any case, and none after the sequence's end."""
+    """Return how many draft tokens can be accepted: one token is sampled anyway, and none after the end."""
     limit = context - len(sequence.tokens)
     max_tokens = sequence.request.params.max_tokens
     if max_tokens is not None:
@@ -143,7 +151,7 @@ def draft_limit(sequence: Sequence, context: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What sampled tokens come to: those that count, and the end of the sequence if the last of them is its end."""
+    """The sampled tokens that count, and the reason if the last of them ends the sequence."""
 
     tokens: tuple[int, ...]
     finish: FinishReason | None = None
@@ -151,12 +159,14 @@ class Outcome:
 
 
 def judge(sequence: Sequence, sampled: tuple[int, ...], context: int) -> Outcome:
-    """Find the first sampled token that ends the sequence; those after it never happened.
+    """Find the first sampled token that ends the sequence, and discard those after it.
 
-    A stop token counts once `min_tokens` others are there (the sampler forbids it before).
+    A stop token counts after `min_tokens` others; before that the sampler forbids it.
 
     Args:
-        context: most tokens of prompt and output together.
+        sequence: the sequence, without the sampled tokens.
+        sampled: the sampled tokens.
+        context: largest number of prompt and output tokens together.
     """
     request = sequence.request
     for count, token in enumerate(sampled, 1):
@@ -177,7 +187,7 @@ def event(
     stop_reason: int | None = None,
     error: FerrumError | None = None,
 ) -> TokenEvent:
-    """News of the sequence; its end, when it has ended."""
+    """Return the event of a sequence; the last one if the sequence has ended."""
     return TokenEvent(
         sequence.request.request_id,
         sequence.choice,

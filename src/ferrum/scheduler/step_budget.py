@@ -1,15 +1,6 @@
-"""How much of the prompts joins a step in which others decode, and how many decode: as keeps their tokens in time.
+"""Limits of a step that keep inter-token latency near a target: prompt tokens, sequences, and who sits a step out.
 
-Tokens of a prompt ride along with decoded ones, and everybody waits for the whole step. On a slow machine, or with a
-large model, a long piece of a prompt would hold up every answer that is being written. What a step takes is measured
-(`StepCosts`), so the piece is as long as fits, whatever machine and model these are. Where reading the weights is no
-longer what takes the time, more sequences in a step make it longer and bring nothing: then newcomers wait. It changes
-no bit of any answer.
-
-Whose first tokens come in a step of their own: those of a share that has nothing yet, where that is cheap.
-
-A step of many that decode takes long, and a short prompt in it waits for all of them. Computed without them it is there
-much sooner, and they wait little more than they would have: no token depends on it.
+What a step takes is predicted by `step_cost_model.py`. No token of an answer depends on these limits.
 """
 
 from __future__ import annotations
@@ -17,129 +8,127 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
+from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Span
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import Room
-from ferrum.scheduler.step_cost_model import StepCosts, weighed, weighed_context
+from ferrum.scheduler.step_cost_model import StepCosts, context_cost, total_context_cost
 from ferrum.scheduler.step_plan import OpenStep
 
-PROMPTS_SHARE: Final = 0.5
-"""Prompts get at least this share of a step: they go on where decoding alone takes as long as a step may."""
-
-LEAST: Final = 16
-"""Tokens of prompts that a step takes at least: fewer are hardly cheaper, and every step has to get somewhere."""
+Planned: TypeAlias = Series[tuple[Sequence, Span]]
 
 
-class Pacing:
-    """Keeps steps in which sequences decode below a time.
+class StepBudget:
+    """Bounds on steps in which sequences decode (`--decode-seconds`).
 
     Args:
-        costs: what steps take; while they know of none, everything is let in, and is how they come to know.
-        seconds: how long such a step may take; None: as long as it likes.
+        costs: predicted durations of steps; nothing is bounded before the first observation.
+        seconds: target duration of a step that decodes; None: no bound.
+        config: constants.
     """
 
-    def __init__(self, costs: StepCosts, seconds: float | None) -> None:
+    def __init__(self, costs: StepCosts, seconds: float | None, config: PolicyConfig = POLICY) -> None:
         self._costs = costs
         self._seconds = seconds
+        self._config = config
 
-    def bound(self, step: OpenStep, running: Iterable[Sequence], behind: Iterable[Sequence], most: int) -> None:
-        """Say how many prompt tokens and how many sequences a step takes that has the tokens of those who decode.
+    def bound(self, step: OpenStep, running: Iterable[Sequence], behind: Iterable[Sequence], limit: int) -> None:
+        """Set the prompt tokens and the sequences that a step takes at most.
 
         Args:
-            step: is told.
-            running: the sequences that run; none of them has to leave.
-            behind: those of them whose prompts go on.
-            most: sequences there may be at most.
+            step: the step, with the tokens of the sequences that decode.
+            running: all running sequences; none of them has to leave.
+            behind: those of them whose prompts are not computed yet.
+            limit: largest number of sequences in any case.
         """
         step.hold(self.prompt_tokens(step.room, max((each.computed for each in behind), default=0)))
         lengths = [each.computed for each in running]
         stored = sum(lengths) / max(1, len(lengths))
-        step.places = min(most, max(len(lengths), self.sequences(most, stored)))
+        step.max_sequences = min(limit, max(len(lengths), self.sequences(limit, stored)))
 
-    def sequences(self, most: int, stored: float) -> int:
-        """How many sequences may decode side by side: as keep to the time, or as bring more tokens per second.
+    def sequences(self, limit: int, stored: float) -> int:
+        """Return how many sequences may decode together.
+
+        The number keeps to the target, unless a larger batch brings more tokens per second.
 
         Args:
-            most: at most.
-            stored: tokens that each of them has stored.
+            limit: largest number.
+            stored: mean number of stored tokens of a sequence.
         """
         if self._seconds is None or not self._costs.predict(1, 0):
-            return most
+            return limit
 
         def seconds(size: int) -> float:
             return self._costs.predict(size, round(size * stored))
 
-        return max(bisect_right(range(1, most + 1), self._seconds, key=seconds), fastest_batch_size(seconds, most))
+        in_time = bisect_right(range(1, limit + 1), self._seconds, key=seconds)
+        return max(in_time, fastest_batch_size(seconds, limit))
 
     def prompt_tokens(self, room: Room, stored: int) -> int:
-        """How many tokens of prompts a step may take, at most its budget.
+        """Return how many prompt tokens a step may take, at most its budget.
 
         Args:
-            room: the step with the tokens of those who decode; none of these: nobody waits, and the budget is free.
-            stored: tokens that the prompts which may join have stored, in the longest of them.
+            room: the step with the tokens of the sequences that decode. Without any, the budget is free.
+            stored: stored tokens of the longest prompt that may join.
         """
-        if self._seconds is None or not room.rows:
+        least = min(room.budget, self._config.min_prompt_tokens)
+        if self._seconds is None or not room.rows or not self._costs.smallest:
             return room.budget
+        if room.rows + least < self._costs.smallest:
+            return least  # every observed step was larger: measure a small one first
         alone = self._costs.predict(room.rows, room.context_tokens)
-        limit = max(self._seconds, alone / (1 - PROMPTS_SHARE))
-        if limit > self._seconds and room.rows + LEAST < (smallest := self._costs.smallest):
-            # What they take alone is not known, but for that it is no more: a smaller step tells more of it.
-            return min(room.budget, max(LEAST, smallest // 2 - room.rows))
+        limit = max(self._seconds, alone / (1 - self._config.prompt_share))
 
         def seconds(tokens: int) -> float:
-            return self._costs.predict(room.rows + tokens, room.context_tokens + weighed(tokens, stored))
+            return self._costs.predict(room.rows + tokens, room.context_tokens + context_cost(tokens, stored))
 
-        fits = bisect_right(range(1, room.budget + 1), limit, key=seconds)
-        return min(room.budget, max(LEAST, fits))
-
-
-Planned: TypeAlias = Series[tuple[Sequence, Span]]
-
-CHEAP: Final = 0.5
-"""A step without those who decode is worth it where it takes at most this part of the step with them."""
+        return max(least, bisect_right(range(1, room.budget + 1), limit, key=seconds))
 
 
-class FirstTokens:
-    """Decides which steps those who decode sit out; never two in a row.
+class FirstTokenSteps:
+    """Steps without the sequences that decode, where that brings a tenant its first token much sooner.
+
+    Never two in a row. It applies to tenants of which no running sequence has generated a token.
 
     Args:
-        costs: what steps take; while they know of none, nobody sits out.
-        share: whose turn a sequence takes.
+        costs: predicted durations of steps; before the first observation no sequence sits out.
+        tenant: the tenant queue of a sequence.
+        config: constants.
     """
 
-    def __init__(self, costs: StepCosts, share: Callable[[Sequence], str]) -> None:
+    def __init__(self, costs: StepCosts, tenant: Callable[[Sequence], str], config: PolicyConfig = POLICY) -> None:
         self._costs = costs
-        self._share = share
-        self._hurried = False
+        self._tenant = tenant
+        self._config = config
+        self._last = False
 
-    def hurry(self, step: OpenStep, running: Iterable[Sequence]) -> None:
-        """Take those who decode out of a step that brings a share its first tokens, where it is much shorter so.
+    def apply(self, step: OpenStep, running: Iterable[Sequence]) -> None:
+        """Drop the sequences that decode from the step if the rest is urgent and short.
 
         Args:
-            step: planned, but for guesses.
-            running: the sequences that run.
+            step: the planned step, without drafts.
+            running: all running sequences.
         """
         spans = step.spans()
         first = [(sequence, span) for sequence, span in spans if not sequence.generated]
-        self._hurried = (
+        self._last = (
             0 < len(first) < len(spans)
-            and not self._hurried
-            and self._is_awaited(first, running)
-            and 0 < self._seconds(first) <= CHEAP * self._seconds(spans)
+            and not self._last
+            and self._is_urgent(first, running)
+            and 0 < self._seconds(first) <= self._config.first_token_ratio * self._seconds(spans)
         )
-        if self._hurried:
+        if self._last:
             for sequence in [each for each, _ in spans if each.generated]:
                 step.drop(sequence)
 
-    def _is_awaited(self, first: Planned, running: Iterable[Sequence]) -> bool:
-        """Whether one of these spans ends a prompt of a share that has no answer yet."""
-        served = {self._share(sequence) for sequence in running if sequence.generated}
-        return any(span.end == len(each.tokens) and self._share(each) not in served for each, span in first)
+    def _is_urgent(self, first: Planned, running: Iterable[Sequence]) -> bool:
+        """Return whether one of the spans completes the prompt of a tenant without any output."""
+        served = {self._tenant(sequence) for sequence in running if sequence.generated}
+        return any(span.end == len(each.tokens) and self._tenant(each) not in served for each, span in first)
 
-    def _seconds(self, spans: Planned) -> float:
-        """What a step of these would take."""
-        each = [span for _, span in spans]
-        return self._costs.predict(sum(len(span.tokens) for span in each), weighed_context(each))
+    def _seconds(self, planned: Planned) -> float:
+        spans = [span for _, span in planned]
+        return self._costs.predict(sum(len(span.tokens) for span in spans), total_context_cost(spans))

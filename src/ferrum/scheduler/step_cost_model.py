@@ -1,192 +1,109 @@
-"""What a step costs: seconds by its tokens and by the tokens that are stored, learned from the steps themselves.
+"""Prediction of a step's duration from its tokens and its stored tokens, learned from the steps that run.
 
-The model is `pace * (base[rows] + slope[rows] * context)`. Each part is a median, so that a step that something else
-held up teaches nothing. A step of few rows costs hardly more than one of a single row, until arithmetic takes longer
-than reading the weights; where that begins is what this is for. Whoever asks may only choose by it how much to compute
-at a time: no token depends on it.
+The result only decides how much to compute at a time; no token depends on it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable
-from statistics import median
-from typing import Final
 
 from ferrum.core.errors import FerrumError
+from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Span, StepBatch, StepOutput
 
-WINDOW: Final = 15
-"""Steps of a size that its cost is the median of."""
 
-PACE_WINDOW: Final = 7
-"""Steps that tell how fast the machine is just now; shared machines change between levels."""
+def context_cost(rows: int, stored: int) -> int:
+    """Return what a span's stored tokens cost, in tokens that a single row reads.
 
-STEADY: Final = 0.99
-"""How much of the pace is taken out of a step before its size is learned from it. The rest lets what is believed of the
-sizes that run follow the clock: else noise in the pace would add up in them, and none in those that do not run.
-"""
-
-APART: Final = 1.25
-"""Two steps of one size tell of the price of stored tokens when one has so many times those of the other."""
-
-STRANGE: Final = 2.0
-"""The first step of a size is not believed when it took more than so many times what those of other sizes tell of it:
-what seems dear is not run again, and so it would be believed for ever. The second one is.
-"""
-
-FLOOR: Final = 0.25
-"""No step takes less than so much of the fastest one of its size, however steep the slope may look for a while."""
-
-REFRESH: Final = 16
-"""Observations between two looks at the slopes, each of which makes all bases be computed anew; and most that wait."""
-
-TOGETHER: Final = 8
-"""Rows of a span that take as long to compute with a stored token as it takes to read it."""
-
-
-def weighed(rows: int, stored: int) -> int:
-    """The stored tokens of a span of so many rows, as many times as they cost what one row has to read.
-
-    A long piece of a prompt computes with each of them for every one of its rows. Were they counted once, the price of
-    those of one prompt would be believed of those of all who decode beside the next one, where it is a hundredth.
+    A long prompt chunk computes with each stored token for every row, which takes longer than reading it once.
     """
-    return max(stored, stored * rows // TOGETHER)
+    return max(stored, stored * rows // POLICY.rows_per_read)
 
 
-def weighed_context(spans: Iterable[Span]) -> int:
-    """The stored tokens of all these, `weighed`."""
-    return sum([weighed(len(span.tokens), span.start) for span in spans])
+def total_context_cost(spans: Iterable[Span]) -> int:
+    """Return the sum of `context_cost` over the spans."""
+    return sum([context_cost(len(span.tokens), span.start) for span in spans])
 
 
 class StepCosts:
-    """Seconds of a step, learned online. Not thread-safe: the engine's loop owns it."""
+    """Moving averages of step durations by size, with one price for stored tokens. Not thread-safe.
 
-    def __init__(self) -> None:
+    A size's average moves along the line `seconds = mean + slope * (context - mean context)`; the slope is the
+    regression over all sizes. Between sizes the prediction is interpolated, since a step of a few rows costs hardly
+    more than one of a single row until arithmetic takes longer than reading the weights.
+    """
+
+    def __init__(self, config: PolicyConfig = POLICY) -> None:
+        self._config = config
         self._sizes: list[int] = []
-        self._seen: dict[int, deque[tuple[int, float]]] = {}
-        self._slope_samples: dict[int, deque[float]] = {}
-        self._slopes: dict[int, float] = {}
-        self._bases: dict[int, tuple[float, float]] = {}
-        self._ratios = deque([1.0] * PACE_WINDOW, PACE_WINDOW)
-        self._pace = 1.0
-        self._observed = 0
-        self._noted: list[tuple[int, int, float]] = []
-        self._strange: set[int] = set()
+        self._means: dict[int, tuple[float, float]] = {}
+        self._variance = self._covariance = 0.0
 
     def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        """Learn from a step, by the time that somebody asks: most steps are planned without a prediction.
+        """Learn from a step.
 
         Args:
-            rows: its tokens, over all its sequences; at least 1.
-            context_tokens: tokens that these had stored before it, `weighed` and added up.
-            seconds: how long it took.
+            rows: its tokens, over all sequences; at least 1.
+            context_tokens: sum of the `context_cost` of its spans.
+            seconds: its duration.
         """
-        self._noted.append((rows, context_tokens, seconds))
-        if len(self._noted) == REFRESH:
-            self._learn()
-
-    def _learn(self) -> None:
-        """Take in the steps that were noted. What they are compared with is as it was before them."""
-        for each in self._noted:
-            self._take_in(*each)
-        for rows, _, _ in self._noted:
-            self._bases.pop(_size(rows), None)
-        self._noted.clear()
-
-    def _take_in(self, rows: int, context_tokens: int, seconds: float) -> None:
         size = _size(rows)
-        if size not in self._seen:
-            if size not in self._strange and seconds > STRANGE * self._predict(rows, context_tokens) > 0:
-                self._strange.add(size)
-                return
+        # A step that another process delayed must not count in full.
+        expected = self.predict(rows, context_tokens)
+        seconds = min(seconds, self._config.cost_outlier * expected) if expected else seconds
+        if size not in self._means:
             insort(self._sizes, size)
-            self._seen[size] = deque(maxlen=WINDOW)
-        seen = self._seen[size]
-        # A size that is hardly known would blame the machine's pace for its own ignorance.
-        if len(seen) > WINDOW // 2 and (expected := self._at(size, context_tokens)) > 0:
-            self._ratios.append(seconds / expected)
-            self._pace = median(self._ratios)
-        normal = seconds / self._pace**STEADY
-        self._sample_slope(size, context_tokens, normal)
-        seen.append((context_tokens, normal))
-        self._observed += 1
-        if self._observed % REFRESH == 0:
-            self._slopes = {octave: max(0.0, median(samples)) for octave, samples in self._slope_samples.items()}
-            self._bases.clear()
+            self._means[size] = (float(context_tokens), seconds)
+            return
+        mean_context, mean_seconds = self._means[size]
+        more_context, more_seconds = context_tokens - mean_context, seconds - mean_seconds
+        memory, rate = self._config.cost_slope_memory, self._config.cost_rate
+        self._variance = memory * self._variance + more_context * more_context
+        self._covariance = memory * self._covariance + more_context * more_seconds
+        self._means[size] = (mean_context + rate * more_context, mean_seconds + rate * more_seconds)
 
     def observe_step(self, batch: StepBatch, output: StepOutput) -> None:
-        """Learn from a step as its executor timed it; nothing from one that failed in part: parts are tried twice."""
+        """Learn from an executed step; ignore one that failed in part, since its parts ran twice."""
         if output.seconds > 0 and not any(isinstance(outcome, FerrumError) for outcome in output.results):
-            self.observe(batch.total_tokens, weighed_context(batch.spans), output.seconds)
+            self.observe(batch.total_tokens, total_context_cost(batch.spans), output.seconds)
 
     @property
     def largest(self) -> int:
-        """Tokens of about the largest step that was observed; 0 before the first."""
-        self._learn()
+        """Tokens of about the largest observed step; 0 before the first."""
         return self._sizes[-1] if self._sizes else 0
 
     @property
     def smallest(self) -> int:
-        """Tokens of about the smallest step that was observed; 0 before the first."""
-        self._learn()
+        """Tokens of about the smallest observed step; 0 before the first."""
         return self._sizes[0] if self._sizes else 0
 
     def predict(self, rows: int, context_tokens: int) -> float:
-        """Seconds that a step would take; arguments as for `observe`. 0 while nothing has been observed.
+        """Return the expected duration of a step, in seconds; 0 while nothing has been observed.
 
-        Between observed sizes it is interpolated, beyond the largest it goes on as from the smallest to the largest,
-        but never down, and fewer rows than the smallest cost as much as that one. It is never 0 again.
+        Beyond the largest observed size the line from the smallest to the largest goes on, but never down. Below the
+        smallest size the prediction is that of the smallest.
         """
-        self._learn()
-        return self._predict(rows, context_tokens)
-
-    def _predict(self, rows: int, context_tokens: int) -> float:
-        """The same by what has been taken in."""
-        if not self._sizes:
-            return 0.0
         sizes = self._sizes
+        if not sizes:
+            return 0.0
         right = bisect_left(sizes, rows)
-        if right < len(sizes) and (sizes[right] == rows or right == 0):
-            return self._pace * self._at(sizes[right], context_tokens)
+        if right == 0 or len(sizes) == 1:
+            return self._at(sizes[0], context_tokens)
         low, high = (sizes[right - 1], sizes[right]) if right < len(sizes) else (sizes[0], sizes[-1])
         below, above = self._at(low, context_tokens), self._at(high, context_tokens)
-        if low == high or (rows > high and above < below):
-            return self._pace * above
-        return self._pace * (below + (above - below) * (rows - low) / (high - low))
+        if rows > high and above < below:
+            return above
+        return below + (above - below) * (rows - low) / (high - low)
 
     def _at(self, size: int, context_tokens: int) -> float:
-        """Seconds at the usual pace of a step of an observed size."""
-        slope = self._slope(size)
-        if size not in self._bases:
-            seen = self._seen[size]
-            base = median(seconds - slope * context for context, seconds in seen)
-            self._bases[size] = base, FLOOR * min(seconds for _, seconds in seen)
-        base, least = self._bases[size]
-        return max(least, base + slope * context_tokens)
-
-    def _slope(self, size: int) -> float:
-        """Seconds per stored token in steps of about this size, or of the size nearest to it that has told."""
-        if not self._slopes:
-            return 0.0
-        octave = size.bit_length()
-        if octave in self._slopes:
-            return self._slopes[octave]
-        return self._slopes[min(self._slopes, key=lambda other: (abs(other - octave), other))]
-
-    def _sample_slope(self, size: int, context_tokens: int, seconds: float) -> None:
-        """Compare a step with the oldest one of its size that counts: a slope for the median (Theil 1950, Sen 1968)."""
-        if not self._seen[size]:
-            return
-        context, took = self._seen[size][0]
-        few, many = sorted((context, context_tokens))
-        if many > APART * few:
-            samples = self._slope_samples.setdefault(size.bit_length(), deque(maxlen=2 * WINDOW))
-            samples.append((seconds - took) / (context_tokens - context))
+        """Return the expected duration for an observed size."""
+        mean_context, mean_seconds = self._means[size]
+        slope = max(0.0, self._covariance / self._variance) if self._variance else 0.0
+        return max(self._config.cost_floor * mean_seconds, mean_seconds + slope * (context_tokens - mean_context))
 
 
 def _size(rows: int) -> int:
-    """The number of rows by which a step is known: exact below 32, then to four binary digits behind the first."""
+    """Return the class of a step size: exact below 32, then rounded down to five binary digits."""
     rest = max(0, rows.bit_length() - 5)
     return rows >> rest << rest

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import Room
-from ferrum.scheduler.step_cost_model import weighed_context
+from ferrum.scheduler.step_cost_model import total_context_cost
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step to run: its spans and, in the same order, whose they are."""
+    """A step to run: its spans and their sequences, in the same order."""
 
     batch: StepBatch
     sequences: tuple[Sequence, ...]
@@ -22,48 +22,48 @@ class OpenStep:
     """A step while it is planned.
 
     Attributes:
-        budget: tokens left to give away.
-        places: most sequences that run after it.
-        admits: whether newcomers still join.
+        budget: tokens that may still be added.
+        max_sequences: largest number of sequences that may run after it.
+        admits: whether waiting requests may still join.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._held = 0
-        self.places = 0
+        self.max_sequences = 0
         self.admits = True
         self._spans: dict[str, tuple[Sequence, Span]] = {}
 
     def add(self, sequence: Sequence, span: Span) -> None:
-        """Plan a span, in place of the one that the sequence may have."""
+        """Plan a span; it replaces the sequence's earlier one."""
         self.drop(sequence)
         self._spans[sequence.cache_id] = (sequence, span)
         self.budget -= len(span.tokens)
 
     def drop(self, sequence: Sequence) -> None:
-        """Take back the sequence's span, where it has one."""
+        """Remove the sequence's span, if any."""
         planned = self._spans.pop(sequence.cache_id, None)
         if planned is not None:
             self.budget += len(planned[1].tokens)
 
-    def hold(self, most: int | None) -> None:
-        """Give away at most so many of the tokens that are left, until told otherwise; None: all again."""
+    def hold(self, limit: int | None) -> None:
+        """Limit the remaining budget to `limit` tokens until the next call; None lifts the limit."""
         self.budget += self._held
-        self._held = 0 if most is None else max(0, self.budget - most)
+        self._held = 0 if limit is None else max(0, self.budget - limit)
         self.budget -= self._held
 
     def spans(self) -> tuple[tuple[Sequence, Span], ...]:
-        """What is planned so far."""
+        """Return the planned spans with their sequences."""
         return tuple(self._spans.values())
 
     @property
     def room(self) -> Room:
-        """What it is so far, to those who would add to it."""
+        """The step as those see it who add tokens to it."""
         spans = [span for _, span in self._spans.values()]
-        return Room(sum(len(span.tokens) for span in spans), weighed_context(spans), self.budget)
+        return Room(sum(len(span.tokens) for span in spans), total_context_cost(spans), self.budget)
 
     def close(self) -> Plan | None:
-        """The plan, or None when it has no span."""
+        """Return the plan, or None if it has no span."""
         if not self._spans:
             return None
         sequences, spans = zip(*self._spans.values(), strict=True)

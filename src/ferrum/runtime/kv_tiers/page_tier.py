@@ -14,9 +14,9 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final
 
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageTable
-from ferrum.cache.tiered_restore import Wanted
+from ferrum.cache.tiered_restore import WantedPage
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 
@@ -41,25 +41,25 @@ class DiskTier:
         self._pages = pages
         self._kernels = kernels
         self._files = files
-        self._queue: SimpleQueue[tuple[str, NamedPage] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, HashedPage] | None] = SimpleQueue()
         # Started by the first page: a thread keeps the pool alive, also that of an unused executor.
         self._thread = threading.Thread(target=self._write, name="ferrum-pages", daemon=True)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="ferrum-restore")
         pages.attach(self)
 
-    def keep(self, group: str, named: NamedPage) -> None:
+    def keep(self, group: str, hashed: HashedPage) -> None:
         if self._thread.ident is None:
             try:
                 self._thread.start()
             except RuntimeError as error:  # no thread available; the next page tries again
                 _LOG.warning("cannot write a page to disk: %s", error)
                 return
-        self._queue.put((group, named))
+        self._queue.put((group, hashed))
 
-    def evicted(self, group: str, named: NamedPage) -> None:
+    def evicted(self, group: str, hashed: HashedPage) -> None:
         """Do nothing: the page was queued when it was published, and it is too late to wait for the disk."""
 
-    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+    def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
         try:
             self._reader.submit(int)  # starts the thread now: waiting pages might be reassigned until then
         except RuntimeError as error:
@@ -78,10 +78,10 @@ class DiskTier:
             self._thread.join(CLOSE_SECONDS)
         self._pages.attach(None)
 
-    def _fill(self, wanted: Sequence[Wanted]) -> list[bool]:
+    def _fill(self, wanted: Sequence[WantedPage]) -> list[bool]:
         filled: list[bool] = []
         for each in wanted:
-            content = self._files.get(_file_name(each.group, each.name), self._kernels.page_bytes(each.group))
+            content = self._files.get(_file_name(each.group, each.page_hash), self._kernels.page_bytes(each.group))
             if content is not None:
                 self._kernels.write_page(each.group, each.page, content)
             filled.append(content is not None)
@@ -96,13 +96,13 @@ class DiskTier:
             except Exception:  # noqa: BLE001 - the thread must go on, or later pages would pile up
                 _LOG.exception("cannot write a page to disk")
 
-    def _write_page(self, group: str, named: NamedPage) -> None:
-        if self._pages.holds(group, named):
-            content = self._kernels.read_page(group, named.page)
-            if self._pages.holds(group, named):
-                self._files.put(_file_name(group, named.name), content)
+    def _write_page(self, group: str, hashed: HashedPage) -> None:
+        if self._pages.holds(group, hashed):
+            content = self._kernels.read_page(group, hashed.page)
+            if self._pages.holds(group, hashed):
+                self._files.put(_file_name(group, hashed.page_hash), content)
 
 
-def _file_name(group: str, name: Name) -> bytes:
+def _file_name(group: str, name: PageHash) -> bytes:
     """Return the file name of a group's part of a page."""
     return hashlib.sha256(name + group.encode()).digest()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from ferrum.cache.page_hashes import Name, NamedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageTable
-from ferrum.cache.tiered_restore import PageKeeper, Wanted
+from ferrum.cache.tiered_restore import PageTier, WantedPage
 from ferrum.kernels.interface import Bytes, Kernels
 
 WINDOW: Final = 15
@@ -26,7 +26,7 @@ AGAIN: Final = 64
 class _Eviction:
     """An evicted page, and whether it was requested after that."""
 
-    page: tuple[str, Name]
+    page: tuple[str, PageHash]
     asked: bool = False
 
 
@@ -42,7 +42,7 @@ class ReuseHistory:
     def __init__(self, size: int) -> None:
         self._size = size
         self._evictions: deque[_Eviction] = deque()
-        self._last: dict[tuple[str, Name], _Eviction] = {}
+        self._last: dict[tuple[str, PageHash], _Eviction] = {}
         self._count = 0
 
     @property
@@ -50,7 +50,7 @@ class ReuseHistory:
         """The share, above 0 and at most 1; 1 while nothing is known."""
         return (self._count + 1) / (len(self._evictions) + 1)
 
-    def left(self, page: tuple[str, Name]) -> None:
+    def left(self, page: tuple[str, PageHash]) -> None:
         """Record that a page is evicted."""
         self._last[page] = _Eviction(page)
         self._evictions.append(self._last[page])
@@ -60,7 +60,7 @@ class ReuseHistory:
             if self._last[oldest.page] is oldest:
                 del self._last[oldest.page]
 
-    def asked(self, page: tuple[str, Name]) -> None:
+    def asked(self, page: tuple[str, PageHash]) -> None:
         """Record that a page is requested."""
         eviction = self._last.get(page)
         if eviction is not None and not eviction.asked:
@@ -89,7 +89,7 @@ class SwapTier:
         kernels: Kernels,
         capacity: int,
         recompute: Callable[[], float],
-        below: PageKeeper | None = None,
+        below: PageTier | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._kernels = kernels
@@ -97,7 +97,7 @@ class SwapTier:
         self._recompute = recompute
         self._below = below
         self._clock = clock
-        self._buffers: OrderedDict[tuple[str, Name], Bytes] = OrderedDict()
+        self._buffers: OrderedDict[tuple[str, PageHash], Bytes] = OrderedDict()
         self._bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOW)
         self._refused = 0
@@ -105,29 +105,29 @@ class SwapTier:
         self._history = ReuseHistory(max(1, capacity // min(kernels.page_bytes(group.name) for group in pages.groups)))
         pages.attach(self)
 
-    def keep(self, group: str, named: NamedPage) -> None:
+    def keep(self, group: str, hashed: HashedPage) -> None:
         if self._below is not None:
-            self._below.keep(group, named)
+            self._below.keep(group, hashed)
 
-    def evicted(self, group: str, named: NamedPage) -> None:
+    def evicted(self, group: str, hashed: HashedPage) -> None:
         size = self._kernels.page_bytes(group)
         pays = self._pays(size)
-        self._history.left((group, named.name))
+        self._history.left((group, hashed.page_hash))
         if size > self._capacity or not pays:
             return
         begun = self._clock()
         try:
-            content = self._kernels.read_page(group, named.page)
+            content = self._kernels.read_page(group, hashed.page)
         except MemoryError:  # less memory than the option promised: recompute the page
             return
         self._rates.append((self._clock() - begun) / size)
-        replaced = self._buffers.pop((group, named.name), None)
+        replaced = self._buffers.pop((group, hashed.page_hash), None)
         self._bytes += size - (0 if replaced is None else len(replaced))
-        self._buffers[group, named.name] = content
+        self._buffers[group, hashed.page_hash] = content
         while self._bytes > self._capacity:
             self._bytes -= len(self._buffers.popitem(last=False)[1])
 
-    def fetch(self, wanted: Sequence[Wanted]) -> Future[Sequence[bool]]:
+    def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
         filled = [self._fill(each) for each in wanted]
         missing = [index for index, there in enumerate(filled) if not there]
         whole: Future[Sequence[bool]] = Future()
@@ -144,9 +144,9 @@ class SwapTier:
         self._below.fetch([wanted[index] for index in missing]).add_done_callback(add)
         return whole
 
-    def _fill(self, wanted: Wanted) -> bool:
-        self._history.asked((wanted.group, wanted.name))
-        content = self._buffers.pop((wanted.group, wanted.name), None)
+    def _fill(self, wanted: WantedPage) -> bool:
+        self._history.asked((wanted.group, wanted.page_hash))
+        content = self._buffers.pop((wanted.group, wanted.page_hash), None)
         if content is None:
             return False
         self._bytes -= len(content)
