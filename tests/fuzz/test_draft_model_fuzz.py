@@ -13,7 +13,7 @@ from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.draft_model import CATCH_UP, FEW, DraftModel
+from ferrum.speculative.draft_model import READ_CHUNK, MAX_FIRST_SPAN, DraftModel
 from ferrum.speculative.speculator import Speculator
 
 ANSWER = 100
@@ -54,7 +54,7 @@ class Machine:
         self.batch, self.prompt, self.begun = batch, prompt, 0
         self.executor, self.costs = SmallExecutor(), StepCosts()
         model = DraftModel(self.executor, StepCosts(), StepCosts())  # type: ignore[arg-type]
-        self.speculator = Speculator(self.costs, most=5, proposers=[], model=model)
+        self.speculator = Speculator(self.costs, max_draft=5, proposers=[], model=model)
         self.sequences = [self.new() for _ in range(batch)]
 
     def new(self) -> Sequence:
@@ -89,7 +89,7 @@ class Machine:
 def test_a_model_that_is_always_right_pays_however_long_the_prompts(batch: int, prompt: int) -> None:
     machine = Machine(batch, prompt)
     assert machine.run(RIGHT) >= 2
-    assert machine.executor.rows <= CATCH_UP + batch * FEW
+    assert machine.executor.rows <= READ_CHUNK + batch * MAX_FIRST_SPAN
 
 
 @pytest.mark.parametrize("batch", [1, 4, 32])

@@ -39,9 +39,9 @@ def speculator(proposer: str) -> Speculator:
     """One to which rows cost nothing: it verifies all that is not hopeless."""
     if proposer == "model":
         model = DraftModel(load("qwen3-gqa7"), SetCosts(0.0), SetCosts(0.0))
-        return Speculator(SetCosts(), most=3, proposers=[], model=model)
+        return Speculator(SetCosts(), max_draft=3, proposers=[], model=model)
     lookup = {"ngram": NGramProposer, "prediction": PredictionProposer}[proposer]
-    return Speculator(SetCosts(), most=3, proposers=[lookup()])
+    return Speculator(SetCosts(), max_draft=3, proposers=[lookup()])
 
 
 def answers(executor: LocalExecutor, drafter: Speculator, count: int) -> list[tuple[int, ...]]:

@@ -15,8 +15,8 @@ from ferrum.core.types import Request, Sequence, TokenEvent
 from ferrum.engine.output_stream import RequestStream
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.ngram import A_LOOK, SIZES, NGramProposer
-from ferrum.speculative.predicted_output import Follower, Predicted, PredictionProposer
+from ferrum.speculative.ngram import INDEX_CHUNK, SIZES, NGramProposer
+from ferrum.speculative.predicted_output import PredictedText, PredictionFollower, PredictionProposer
 from ferrum.speculative.speculator import Speculator
 
 
@@ -37,7 +37,7 @@ def sequence_of(tokens: Iterable[int], prediction: Iterable[int] = ()) -> Sequen
 
 
 def looked_up(tokens: Iterable[int], most: int = 4) -> tuple[int, ...]:
-    guess = NGramProposer().look(sequence_of(tokens), most)
+    guess = NGramProposer().propose(sequence_of(tokens), most)
     return () if guess is None else guess.tokens
 
 
@@ -67,38 +67,38 @@ def test_looking_up_reads_a_fixed_number_of_tokens_for_each_token(text: Iterable
         sequence.tokens = read = Read(whole[:2])
         for token in whole[2:length]:
             read.append(token)
-            proposer.look(sequence, 8)
+            proposer.propose(sequence, 8)
         reads.append(read.seen)
     assert reads[1] <= 2.1 * reads[0] and reads[1] <= 40 * 4096
 
 
 def test_a_long_prompt_is_taken_in_over_several_looks() -> None:
     """All sequences wait while one of them looks."""
-    prompt = Read([*range(3 * A_LOOK), -1, -2, 7, 8, 9, -1, -2])
+    prompt = Read([*range(3 * INDEX_CHUNK), -1, -2, 7, 8, 9, -1, -2])
     proposer = NGramProposer()
     sequence = begin(Request("a", prompt, SamplingParams(), 0))[0]  # type: ignore[arg-type]
     guesses = []
     for _ in range(4):
         before = prompt.seen
-        guesses.append(proposer.look(sequence, 3))
-        assert prompt.seen - before <= sum(SIZES) * A_LOOK
+        guesses.append(proposer.propose(sequence, 3))
+        assert prompt.seen - before <= sum(SIZES) * INDEX_CHUNK
     assert guesses[:3] == [None] * 3, "not found yet"
     assert guesses[3] is not None and guesses[3].tokens == (7, 8, 9)
 
 
 def test_what_follows_a_long_prompt_is_found_before_all_of_it_is_taken_in() -> None:
-    proposer, sequence = NGramProposer(), sequence_of(range(3 * A_LOOK))
-    assert proposer.look(sequence, 2) is None
+    proposer, sequence = NGramProposer(), sequence_of(range(3 * INDEX_CHUNK))
+    assert proposer.propose(sequence, 2) is None
     sequence.extend((-1, -2, -3, -1, -2))
-    guess = proposer.look(sequence, 2)
+    guess = proposer.propose(sequence, 2)
     assert guess is not None and guess.tokens == (-3, -1)
 
 
 def test_a_forgotten_sequence_starts_anew() -> None:
     proposer, sequence = NGramProposer(), sequence_of([1, 2, 3, 1, 2])
-    assert proposer.look(sequence, 1) is not None
+    assert proposer.propose(sequence, 1) is not None
     proposer.forget(sequence)
-    assert proposer.look(sequence_of([1, 2]), 1) is None
+    assert proposer.propose(sequence_of([1, 2]), 1) is None
 
 
 PREDICTED = tuple(range(100, 160))
@@ -117,10 +117,10 @@ PREDICTED = tuple(range(100, 160))
     ],
 )
 def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...], accepted: int) -> None:
-    follower = Follower(Predicted(PREDICTED))
+    follower = PredictionFollower(PredictedText(PREDICTED))
     follower.feed(output)
     assert follower.accepted == accepted
-    by_pieces = Follower(Predicted(PREDICTED))
+    by_pieces = PredictionFollower(PredictedText(PREDICTED))
     for start in range(0, len(output), 7):
         by_pieces.feed(output[start : start + 7])
     assert by_pieces.accepted == accepted and by_pieces.following(5) == follower.following(5)
@@ -128,7 +128,7 @@ def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...
 
 def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
     lines = tuple(token for line in range(30) for token in (1, 2, 3, 50 + line))
-    follower = Follower(Predicted(lines))
+    follower = PredictionFollower(PredictedText(lines))
     follower.feed((*lines[:9], 99, 3, 52, 1, 2))
     assert follower.following(3) == (3, 53, 1)
 
@@ -139,39 +139,39 @@ def test_a_lost_output_is_found_at_the_last_of_the_longest_ngrams(text: list[int
         size: [end for end in range(size, len(text) + 1) if text[end - size : end] == tail[-size:]] for size in SIZES
     }
     expected = next((places[size][-1] for size in SIZES if size <= len(tail) and places[size]), None)
-    assert Predicted(tuple(text)).place_after(tuple(tail)) == expected
+    assert PredictedText(tuple(text)).find_end(tuple(tail)) == expected
 
 
 def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
     proposer, sequence = PredictionProposer(), sequence_of([1, 2], PREDICTED)
-    guess = proposer.look(sequence, 3)
+    guess = proposer.propose(sequence, 3)
     assert guess is not None and guess.tokens == (100, 101, 102)
     sequence.tokens += [100, 101, 5]
-    assert proposer.look(sequence, 3) is None
+    assert proposer.propose(sequence, 3) is None
     sequence.tokens += [110, 111]
-    guess = proposer.look(sequence, 3)
+    guess = proposer.propose(sequence, 3)
     assert guess is not None and guess.tokens == (112, 113, 114)
-    assert PredictionProposer().look(sequence_of([1, 2]), 3) is None
+    assert PredictionProposer().propose(sequence_of([1, 2]), 3) is None
 
 
 def test_only_what_can_be_looked_up_is_asked_about() -> None:
     plain, predicted = sequence_of([1, 2]), sequence_of([1, 2], prediction=[3])
-    by_prediction = Speculator(StepCosts(), most=4, proposers=[PredictionProposer()])
+    by_prediction = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer()])
     assert [by_prediction.may_guess(each) for each in (plain, predicted)] == [False, True]
-    by_text = Speculator(StepCosts(), most=4, proposers=[PredictionProposer(), NGramProposer()])
+    by_text = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer(), NGramProposer()])
     assert by_text.may_guess(plain)
 
 
 def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:
     prompt = tuple(range(50_000))
     proposer, (*choices, last) = NGramProposer(), begin(Request("a", prompt, SamplingParams(n=4), 0))
-    for _ in range(0, len(prompt), A_LOOK):
-        proposer.look(last, 3)
+    for _ in range(0, len(prompt), INDEX_CHUNK):
+        proposer.propose(last, 3)
     tracemalloc.start()
     try:
         for choice in choices:
             choice.extend((7, 8))
-            guess = proposer.look(choice, 3)
+            guess = proposer.propose(choice, 3)
             assert guess is not None and guess.tokens == (9, 10, 11)
         size, _ = tracemalloc.get_traced_memory()
     finally:
@@ -183,12 +183,12 @@ def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None
     request = Request("a", (1, 2), SamplingParams(n=8), 0, prediction=tuple(range(100, 20_100)))
     stream = RequestStream(request, "a", None, lambda: None)
     proposer, choices = PredictionProposer(), begin(request)
-    assert all(proposer.look(choice, 3) for choice in choices)
+    assert all(proposer.propose(choice, 3) for choice in choices)
     tracemalloc.start()
     for index, choice in enumerate(choices):
         choice.tokens += [5, 1110, 1111]
         stream.push(TokenEvent("a", index, (5, 1110, 1111)))
-        guess = proposer.look(choice, 3)
+        guess = proposer.propose(choice, 3)
         assert guess is not None and guess.tokens == (1112, 1113, 1114)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -197,5 +197,5 @@ def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None
     for choice in choices:
         proposer.forget(choice)
     again = begin(Request("a", (1, 2), SamplingParams(), 0, prediction=(7, 8, 9)))[0]
-    guess = proposer.look(again, 3)
+    guess = proposer.propose(again, 3)
     assert guess is not None and guess.tokens == (7, 8, 9), "an id may come back with another one"

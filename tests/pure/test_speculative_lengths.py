@@ -1,4 +1,4 @@
-"""How many guesses are verified: by what steps cost, and by how guesses have fared. The answers never differ."""
+"""How many draft tokens are verified, by the cost of steps and by acceptance. Answers never depend on it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from ferrum.core.params import SamplingParams
+from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.draft_length import Candidate, Tally, best_lengths
-from ferrum.speculative.speculator import RETRY, Speculator
+from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
+from ferrum.speculative.speculator import Speculator
 from fixed_costs import SetCosts
 from fixed_proposers import Always
 
-MOST = 8
+MAX_DRAFT = 8
 
 
 def costs_of(seconds: Callable[[int], float]) -> StepCosts:
@@ -27,84 +28,79 @@ def costs_of(seconds: Callable[[int], float]) -> StepCosts:
     return costs
 
 
-def lengths(seconds: Callable[[int], float], *likely: float, budget: int = 99, draft: float | None = None) -> list[int]:
-    candidates = [Candidate(MOST, each, computed=draft is not None) for each in likely]
-    room = Room(len(likely), 0, budget)
-    return best_lengths(candidates, room, costs_of(seconds), lambda sequences: draft or 0.0)
+def lengths(seconds: Callable[[int], float], *rates: float, budget: int = 99, draft: float | None = None) -> list[int]:
+    candidates = [Candidate(MAX_DRAFT, each, computed=draft is not None) for each in rates]
+    room = Room(len(rates), 0, budget)
+    return best_lengths(candidates, room, costs_of(seconds), lambda sequences: draft or 0.0)[0]
 
 
-def test_free_rows_are_all_used_and_dear_ones_are_not() -> None:
-    assert lengths(lambda rows: 1.0, 0.9) == [MOST]
+def test_free_rows_are_all_used_and_expensive_ones_are_not() -> None:
+    assert lengths(lambda rows: 1.0, 0.9) == [MAX_DRAFT]
     assert lengths(lambda rows: float(rows), 0.9) == [0]
-    assert 1 <= lengths(lambda rows: 1 + 0.2 * rows, 0.8)[0] < MOST
+    assert 1 <= lengths(lambda rows: 1 + 0.2 * rows, 0.8)[0] < MAX_DRAFT
 
 
-def test_hopeless_guesses_are_not_verified_even_where_it_is_free() -> None:
-    assert lengths(lambda rows: 1.0, 0.02) == [0]
+def test_drafts_that_gain_less_than_the_minimum_are_not_verified() -> None:
+    assert lengths(lambda rows: 1.0, 0.04) == [0]
+    assert lengths(lambda rows: 1.0, 0.06)[0] > 0
 
 
-def test_a_draft_goes_as_far_as_a_jump_in_the_costs() -> None:
+def test_a_draft_ends_at_a_jump_in_the_costs() -> None:
     assert lengths(lambda rows: 1.0 if rows <= 4 else 2.0, 0.9) == [3]
     assert lengths(lambda rows: 1.0 if rows <= 8 else 3.0, 0.9, 0.9) == [3, 3]
 
 
-def test_the_likelier_sequence_gets_more_of_the_rows() -> None:
-    sure, unsure = lengths(lambda rows: 1.0 if rows <= 8 else 9.0, 0.8, 0.6)
-    assert sure + unsure == 6 and sure > unsure > 0
-
-
-def test_nobody_is_left_behind_by_equals() -> None:
-    """They end together: who is alone at the end runs in steps that bring one token each."""
-    assert lengths(lambda rows: 1.0 if rows <= 4 else 9.0, 0.9, 0.9, 0.9) == [0, 0, 0]
-    assert lengths(lambda rows: 1.0 if rows <= 4 else 9.0, 0.8, 0.9, 0.8) == [0, 1, 0]
+def test_the_sequence_with_the_higher_acceptance_gets_more_rows() -> None:
+    high, low = lengths(lambda rows: 1.0 if rows <= 8 else 9.0, 0.8, 0.6)
+    assert high + low == 6 and high > low > 0
 
 
 def test_the_budget_of_the_step_is_kept() -> None:
     assert sum(lengths(lambda rows: 1.0, 0.9, 0.8, 0.7, budget=5)) == 5
 
 
-def test_the_time_of_computing_guesses_counts() -> None:
-    assert lengths(lambda rows: 1.0, 0.9, draft=0.05)[0] == MOST
+def test_the_time_of_computing_drafts_counts() -> None:
+    assert lengths(lambda rows: 1.0, 0.9, draft=0.05)[0] == MAX_DRAFT
     assert 1 <= lengths(lambda rows: 1.0, 0.6, draft=0.2)[0] < 4
     assert lengths(lambda rows: 1.0, 0.9, draft=1.0) == [0]
 
 
-def test_before_any_measurement_a_step_without_guesses_tells_what_steps_cost() -> None:
-    assert best_lengths([Candidate(3, 0.6, computed=False)], Room(1, 0, 99), StepCosts(), lambda _: 0.0) == [0]
+def test_nothing_is_verified_before_the_first_measurement() -> None:
+    assert best_lengths([Candidate(3, 0.6, computed=False)], Room(1, 0, 99), StepCosts(), lambda _: 0.0)[0] == [0]
 
 
-def test_beyond_what_was_measured_a_step_is_doubled_at_most() -> None:
+def test_a_step_at_most_doubles_beyond_what_was_measured() -> None:
     costs = StepCosts()
     costs.observe(4, 0, 1.0)
-    sure = [Candidate(MOST, 0.9, computed=False)] * 4
+    four = [Candidate(MAX_DRAFT, 0.9, computed=False)] * 4
     for rows in (8, 16, 32):
-        assert sum(best_lengths(sure, Room(4, 0, 99), costs, lambda _: 0.0)) == rows - 4
+        assert sum(best_lengths(four, Room(4, 0, 99), costs, lambda _: 0.0)[0]) == rows - 4
         costs.observe(rows, 0, 1.0)
-    assert sum(best_lengths(sure, Room(4, 0, 15), costs, lambda _: 0.0)) == 15
+    assert sum(best_lengths(four, Room(4, 0, 15), costs, lambda _: 0.0)[0]) == 15
 
 
-def test_the_credit_bounds_what_guesses_may_take() -> None:
-    room, costs = Room(1, 0, 99), costs_of(lambda rows: 1 + 0.1 * rows)
-    sure = [Candidate(MOST, 0.99, computed=False)]
-    found = [best_lengths(sure, room, costs, lambda _: 0.0, credit) for credit in (-0.5, 0.0, 0.3, 9.0)]
-    assert found == [[0], [0], [3], [MOST]]
-
-
-def test_what_prompts_in_the_step_take_makes_guesses_no_cheaper() -> None:
+@pytest.mark.parametrize("rows", [1, 30])
+def test_prompt_chunks_in_the_step_make_drafts_no_cheaper(rows: int) -> None:
     costs = costs_of(lambda rows: 1 + 0.9 * rows)
-    for rows in (1, 30):
-        assert best_lengths([Candidate(MOST, 0.5, computed=False)], Room(rows, 0, 9), costs, lambda _: 0.0) == [0]
+    one = [Candidate(MAX_DRAFT, 0.5, computed=False)]
+    assert best_lengths(one, Room(rows, 0, 9), costs, lambda _: 0.0) == ([0], 1.0)
 
 
-def test_a_tally_believes_what_was_of_late() -> None:
-    tally = Tally()
-    tally.note(40, 0)
-    assert tally.likely() > 0.9
-    tally.note(0, 40)
-    assert tally.likely() < 0.15
-    for _ in range(1000):
-        tally.fade()
-    assert tally.likely(0.5) == pytest.approx(0.5, abs=0.01)
+def test_an_acceptance_rate_follows_its_window() -> None:
+    rate = AcceptanceRate(window=16)
+    for _ in range(40):
+        rate.observe(True)
+    assert rate.rate > 0.9
+    for _ in range(40):
+        rate.observe(False)
+    assert rate.rate < 0.15
+
+
+def test_the_first_observations_outweigh_the_initial_rate() -> None:
+    rate = AcceptanceRate(window=64)
+    for _ in range(8):
+        rate.observe(False)
+    assert rate.rate < 0.15
 
 
 def sequence() -> Sequence:
@@ -112,34 +108,37 @@ def sequence() -> Sequence:
 
 
 def step(speculator: Speculator, one: Sequence, truth: int) -> int:
-    """Let the speculator guess, and the sequence go on with `truth` for ever; how many guesses were verified."""
-    (drafts,) = speculator.draft([Wish(one, 20)], Room(1, len(one.tokens), 64))
-    accepted = next((place for place, token in enumerate(drafts) if token != truth), len(drafts))
-    if drafts:
-        speculator.learn(one, len(drafts), accepted)
+    """Draft once and continue the sequence with `truth`; return how many draft tokens were verified."""
+    (draft,) = speculator.draft([Wish(one, 20)], Room(1, len(one.tokens), 64))
+    accepted = next((position for position, token in enumerate(draft) if token != truth), len(draft))
+    if draft:
+        speculator.learn(one, len(draft), accepted)
     one.tokens += [truth] * (accepted + 1)
-    return len(drafts)
+    return len(draft)
 
 
-def test_wrong_guesses_soon_cost_nothing_and_right_ones_are_noticed_again() -> None:
-    speculator = Speculator(costs_of(lambda rows: 1 + 0.1 * rows), most=MOST, proposers=[Always(*[5] * MOST)])
+def test_wrong_drafts_soon_stop_and_right_ones_are_noticed_without_verification() -> None:
+    proposers = [Always(*[5] * MAX_DRAFT)]
+    speculator = Speculator(costs_of(lambda rows: 1 + 0.1 * rows), max_draft=MAX_DRAFT, proposers=proposers)
     one = sequence()
     assert step(speculator, one, truth=9) > 0
-    assert sum(step(speculator, one, truth=9) for _ in range(10)) < 10
+    for _ in range(40):
+        step(speculator, one, truth=9)
     assert sum(step(speculator, one, truth=9) for _ in range(200)) == 0
     assert sum(step(speculator, one, truth=5) for _ in range(20)) > 40
-    assert step(speculator, one, truth=5) == MOST
+    assert step(speculator, one, truth=5) == MAX_DRAFT
 
 
-def test_guesses_that_are_right_but_too_dear_are_tried_ever_more_rarely_in_case_costs_have_changed() -> None:
-    speculator = Speculator(costs_of(lambda rows: float(rows)), most=MOST, proposers=[Always(*[5] * MOST)])
+def test_right_but_too_expensive_drafts_are_retried_at_fixed_intervals() -> None:
+    speculator = Speculator(costs_of(float), max_draft=MAX_DRAFT, proposers=[Always(*[5] * MAX_DRAFT)])
     one = sequence()
-    tried = [at for at in range(1, 7 * RETRY + 1) if step(speculator, one, truth=5)]
-    assert tried == [RETRY, 3 * RETRY, 7 * RETRY]
+    retry = POLICY.draft_retry_steps
+    tried = [at for at in range(1, 3 * retry + 1) if step(speculator, one, truth=5)]
+    assert tried == [retry, 2 * retry, 3 * retry]
 
 
-def test_what_was_verified_is_counted_by_place() -> None:
-    speculator = Speculator(SetCosts(), most=4, proposers=[Always(5, 5, 7)])
+def test_verified_tokens_are_counted_by_position() -> None:
+    speculator = Speculator(SetCosts(), max_draft=4, proposers=[Always(5, 5, 7)])
     one = sequence()
     for _ in range(3):
         step(speculator, one, truth=5)

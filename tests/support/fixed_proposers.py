@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrum.core.types import Sequence
-from ferrum.speculative.proposer import Guess
+from ferrum.speculative.proposer import Draft
 
 
 class Always:
@@ -12,11 +12,11 @@ class Always:
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens
 
-    def knows(self, sequence: Sequence) -> bool:
+    def may_propose(self, sequence: Sequence) -> bool:
         return True
 
-    def look(self, sequence: Sequence, most: int) -> Guess | None:
-        return Guess(self.tokens[:most], "always")
+    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        return Draft(self.tokens[:max_tokens], "always")
 
     def forget(self, sequence: Sequence) -> None:
         self.tokens = ()

@@ -155,4 +155,4 @@ def build_speculator(config: EngineConfig, costs: StepCosts, model: DraftModel |
     proposers: list[Proposer] = [PredictionProposer()]
     if config.speculative == NGRAM:
         proposers.append(NGramProposer())
-    return Speculator(costs, most=config.num_speculative_tokens, proposers=proposers, model=model)
+    return Speculator(costs, max_draft=config.num_speculative_tokens, proposers=proposers, model=model)

@@ -1,1 +1,1 @@
-"""Guessing tokens so that several of a sequence can be verified in one step. No guess changes any answer."""
+"""Speculative decoding: draft tokens that one step verifies. Drafts never change an answer."""

@@ -1,7 +1,6 @@
-"""Looking guesses up in what is there already: the prompt and the output so far.
+"""Drafts from the text so far: what followed the last few tokens at their previous place (prompt lookup).
 
-Texts repeat themselves, and answers repeat their prompts: what followed the last few tokens when they stood there
-before may follow again (Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", 2023).
+Sources: Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", 2023.
 """
 
 from __future__ import annotations
@@ -11,39 +10,38 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from ferrum.core.types import Sequence
-from ferrum.speculative.proposer import Guess
+from ferrum.speculative.proposer import Draft
 
 SIZES: Final = (5, 3, 2)
 """Lengths of the n-grams that are looked up, the longest first."""
 
-A_LOOK: Final = 4096
-"""Tokens that one look takes in at most, of the prompt and of what follows it.
+INDEX_CHUNK: Final = 4096
+"""Tokens that one lookup indexes at most, of the prompt and of the output.
 
-All sequences wait while it does: 5 ms for so many, 143 ms for a prompt of 128,000. What is not taken in yet is only not
-found yet.
+The whole batch waits meanwhile: 5 ms for a chunk, 143 ms for a prompt of 128,000 tokens at once.
 """
 
 
 class NGramIndex:
-    """Where each n-gram of a growing text last ended. Adding a token and finding a place take a fixed number of steps.
+    """The last place of every n-gram of a growing text. Adding a token and a lookup take constant time.
 
-    Keys are hashes: two n-grams of one hash make one more wrong guess, and spare the memory of the other tokens.
+    Keys are hashes: a collision costs one wrong draft, and storing n-grams would cost memory.
 
     Args:
-        begun: of what this text begins with.
-        indexed: how many of the first tokens are for that one to take in.
+        prefix: index of what the text begins with.
+        indexed: how many of the first tokens `prefix` indexes.
 
     Attributes:
-        indexed: how many of the first tokens are taken in, or are for `begun` to take in.
+        indexed: how many of the first tokens are indexed, here or in `prefix`.
     """
 
-    def __init__(self, begun: NGramIndex | None = None, indexed: int = 0) -> None:
+    def __init__(self, prefix: NGramIndex | None = None, indexed: int = 0) -> None:
         self._ends: dict[int, dict[int, int]] = {size: {} for size in SIZES}
-        self._begun = begun
+        self._prefix = prefix
         self.indexed = indexed
 
     def extend(self, text: Series[int], end: int) -> None:
-        """Take in the n-grams that end at `end` at the latest; the text up to there never changes again."""
+        """Index the n-grams that end at or before `end`. The text up to there never changes again."""
         for stop in range(self.indexed + 1, end + 1):
             for size, ends in self._ends.items():
                 if size <= stop:
@@ -51,7 +49,7 @@ class NGramIndex:
         self.indexed = max(self.indexed, end)
 
     def find(self, text: Series[int]) -> tuple[int, int] | None:
-        """Where the last tokens of `text` stood before: the place after them, and how many they are."""
+        """Return the position after the previous place of the last tokens, and how many of them match."""
         for size in SIZES:
             if size <= len(text) and (stop := self._last(size, hash(tuple(text[len(text) - size :])))) is not None:
                 return stop, size
@@ -59,43 +57,40 @@ class NGramIndex:
 
     def _last(self, size: int, key: int) -> int | None:
         stop = self._ends[size].get(key)
-        return self._begun._last(size, key) if stop is None and self._begun is not None else stop
+        return self._prefix._last(size, key) if stop is None and self._prefix is not None else stop
 
 
 class NGramProposer:
-    """Guesses that a sequence goes on as it did after the same tokens before."""
+    """Proposes what followed the last tokens of a sequence before."""
 
     def __init__(self) -> None:
-        self._indexes: dict[str, tuple[NGramIndex, NGramIndex]] = {}  # of the prompt, and of the rest
-        # By request: its choices share that of the prompt, which is gone with the last of them.
+        self._indexes: dict[str, tuple[NGramIndex, NGramIndex]] = {}  # of the prompt, and of the output
+        # By request: its choices share the index of the prompt, which is freed with the last of them.
         self._prompts: WeakValueDictionary[str, NGramIndex] = WeakValueDictionary()
 
-    def knows(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a proposer's signature
-        """See `Proposer`: every text may repeat itself."""
+    def may_propose(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a proposer's signature
         return True
 
-    def look(self, sequence: Sequence, most: int) -> Guess | None:
-        """See `Proposer`."""
+    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         text = sequence.tokens
-        begun, index = self._indexes.get(sequence.cache_id) or self._begin(sequence)
-        for part, tokens in ((begun, sequence.request.prompt), (index, text)):
-            # What ends a text has no continuation to tell of.
-            part.extend(tokens, min(len(tokens) - 1, part.indexed + A_LOOK))
+        prompt_index, index = self._indexes.get(sequence.cache_id) or self._begin(sequence)
+        for part, tokens in ((prompt_index, sequence.request.prompt), (index, text)):
+            # The last token has no continuation yet.
+            part.extend(tokens, min(len(tokens) - 1, part.indexed + INDEX_CHUNK))
         found = index.find(text)
         if found is None:
             return None
         stop, size = found
-        tokens = list(text[stop : stop + most])
-        while len(tokens) < most:
-            tokens.append(tokens[stop + len(tokens) - len(text)])  # the guess itself goes on repeating
-        return Guess(tuple(tokens), f"{size}-gram")
+        tokens = list(text[stop : stop + max_tokens])
+        while len(tokens) < max_tokens:
+            tokens.append(tokens[stop + len(tokens) - len(text)])  # past the end, the draft repeats itself
+        return Draft(tuple(tokens), f"{size}-gram")
 
     def _begin(self, sequence: Sequence) -> tuple[NGramIndex, NGramIndex]:
         request = sequence.request
-        begun = self._prompts.setdefault(request.request_id, NGramIndex())
-        indexes = self._indexes[sequence.cache_id] = begun, NGramIndex(begun, len(request.prompt) - 1)
+        prompt_index = self._prompts.setdefault(request.request_id, NGramIndex())
+        indexes = self._indexes[sequence.cache_id] = prompt_index, NGramIndex(prompt_index, len(request.prompt) - 1)
         return indexes
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Proposer`."""
         self._indexes.pop(sequence.cache_id, None)

@@ -1,4 +1,7 @@
-"""What guesses tokens: something that looks them up, at no cost, or a model that computes them."""
+"""Interfaces of what drafts tokens: proposers that look drafts up, and models that compute them.
+
+How many draft tokens are verified is not decided here.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from ferrum.scheduler.drafts import Wish
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Draft:
     """Tokens that may come next.
 
     Attributes:
-        tokens: at least one.
-        kind: guesses of one kind are about equally often right.
+        tokens: the draft tokens, in order.
+        kind: drafts of one kind share an acceptance rate.
     """
 
     tokens: tuple[int, ...]
@@ -24,50 +27,40 @@ class Guess:
 
 
 class Proposer(Protocol):
-    """Looks guesses up. A sequence's tokens only grow, and it is asked about it again and again."""
+    """Looks drafts up. The tokens of a sequence only grow, and it is asked at every step."""
 
-    def knows(self, sequence: Sequence) -> bool:
-        """Whether there is anything to look up for the sequence, now or later."""
+    def may_propose(self, sequence: Sequence) -> bool:
+        """Return whether the sequence may get a draft, now or later."""
         ...
 
-    def look(self, sequence: Sequence, most: int) -> Guess | None:
-        """At most `most` tokens that may follow those of the sequence, or None; in O(1) amortised per token of it."""
+    def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+        """Return a draft of 1 to `max_tokens` tokens, or None; in O(1) amortised per token of the sequence."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the state of a sequence that has ended."""
         ...
 
 
-class Drafts(Protocol):
-    """Computes guesses, for several sequences at a time."""
-
-    @property
-    def spent(self) -> float:
-        """Seconds that guessing has taken so far, by what its steps usually take."""
-        ...
-
-    @property
-    def spent_reading(self) -> float:
-        """Seconds that reading has taken so far, of which guesses come later."""
-        ...
-
-    def unread(self, sequence: Sequence) -> int:
-        """How many tokens of the sequence have to be read before the first guess."""
-        ...
+class DraftComputer(Protocol):
+    """Computes drafts, for several sequences at a time."""
 
     def limit(self, sequence: Sequence) -> int:
-        """How many tokens it could guess for the sequence now."""
+        """Return how many tokens it could draft for the sequence now."""
         ...
 
-    def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
-        """As many guesses as each wish asks for, or fewer."""
+    def reading_seconds(self, sequence: Sequence) -> float:
+        """Predict the seconds of reading the sequence before its first draft token."""
         ...
 
     def seconds(self, sequences: int) -> float:
-        """How long a guess for so many sequences takes."""
+        """Predict the seconds of one draft token for each of that many sequences."""
+        ...
+
+    def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
+        """Return a draft for each wish: as many tokens as it asks for, or fewer."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the state of a sequence that has ended."""
         ...

@@ -1,63 +1,25 @@
-"""The drafter of an engine: asks the proposers, chooses how much of what they guess is verified, and learns from it.
+"""The drafter of an engine: asks its proposers for drafts and verifies as many tokens as measured gain allows.
 
-Guesses that are looked up cost nothing until they are verified, so what was not verified is compared with what came
-instead: a sequence on which guessing does not pay runs as if there were none, and is noticed as soon as it pays. What
-all this costs is kept within what it has brought (`account`).
+Drafts come from proposers, the draft length from `draft_length`. No draft changes a token of an answer.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence as Series
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ferrum.core.policy_config import POLICY
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.budget import Account
-from ferrum.speculative.draft_length import Candidate, Tally, best_lengths
-from ferrum.speculative.proposer import Drafts, Guess, Proposer
-
-RETRY: Final = 64
-"""Steps whose guesses were likely enough but too dear after which a few are verified all the same: costs change."""
-
-LONGEST_RETRY: Final = 1024
-"""Each time in vain the next one is twice as many steps away, up to so many."""
-
-RETRIED: Final = 2
-"""How many guesses that step verifies, of the sequence whose guesses are likeliest."""
-
-HOPEFUL: Final = 0.5
-"""How likely these guesses are at least."""
-
-READING: Final = 16.0
-"""What a model may take for reading and guessing together before any guess was right, in steps. What it may earn, and
-owe, is four times as much: a prompt is read at once and paid back over the whole answer."""
-
-READ_FOR_ONE: Final = 64
-"""Most tokens that are read for each one that is still to come."""
+from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
+from ferrum.speculative.proposer import Draft, DraftComputer, Proposer
 
 COMPUTED: Final = "model"
-"""The kind of guesses that are computed."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """What a step was asked for, and what came of it.
-
-    Attributes:
-        room, sequences: the step without guesses, and the sequences that it samples a token for.
-        drafting, reading: seconds that guesses were computed, and that the model read before it could.
-        drafted, accepted: guesses that were verified, and right ones.
-    """
-
-    room: Room
-    sequences: int
-    drafting: float = 0.0
-    reading: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
+"""The kind of drafts that a draft model computes."""
 
 
 @dataclass(slots=True)
@@ -65,174 +27,144 @@ class _State:
     """What is known of a sequence.
 
     Attributes:
-        tallies: by kind of guess.
-        kind: of the guesses that are being verified.
-        passed: a guess that was not verified: the position, the token, its kind.
+        rates: acceptance by kind of draft.
+        draft: the latest one, to be compared with what was generated.
+        start: position of its first token.
     """
 
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    kind: str = ""
-    passed: tuple[int, int, str] | None = None
+    rates: dict[str, AcceptanceRate] = field(default_factory=dict)
+    draft: Draft | None = None
+    start: int = 0
 
 
 class Speculator:
-    """A `Drafter` of several proposers.
+    """A `Drafter` with several proposers.
 
     Args:
-        costs: what steps cost, kept up to date by the scheduler.
-        most: longest draft.
-        proposers: the first one that has a guess is heard.
-        model: asked where none has one; None: there is no such model.
+        costs: seconds of steps; the scheduler keeps them up to date.
+        max_draft: longest draft, in tokens.
+        proposers: the first one that has a draft is used.
+        model: used where no proposer has a draft; None: there is no draft model.
 
     Attributes:
-        counts: what was verified so far.
+        counts: verified and accepted draft tokens so far.
     """
 
     def __init__(
-        self, costs: StepCosts, *, most: int, proposers: Series[Proposer], model: Drafts | None = None
+        self, costs: StepCosts, *, max_draft: int, proposers: Series[Proposer], model: DraftComputer | None = None
     ) -> None:
         self._costs = costs
-        self._most = most
+        self._max_draft = max_draft
         self._proposers = tuple(proposers)
         self._model = model
-        self._states: dict[str, _State] = {}
-        self._all: dict[str, Tally] = {}
-        self._account = Account()
-        self._with_reading = Account(READING, least=-4 * READING, most=4 * READING)
-        self._step: _Step | None = None
-        self._dear, self._retry = 0, RETRY
-        self.counts = SpeculationCounts(accepted_per_position=(0,) * most)
+        self._states: defaultdict[str, _State] = defaultdict(_State)
+        self._rates: defaultdict[str, AcceptanceRate] = defaultdict(lambda: AcceptanceRate(POLICY.draft_kind_window))
+        self._since_retry = 0
+        self.counts = SpeculationCounts(accepted_per_position=(0,) * max_draft)
 
     def may_guess(self, sequence: Sequence) -> bool:
-        """See `Drafter`."""
-        return self._model is not None or any(proposer.knows(sequence) for proposer in self._proposers)
+        return self._model is not None or any(proposer.may_propose(sequence) for proposer in self._proposers)
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
-        """See `Drafter`."""
-        self._settle()
-        step = self._step = _Step(room, len(wishes))
-        self._account.hope(sum(self._came_true(wish.sequence) for wish in wishes) / max(1, len(wishes)))
-        guesses = [self._look(wish) for wish in wishes]
-        if self._model is None and not any(guesses):
+        self._since_retry += 1
+        for wish in wishes:
+            self._observe(wish.sequence)
+        found = [self._propose(wish) for wish in wishes]
+        if self._model is None and not any(found):
             return [()] * len(wishes)
-        candidates = [self._candidate(wish, guess) for wish, guess in zip(wishes, guesses, strict=True)]
-        lengths = self._lengths(candidates, room)
-        computed = self._compute(step, wishes, guesses, lengths)
+        candidates = [self._candidate(wish, draft) for wish, draft in zip(wishes, found, strict=True)]
+        lengths, retried = self._lengths(wishes, candidates, room)
+        computed = self._compute(wishes, found, lengths)
         drafts = []
-        for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
+        for wish, draft, length in zip(wishes, found, lengths, strict=True):
+            tokens = () if draft is None else draft.tokens[:length]
+            if draft is None and length:
+                tokens = computed.pop(0)
+                draft = Draft(tokens, COMPUTED)
             state = self._states[wish.sequence.cache_id]
-            state.kind = COMPUTED if guess is None else guess.kind
-            if guess is None:
-                drafts.append(computed.pop(0) if length else ())
-            else:
-                drafts.append(guess.tokens[:length])
-                state.passed = None if length else (len(wish.sequence.tokens), guess.tokens[0], guess.kind)
+            # A draft that is not verified is compared, too: it shows for free when drafts begin to pay.
+            state.draft, state.start = draft, len(wish.sequence.tokens)
+            drafts.append(tokens)
+        if retried is not None and drafts[retried]:
+            self._since_retry = 0
         return drafts
 
-    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """See `Drafter`."""
-        state = self._states[sequence.cache_id]
-        self._note(state, state.kind, accepted, int(accepted < drafted))
-        if self._step is not None:
-            self._step.drafted += drafted
-            self._step.accepted += accepted
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:  # noqa: ARG002 - a drafter's signature
         self.counts = self.counts.plus(drafted, accepted)
 
     def forget(self, sequence: Sequence) -> None:
-        """See `Drafter`."""
+        self._observe(sequence)
         self._states.pop(sequence.cache_id, None)
         for proposer in self._proposers:
             proposer.forget(sequence)
         if self._model is not None:
             self._model.forget(sequence)
 
-    def _came_true(self, sequence: Sequence) -> bool:
-        """Whether a guess for the sequence that was not verified was right."""
-        state = self._states.setdefault(sequence.cache_id, _State())
-        if state.passed is None:
-            return False
-        position, token, kind = state.passed
-        right = sequence.tokens[position : position + 1] == [token]
-        self._note(state, kind, int(right), int(not right))
-        state.passed = None
-        return right
+    def _observe(self, sequence: Sequence) -> None:
+        """Compare the latest draft of a sequence with the tokens that were generated."""
+        state = self._states[sequence.cache_id]
+        if state.draft is not None:
+            kind, generated = state.draft.kind, sequence.tokens[state.start :]
+            for token, actual in zip(state.draft.tokens, generated, strict=False):
+                for rates in (state.rates, self._rates):
+                    rates[kind].observe(token == actual)
+                if token != actual:
+                    break
+            state.draft = None
 
-    def _look(self, wish: Wish) -> Guess | None:
-        guesses = (proposer.look(wish.sequence, min(wish.limit, self._most)) for proposer in self._proposers)
-        return next((guess for guess in guesses if guess is not None), None)
+    def _propose(self, wish: Wish) -> Draft | None:
+        drafts = (proposer.propose(wish.sequence, min(wish.limit, self._max_draft)) for proposer in self._proposers)
+        return next((draft for draft in drafts if draft is not None), None)
 
-    def _note(self, state: _State, kind: str, right: int, wrong: int) -> None:
-        for tallies in (state.tallies, self._all):
-            tallies.setdefault(kind, Tally()).note(right, wrong)
-
-    def _candidate(self, wish: Wish, guess: Guess | None) -> Candidate:
-        if guess is None:
-            kind, limit = COMPUTED, min(self._computable(wish), wish.limit, self._most)
+    def _candidate(self, wish: Wish, draft: Draft | None) -> Candidate:
+        kind = COMPUTED if draft is None else draft.kind
+        if draft is not None:
+            limit = len(draft.tokens)
         else:
-            kind, limit = guess.kind, len(guess.tokens)
-        state = self._states[wish.sequence.cache_id]
-        general = self._all.setdefault(kind, Tally()).likely()
-        return Candidate(limit, state.tallies.setdefault(kind, Tally()).likely(general), computed=guess is None)
+            limit = 0 if self._model is None else min(self._model.limit(wish.sequence), wish.limit, self._max_draft)
+        # A sequence begins with the acceptance that others have shown, and with little confidence in it.
+        rates = self._states[wish.sequence.cache_id].rates
+        initial = AcceptanceRate(POLICY.draft_sequence_window, self._rates[kind].rate)
+        return Candidate(limit, rates.setdefault(kind, initial).rate, computed=draft is None)
 
-    def _computable(self, wish: Wish) -> int:
-        """How many tokens the model may guess: none where it would first read too much."""
-        if self._model is None:
-            return 0
-        unread = self._model.unread(wish.sequence)
-        if unread > READ_FOR_ONE * wish.limit or (unread and self._with_reading.balance <= 0):
-            return 0
-        return self._model.limit(wish.sequence)
+    def _lengths(self, wishes: Series[Wish], candidates: Series[Candidate], room: Room) -> tuple[list[int], int | None]:
+        """Return draft lengths by measured gain, and the sequence whose draft is a retry, if any."""
+        lengths, gain = best_lengths(candidates, room, self._costs, self._draft_seconds)
+        plain = self._costs.predict(len(candidates), room.context_tokens)
+        if not plain:
+            return lengths, None
+        reading = [
+            self._model.reading_seconds(wish.sequence) if self._model is not None and each.computed else 0.0
+            for wish, each in zip(wishes, candidates, strict=True)
+        ]
+        for index, wish in enumerate(wishes):
+            # Reading pays if drafts save the sequence's part of the steps to come at least twice that time: by when
+            # all prompts of the batch are read, many of those steps are over.
+            if 2 * reading[index] > (1 - 1 / gain) * wish.limit * plain / len(wishes):
+                lengths[index] = 0
+        # What looks expensive is not run, so one draft is verified at intervals whatever it is believed to cost. What
+        # a lookup proposes is compared in every step: while none of it comes true, there is nothing to retry.
+        worth = POLICY.draft_min_gain - 1
+        possible = [at for at, each in enumerate(candidates) if each.limit and (each.computed or each.rate > worth)]
+        if possible:
+            cheapest = min(possible, key=lambda at: (reading[at], -candidates[at].rate))
+            if self._since_retry >= POLICY.draft_retry_steps * (1 + reading[cheapest] / plain):
+                limit, rate = candidates[cheapest].limit, candidates[cheapest].rate
+                until_rejection = 1 / max(1 - rate, 1 / limit)
+                lengths[cheapest] = max(lengths[cheapest], int(until_rejection))
+                return lengths, cheapest
+        return lengths, None
 
-    def _settle(self) -> None:
-        """Enter the last step in the accounts, at what such steps have been found to cost, itself included."""
-        step = self._step
-        if step is None:
-            return
-        cost = gain = reading = 0.0
-        if step.drafted or step.drafting or step.reading:
-            room, predict = step.room, self._costs.predict
-            plain = predict(step.sequences, room.context_tokens)
-            if not plain:
-                return
-            without, with_guesses = (predict(room.rows + more, room.context_tokens) for more in (0, step.drafted))
-            cost, gain = (with_guesses - without + step.drafting) / plain, step.accepted / step.sequences
-            reading = step.reading / plain
-        self._account.settle(cost, gain)
-        self._with_reading.settle(cost + reading, gain)
-
-    def _lengths(self, candidates: Series[Candidate], room: Room) -> list[int]:
-        seconds = (lambda _: 0.0) if self._model is None else self._model.seconds
-        credit = self._account.balance
-        lengths = best_lengths(candidates, room, self._costs, seconds, credit)
-        if any(lengths):
-            self._retry = RETRY
-            return lengths
-        likeliest = max(range(len(candidates)), key=lambda index: candidates[index].likely)
-        if candidates[likeliest].likely < HOPEFUL or credit <= 0:
-            return lengths
-        self._dear += 1
-        if self._dear >= self._retry:
-            self._dear, self._retry = 0, min(LONGEST_RETRY, 2 * self._retry)
-            lengths[likeliest] = min(candidates[likeliest].limit, RETRIED)
-        return lengths
+    def _draft_seconds(self, sequences: int) -> float:
+        return 0.0 if self._model is None else self._model.seconds(sequences)
 
     def _compute(
-        self, step: _Step, wishes: Series[Wish], guesses: Series[Guess | None], lengths: Series[int]
+        self, wishes: Series[Wish], found: Series[Draft | None], lengths: Series[int]
     ) -> list[tuple[int, ...]]:
-        """What the model guesses for those who want a guess and have none, in their order."""
-        model = self._model
-        if model is None:
-            return []
-        wanting = []
-        for wish, guess, length in zip(wishes, guesses, lengths, strict=True):
-            if guess is None and length:
-                wanting.append(Wish(wish.sequence, length))
-            elif guess is None:
-                # Nothing will be heard of what is not computed, and what was bad may become better.
-                self._states[wish.sequence.cache_id].tallies[COMPUTED].fade()
-        if not wanting and COMPUTED in self._all:
-            self._all[COMPUTED].fade()
-        spent, spent_reading = model.spent, model.spent_reading
-        computed = model.draft(wanting) if wanting else []
-        step.drafting, step.reading = model.spent - spent, model.spent_reading - spent_reading
-        return computed
+        """Return the draft model's drafts for sequences that have none and were given a length, in order."""
+        wanted = [
+            replace(wish, limit=length)
+            for wish, draft, length in zip(wishes, found, lengths, strict=True)
+            if draft is None and length
+        ]
+        return self._model.draft(wanted) if self._model is not None and wanted else []
