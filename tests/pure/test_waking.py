@@ -1,32 +1,26 @@
-"""Who is woken when, on an event loop that has others to look after."""
+"""Consumers are woken on an event loop that has other work to do."""
 
 from __future__ import annotations
 
 import asyncio
 
-from engine_fakes import greedy, input_processor
+from engine_fakes import input_processor, greedy
+from ferrum.core.policy_config import POLICY
 from ferrum.core.types import TokenEvent
 from ferrum.engine.output_stream import RequestStream
-from ferrum.engine.stream_fairness import TOGETHER, Waking
+from ferrum.engine.stream_fairness import StreamWaker
 
-NAMES = [f"s{number}" for number in range(3 * TOGETHER)]
+PER_TURN = POLICY.streams_per_turn
+NAMES = [f"s{number}" for number in range(3 * PER_TURN)]
 
 
-def woken_by_turn(
-    *steps: tuple[list[str], list[str]], took: float = 0.0, others_took: float = 0.0, turns: int = 20
-) -> list[list[str]]:
-    """The streams that write in each turn of a loop, when one step after the other has news for those that had news
-    before and those that had none.
+def written_by_turn(*steps: tuple[list[str], list[str]]) -> list[list[str]]:
+    """Return the streams that write in each turn of the loop, without turns in which none does.
 
     Args:
-        took: seconds of a processor that a stream takes to write.
-        others_took: seconds that each turn takes besides.
-        turns: of the loop after the last step, which take no time.
+        steps: each with the streams that have begun and those that have not.
     """
     found: list[list[str]] = [[]]
-
-    def seconds() -> float:
-        return took * sum(map(len, found)) + others_took * len(found)
 
     def stream(name: str, begun: bool) -> RequestStream:
         loop = asyncio.get_running_loop()
@@ -38,11 +32,11 @@ def woken_by_turn(
         return made
 
     async def run() -> None:
-        waking = Waking(asyncio.get_running_loop(), clock=seconds)
+        waker = StreamWaker(asyncio.get_running_loop())
         known: dict[str, RequestStream] = {}
         for begun, fresh in steps:
-            waking.add([known.setdefault(name, stream(name, name in begun)) for name in (*begun, *fresh)])
-        for _ in range(turns):
+            waker.add([known.setdefault(name, stream(name, name in begun)) for name in (*begun, *fresh)])
+        for _ in range(20):
             found.append([])
             await asyncio.sleep(0)
 
@@ -50,38 +44,24 @@ def woken_by_turn(
     return [turn for turn in found if turn]
 
 
-def test_the_loop_looks_after_others_between_a_few_streams_and_the_next_few() -> None:
-    turns = woken_by_turn((NAMES, []))
+def test_other_callbacks_wait_for_a_few_consumers_at_most() -> None:
+    turns = written_by_turn((NAMES, []))
     assert [name for turn in turns for name in turn] == NAMES
-    assert max(map(len, turns)) == TOGETHER
+    assert max(map(len, turns)) == PER_TURN
 
 
-def test_who_gets_a_first_token_is_woken_before_those_who_go_on() -> None:
-    turns = woken_by_turn((NAMES, ["new"]), ([], ["newer"]))
-    assert turns[0] == ["new", *NAMES[: TOGETHER - 1]]
-    assert turns[1][0] == "newer"
+def test_first_tokens_are_delivered_before_later_ones() -> None:
+    written = [name for turn in written_by_turn((NAMES, ["new"]), ([], ["newer"])) for name in turn]
+    assert written[0] == "new" and written.index("newer") == PER_TURN
 
 
-def test_who_waits_to_be_woken_is_woken_once() -> None:
-    turns = woken_by_turn((NAMES, []), (NAMES, []))
-    woken = [name for turn in turns for name in turn]
-    assert woken == NAMES + NAMES[:TOGETHER]  # the first few had been woken before they had news again
+def test_a_stream_that_waits_is_woken_once() -> None:
+    written = [name for turn in written_by_turn((NAMES, []), (NAMES, [])) for name in turn]
+    assert written == NAMES + NAMES[:PER_TURN]  # the first few had been woken before the second step
 
 
-def test_who_had_news_is_let_alone_for_a_while_after_a_round_and_who_has_none_is_not() -> None:
-    first, again = (NAMES, []), (NAMES[:TOGETHER], ["new"])
-    assert woken_by_turn(first, again, took=0.0)[-1] == NAMES[:TOGETHER]
-    later = woken_by_turn(first, again, took=10.0)
-    assert later[-1] != NAMES[:TOGETHER] and [name for turn in later for name in turn if name not in NAMES] == ["new"]
-
-
-def test_what_others_take_of_the_loop_does_not_make_the_pause_longer() -> None:
-    first, again = (NAMES, []), (NAMES[:TOGETHER], [])
-    assert woken_by_turn(first, again, others_took=10.0)[-1] == NAMES[:TOGETHER]
-
-
-def test_a_consumer_that_cannot_be_woken_keeps_nobody_else_asleep() -> None:
-    woken, told = [], []
+def test_a_consumer_that_cannot_be_woken_does_not_stop_the_others() -> None:
+    woken, failed = [], []
 
     def stream(name: str) -> RequestStream:
         def wake() -> None:
@@ -93,12 +73,12 @@ def test_a_consumer_that_cannot_be_woken_keeps_nobody_else_asleep() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
-        waking = Waking(loop)
+        loop.set_exception_handler(lambda _, context: failed.append(str(context["exception"])))
+        waker = StreamWaker(loop)
         for names in (NAMES, ["later"]):
-            loop.call_soon(waking.add, [stream(name) for name in names])
+            loop.call_soon(waker.add, [stream(name) for name in names])
             for _ in range(20):
                 await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert woken == [*NAMES, "later"] and told == [NAMES[1]]
+    assert woken == [*NAMES, "later"] and failed == [NAMES[1]]

@@ -1,123 +1,80 @@
-"""Wakes the consumers of an event loop, a few at a time.
+"""Wakes the consumers of an event loop a few per turn, so that new requests get their turns in between.
 
-A consumer that is woken writes its news in the loop's next turn. If all of a large step were woken together, whoever
-comes or reads meanwhile would wait for all of them to write, at each of the turns that taking a request in consists of.
+Streams and their consumers are elsewhere (`output_stream`, `async_stream`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Final
 
 from ferrum.core.errors import RequestError
+from ferrum.core.policy_config import POLICY
 from ferrum.engine.output_stream import RequestStream
 
-TOGETHER: Final = 4
-"""Streams that are woken in one turn of the loop."""
 
-SHARE: Final = 0.25
-"""The part of the loop's time that those who had news before may take."""
+class StreamWaker:
+    """Streams to be woken, each once; those whose client has nothing yet come first. Used on the loop's thread only.
 
-
-class Waking:
-    """The streams that are still to be woken, each once; those without any news before go first. Used on the loop only.
-
-    The others are woken in rounds. The loop leaves them alone after each for as long as `SHARE` says, of what writing
-    to them took: next to nothing for a few streams, and steps of a small model where there are many. They lose nothing:
-    to write the tokens of three steps costs hardly more than to write one. What the loop does for others meanwhile does
-    not count: a burst of newcomers would hold up everybody else three times as long again.
+    Waking all streams of a large step at once would delay everything else on the loop until all have written.
 
     Args:
-        loop: on which the consumers run.
-        clock: seconds that this thread has computed.
+        loop: the event loop of the consumers.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._clock = clock
         self._first: dict[int, RequestStream] = {}
-        self._round: dict[int, RequestStream] = {}
         self._others: dict[int, RequestStream] = {}
-        self._began = 0.0
-        self._spent = 0.0
         self._turning = False
-        self._pausing = False
 
     def add(self, streams: Iterable[RequestStream]) -> None:
-        """Wake these, too."""
+        """Wake these streams soon."""
         for stream in streams:
-            if not stream.begun:
-                self._first[id(stream)] = stream
-            elif id(stream) not in self._round:
-                self._others[id(stream)] = stream
-        self._begin()
-
-    def _begin(self) -> None:
-        if not (self._round or self._pausing):
-            self._round, self._others = self._others, self._round
-        if not self._turning and (self._first or self._round):
-            self._turning = True
+            (self._others if stream.begun else self._first)[id(stream)] = stream
+        if not self._turning:
             self._turn()
 
     def _turn(self) -> None:
-        """Wake a few. They write in the loop's next turn, one after the other, between the two that time them."""
-        goes_on = bool(self._round)
-        self._loop.call_soon(self._before_writing)
-        try:
-            for _ in range(TOGETHER):
-                waiting = self._first or self._round
-                if waiting:
-                    waiting.pop(next(iter(waiting))).wake()
-        finally:  # a consumer that cannot be woken is for the loop to tell of; the others are woken all the same
-            self._loop.call_soon(self._after_writing, goes_on)
-
-    def _before_writing(self) -> None:
-        self._began = self._clock()
-
-    def _after_writing(self, goes_on: bool) -> None:
-        """Add up what a round takes, of whose streams some have written; after the last ones comes the pause."""
-        if goes_on:
-            self._spent += self._clock() - self._began
-            if not self._round:
-                self._pausing = True
-                self._loop.call_later(self._spent * (1 / SHARE - 1), self._go_on)
-                self._spent = 0.0
-        self._turning = False
-        self._begin()
-
-    def _go_on(self) -> None:
-        self._pausing = False
-        self._begin()
+        for _ in range(POLICY.streams_per_turn):
+            if queue := self._first or self._others:
+                self._loop.call_soon(queue.pop(next(iter(queue))).wake)
+        self._turning = bool(self._first or self._others)
+        if self._turning:
+            self._loop.call_soon(self._turn)
 
 
 class ReadingLoop:
-    """The event loop on which the streams of one client are read, one at a time. It holds nothing of that client: a
-    client that nobody uses any more is to end, and its engine with it.
+    """The event loop on which one client's streams are read, one loop at a time.
+
+    It holds no reference to the client: an unused client must be collected, and its engine with it.
     """
 
     def __init__(self) -> None:
-        self._waking: tuple[asyncio.AbstractEventLoop, Waking] | None = None
+        self._waker: tuple[asyncio.AbstractEventLoop, StreamWaker] | None = None
 
-    def turn_to(self, loop: asyncio.AbstractEventLoop, live: int) -> None:
-        """Streams are opened on this loop from now on, of which so many are live.
+    def bind(self, loop: asyncio.AbstractEventLoop, num_live: int) -> None:
+        """Open streams on this loop from now on.
+
+        Args:
+            loop: the event loop.
+            num_live: live streams of the loop so far.
 
         Raises:
-            RequestError: those are of another loop, which still runs.
+            RequestError: there are live streams, and their loop still runs.
         """
-        if self._waking is not None:
-            if self._waking[0] is loop:
+        if self._waker is not None:
+            if self._waker[0] is loop:
                 return
-            # Of a loop that is closed nobody reads any more, whatever the engine is yet to hear of that.
-            if live and not self._waking[0].is_closed():
-                raise RequestError("requests of another event loop are live")
-        self._waking = loop, Waking(loop)
+            # The streams of a closed loop have no readers, even if the engine has not ended them yet.
+            if num_live and not self._waker[0].is_closed():
+                raise RequestError(f"{num_live} requests of another event loop are live: finish or abort them first")
+        self._waker = loop, StreamWaker(loop)
 
     def wake_all(self, streams: Sequence[RequestStream]) -> None:
-        """Wake the consumers of a step; called from any thread."""
-        assert self._waking is not None  # a stream was opened on it
-        loop, waking = self._waking
-        with suppress(RuntimeError):  # a loop that is closed has nobody left to wake
-            loop.call_soon_threadsafe(waking.add, streams)
+        """Wake the consumers of a step. Called from any thread."""
+        assert self._waker is not None  # a stream was opened on it
+        loop, waker = self._waker
+        with suppress(RuntimeError):  # a closed loop has no consumers
+            loop.call_soon_threadsafe(waker.add, streams)
