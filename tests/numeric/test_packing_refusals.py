@@ -278,14 +278,14 @@ def test_files_that_others_create_meanwhile_stay(tmp_path: Path, monkeypatch: py
 def test_of_two_runs_into_one_directory_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both see an empty directory; the second starts when the first is about to write."""
     store, out = Checkpoint(directory_of(find("llama3"))), tmp_path / "out"
-    whole_or_nothing = packing._whole_or_nothing
+    whole_or_nothing = packing._atomic_directory
 
     def overtaken(*arguments: Any) -> AbstractContextManager[None]:
-        monkeypatch.setattr(packing, "_whole_or_nothing", whole_or_nothing)
+        monkeypatch.setattr(packing, "_atomic_directory", whole_or_nothing)
         pack_directory(store, out, "int4")
         return whole_or_nothing(*arguments)
 
-    monkeypatch.setattr(packing, "_whole_or_nothing", overtaken)
+    monkeypatch.setattr(packing, "_atomic_directory", overtaken)
     with pytest.raises(ConfigError, match="another run") as caught:
         pack_directory(store, out, "int8")
     assert caught.value.param == "out"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ferrum.contract.io_types import LogitsPolicy
 from ferrum.contract.sequences import SequenceStore, Undo
-from ferrum.contract.verbs import WISH
+from ferrum.contract.verbs import SPAN_WANTS
 from ferrum.core.errors import Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.step import Array, Span, StepBatch, StepOutput
@@ -144,7 +144,7 @@ class StepwiseLLM(DecoderOnlyLLM):
     def unified_forward(self, items: Sequence[UnifiedItem]) -> list[Array | None]:
         if not items:
             return []
-        spans = [Span(item.cache_id, item.pos, item.tokens, *WISH[item.policy]) for item in items]
+        spans = [Span(item.cache_id, item.pos, item.tokens, *SPAN_WANTS[item.policy]) for item in items]
         return [result.logits for result in Undo(self.pages).all_or_none(spans, self.run)]
 
     def truncate_kv(self, cache_id: str, length: int) -> None:

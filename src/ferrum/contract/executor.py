@@ -50,7 +50,7 @@ from ferrum.core.values import whole
 
 _PROBES: Final = 3
 
-_TAKEN_OVER: Final = 0.5
+_FORK_LOCK_SECONDS: Final = 0.5
 """Seconds to wait in a forked process for another thread that is testing whether the lock is free."""
 
 
@@ -131,7 +131,7 @@ class ModelExecutor(NamedVerbs):
     def _locked(self) -> threading.RLock:
         """Return the lock, if it can be taken: one that was held at a fork is never released in the new process."""
         if self._process != os.getpid():
-            if self._lock.acquire(timeout=_TAKEN_OVER):
+            if self._lock.acquire(timeout=_FORK_LOCK_SECONDS):
                 self._process = os.getpid()
                 self._lock.release()
             elif self._process != os.getpid():
@@ -263,7 +263,7 @@ class ModelExecutor(NamedVerbs):
 
     def supports_batch_size(self, size: int) -> bool:
         """Whether a step can hold this many sequences, and the pool a page of each. Raises RequestError."""
-        return 1 <= whole("size", size) <= self._most_sequences()
+        return 1 <= whole("size", size) <= self._max_sequences()
 
     def optimal_batch_size(self) -> int:
         """Return the sequences per step beyond which this machine's throughput no longer grows.
@@ -275,14 +275,14 @@ class ModelExecutor(NamedVerbs):
             return self._fastest
         with self._exclusive():
             self.warmup()
-            room = self._most_sequences()
+            room = self._max_sequences()
             fastest = fastest_batch_size(self._probe, room)
             most = min(self.traits.max_batch_size, *(part.num_pages for part in self.memory_plan.pool))
             if room == most or 2 * fastest <= room:
                 self._fastest = fastest
             return fastest
 
-    def _most_sequences(self) -> int:
+    def _max_sequences(self) -> int:
         return min(self.traits.max_batch_size, *self._free_pages())
 
     def _free_pages(self) -> list[int]:

@@ -41,7 +41,7 @@ Output = TypeVar("Output", PrefillOutput, DecodeOutput)
 
 logger: Final = logging.getLogger("ferrum.executor")
 
-WISH: Final = {
+SPAN_WANTS: Final = {
     LogitsPolicy.NONE: (Want.NONE, Rows.LAST),
     LogitsPolicy.LAST: (Want.LOGITS, Rows.LAST),
     LogitsPolicy.ALL: (Want.LOGITS, Rows.ALL),
@@ -306,7 +306,7 @@ class NamedVerbs(ABC):
             reason = f"must be all ones, [1, {count}] or [1, {end}]: remove the padding"
             raise RequestError(reason, param="attention_mask")
         self._check_options(inputs, range(start, end))
-        want, rows = WISH[LogitsPolicy(inputs.logits)]
+        want, rows = SPAN_WANTS[LogitsPolicy(inputs.logits)]
         return Span(
             inputs.kv_cache.cache_id if inputs.kv_cache else self._new_id(self._prefix, self._fresh),
             start,
@@ -344,7 +344,7 @@ class NamedVerbs(ABC):
         stored = self.pages.length(cache_id) if cache_id in self.pages else 0
         if item.pos_offset != stored:
             raise RequestError(f"must be the stored length {stored}, not {item.pos_offset}", param="pos_offset")
-        want, rows = WISH[item.policy]
+        want, rows = SPAN_WANTS[item.policy]
         return Span(cache_id, stored, tuple(item.q_tokens), want, rows, adapter=item.adapter)
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range) -> None:

@@ -94,7 +94,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def misfit(span: Span) -> RequestError | None:
+def wrong_type(span: Span) -> RequestError | None:
     """Return an error if a field of a span has the wrong type, else None; constructors take any type."""
     if not isinstance(span.cache_id, str):
         return RequestError(f"must be a string, not {shown(span.cache_id)}", param="cache_id")
@@ -120,7 +120,7 @@ def refuse_span(span: Span, stored: int | None, *, vocab_size: int, max_sequence
         stored: stored tokens of its sequence; None for an unknown sequence.
         vocab_size, max_sequence_length: limits of the model.
     """
-    if (error := misfit(span)) is not None:
+    if (error := wrong_type(span)) is not None:
         return error
     if stored is None and span.start:
         return UnknownSequence(f"unknown sequence {shown(span.cache_id)}", param="cache_id")

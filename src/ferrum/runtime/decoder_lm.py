@@ -112,7 +112,7 @@ class DecoderLM(StepwiseLLM):
         for pieces in self._passes(list(rows.values())):
             self.kernels.captured = [] if capture else None
             output = self._forward(stage(pieces, self.pages))
-            failed.update(_hand_out(pieces, output, rows))
+            failed.update(_distribute(pieces, output, rows))
             complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]
@@ -189,7 +189,7 @@ def _shift(rows: range, begin: int, end: int) -> range:
     return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
 
 
-def _hand_out(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
+def _distribute(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
     """Give each piece's rows to its span, and return the spans that are not finite."""
     failed: dict[str, Outcome] = {}
     best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()

@@ -36,20 +36,20 @@ def run_isolated(
         else:
             outcomes[span.cache_id] = error
     if ready:
-        outcomes.update(_attempted(ready, attempt))
-    doubted = [span for span in ready if _may_be_draft_fault(span, outcomes[span.cache_id])]
-    if doubted:
-        outcomes.update(_attempted([_without_drafts(span) for span in doubted], attempt))
+        outcomes.update(_run_with_fallback(ready, attempt))
+    suspects = [span for span in ready if _may_be_draft_fault(span, outcomes[span.cache_id])]
+    if suspects:
+        outcomes.update(_run_with_fallback([_without_drafts(span) for span in suspects], attempt))
     return tuple(outcomes[span.cache_id] for span in spans)
 
 
-def _attempted(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
+def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
     try:
         return attempt(spans)
     except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
         if len(spans) == 1:
             return {spans[0].cache_id: failure(error)}
-    return {name: outcome for span in spans for name, outcome in _attempted([span], attempt).items()}
+    return {name: outcome for span in spans for name, outcome in _run_with_fallback([span], attempt).items()}
 
 
 def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:

@@ -72,11 +72,11 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
             nothing more is fetched.
         ConfigError: two revisions, or a revision of a model without any.
     """
-    found = located(name, revision)
+    found = locate(name, revision)
     return found if isinstance(found, Path) else snapshot(*found, offline=bool(offline))
 
 
-def located(name: str, revision: str | None = None) -> Path | tuple[str, str | None]:
+def locate(name: str, revision: str | None = None) -> Path | tuple[str, str | None]:
     """Return a model's directory, or its repository on the hub and the revision. Errors as `resolve_model`."""
     if not name:
         raise ModelNotFound("must not be empty; `ferrum list` shows the local models", param="model")
@@ -90,7 +90,7 @@ def located(name: str, revision: str | None = None) -> Path | tuple[str, str | N
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
         reason = "is not a directory" if path.exists() else "is neither a directory nor organisation/name on the hub"
-        raise ModelNotFound(f"{name!r} {reason}{_near(name, _sibling_folders(path))}", param="model")
+        raise ModelNotFound(f"{name!r} {reason}{_suggestion(name, _sibling_folders(path))}", param="model")
     if revision is not None and found["revision"] is not None:
         raise ConfigError(f"{name!r} already names a revision", param="revision")
     return found["repo"], revision or found["revision"]
@@ -170,7 +170,7 @@ def _describe(name: str, directory: Path) -> LocalModel:
     )
 
 
-def _near(name: str, others: Iterable[str] = ()) -> str:
+def _suggestion(name: str, others: Iterable[str] = ()) -> str:
     """Return the end of a message: similar names, or where to look."""
     here: list[str] = []
     with suppress(ConfigError):  # `list_models` reports an invalid cache
@@ -191,7 +191,7 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
         try:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
-            path = _all_that_is_read(error)
+            path = _usable_snapshot(error)
         if (pooling := pooling_file(path)) is not None:  # the only file in a folder that is read
             path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
@@ -220,7 +220,7 @@ def _refuse(directory: Path, named: str) -> None:
     refuse_quantized(config, None, METHOD)
 
 
-def _all_that_is_read(error: Exception) -> Path:
+def _usable_snapshot(error: Exception) -> Path:
     """Return a directory that the hub library calls incomplete if only unused files are missing.
 
     Another program may have fetched it without its licence, for example. Raises the error if more is missing.
@@ -259,12 +259,12 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
         ) from error
     except RepositoryNotFoundError as error:
         reason = f"{repo!r} is not on the hub, or private: log in to an account that may read it"
-        raise ModelNotFound(reason + _near(repo), param="model") from error
+        raise ModelNotFound(reason + _suggestion(repo), param="model") from error
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
     except LocalEntryNotFoundError as error:
         reason = f"{named!r} is not complete in the local cache, and the hub is unreachable"
-        raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_near(repo)}", param="model") from error
+        raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_suggestion(repo)}", param="model") from error
     except (transport, OSError) as error:
         reason = f"the download of {named!r} did not finish; run it again to resume: {error}"
         raise HubUnreachable(reason, param="model") from error

@@ -35,17 +35,17 @@ from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import (
     LIBRARY_BYTES,
     PoolLimits,
-    bytes_to_come,
+    bytes_to_load,
     free_memory,
     group_windows,
+    memory_for,
     pool_groups,
     pool_part,
     refuse_too_large,
-    room_for,
 )
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
-from ferrum.runtime.remote_headers import listed_model
+from ferrum.runtime.remote_headers import open_for_planning
 
 MAX_ROWS: Final = 512
 """Default limit of tokens in one forward pass."""
@@ -53,13 +53,13 @@ MAX_ROWS: Final = 512
 _LOGIT_BYTES: Final = 64 << 20
 """Size limit of the buffer of a pass's logits."""
 
-_MOST_PAGE: Final = 1 << 16
+_MAX_PAGE_SIZE: Final = 1 << 16
 """Limit of tokens per page; a sequence leaves half a page empty on average."""
 
-_ADDRESSES: Final = 1 << 47
+_ADDRESS_SPACE: Final = 1 << 47
 """Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
 
-_MOST_ROWS: Final = 1 << 32
+_MAX_STEP_ROWS: Final = 1 << 32
 """Limit of tokens of a step: beyond it, sizes of buffers could overflow 64 bits."""
 
 
@@ -139,7 +139,7 @@ def build_executor(
     """
     if memory_pool_size is not None:
         check_number("memory_pool_size", memory_pool_size, 1)
-    check_number("page_size", page_size, 1, _MOST_PAGE)
+    check_number("page_size", page_size, 1, _MAX_PAGE_SIZE)
     check_number("max_rows", max_rows, 1)
     bounds = _Bounds(memory_pool_size, page_size, max_rows)
     lm, plan = _assemble(config, bounds, checkpoint, progress)
@@ -166,7 +166,7 @@ def plan_model(config: ModelConfig) -> ModelPlan:
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
     sized as if the weights were loaded, and has at least one page.
     """
-    return _assemble(config, _Bounds(), listed_model(config.model), planning=True)[1]
+    return _assemble(config, _Bounds(), open_for_planning(config.model), planning=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _assemble(
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(parameter_shapes(spec), spec.ignored_names)
-    with room_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
+    with memory_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
     if planning:
         chosen.kernels.table_bytes += _rope_bytes(spec, context - 1)
@@ -213,7 +213,7 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        to_come=bytes_to_come(config, checkpoint, spec, panels=native) if planning else None,
+        bytes_to_load=bytes_to_load(config, checkpoint, spec, panels=native) if planning else None,
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
@@ -268,8 +268,8 @@ def _language_model(
 ) -> DecoderLM:
     _allocate(kernels, groups)
     pages = PageTable(_page_groups(groups, decoder.spec), max_draft=limits.max_draft)
-    with room_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
-        if limits.max_rows > _MOST_ROWS:
+    with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
+        if limits.max_rows > _MAX_STEP_ROWS:
             raise MemoryError
         return DecoderLM(
             decoder,
@@ -290,8 +290,8 @@ def _page_groups(groups: Sequence[PoolGroup], spec: DecoderSpec) -> list[PageGro
 
 def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
     wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
-    with room_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
-        if wanted > min(_ADDRESSES, free_memory()):
+    with memory_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
+        if wanted > min(_ADDRESS_SPACE, free_memory()):
             raise MemoryError
         kernels.allocate(tuple(groups))
 

@@ -12,14 +12,14 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import ModelInfo
 from ferrum.core.errors import RequestError
 from ferrum.core.memory_plan import size
-from ferrum.core.span_checks import misfit
+from ferrum.core.span_checks import wrong_type
 from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
-from ferrum.runtime.memory import free_memory, return_free_memory, room_for
+from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
 from ferrum.sampling.top_k import top
 from ferrum.sampling.verify import check_threshold, count_likely
 
@@ -68,7 +68,7 @@ class LocalExecutor(ModelExecutor):
         Raises:
             CapacityError: there is not enough memory for the buffers and the pool.
         """
-        with room_for(f"{size(capacity)} of swapped pages (swap_gib)"):
+        with memory_for(f"{size(capacity)} of swapped pages (swap_gib)"):
             if capacity > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
                 raise MemoryError
         SwapTier(self.lm.pages, self.lm.kernels, capacity, recompute, self._disk)
@@ -126,6 +126,6 @@ class LocalExecutor(ModelExecutor):
 def _carries(span: Span) -> bool:
     """Whether CARRY is among the tokens; invalid spans are left to `refuse_span`."""
     try:
-        return CARRY in span.tokens and misfit(span) is None
+        return CARRY in span.tokens and wrong_type(span) is None
     except (TypeError, ValueError):  # no sequence, or an array among the tokens
         return False

@@ -28,7 +28,7 @@ from ferrum.runtime.parameters import PlannedParameters
 
 
 @contextmanager
-def room_for(what: str) -> Iterator[None]:
+def memory_for(what: str) -> Iterator[None]:
     """Raise CapacityError for a MemoryError in this context, whichever backend allocates."""
     try:
         yield
@@ -36,7 +36,7 @@ def room_for(what: str) -> Iterator[None]:
         raise CapacityError(f"not enough memory for {what}") from error
 
 
-def bytes_to_come(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec, *, panels: bool) -> int:
+def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec, *, panels: bool) -> int:
     """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
 
     Args:
@@ -55,7 +55,7 @@ def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, spec: Decoder
     free = free_memory()
     if 2 * checkpoint.nbytes <= free:  # the usual case; no format takes more than twice the file
         return
-    wanted = bytes_to_come(config, checkpoint, spec, panels=True)
+    wanted = bytes_to_load(config, checkpoint, spec, panels=True)
     if wanted > free:
         reason = f"{size(free)} are free, {size(wanted - free)} too little"
         raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")
@@ -80,7 +80,7 @@ class PoolLimits:
         max_draft: longest draft.
         kv_capacity: tokens that layers without a window hold; None for as many as fit.
         memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
-        to_come: in a plan, bytes of the available memory that weights will take; None if they are loaded.
+        bytes_to_load: in a plan, bytes of the available memory that weights will take; None if they are loaded.
         mapped: bytes of weights in mapped files, which the system counts as available.
     """
 
@@ -91,7 +91,7 @@ class PoolLimits:
     max_draft: int
     kv_capacity: int | None
     memory_pool_size: int | None = None
-    to_come: int | None = None
+    bytes_to_load: int | None = None
     mapped: int = 0
 
     def resident(self, window: int) -> int:
@@ -144,9 +144,9 @@ def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     """Return how many pages fit, at most `most`; `held` returns the bytes of a number of pages."""
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
-        left = available_memory() - (limits.to_come or 0) - limits.mapped
+        left = available_memory() - (limits.bytes_to_load or 0) - limits.mapped
         size, param = int(max(0, left) * _SHARE), "kv_capacity"
-        if limits.to_come is not None:
+        if limits.bytes_to_load is not None:
             size = max(size, least)  # a plan may be too large, and shows by how much
     if size < least:
         raise ConfigError(f"{size} bytes for the KV pool do not hold one page of {least} bytes", param=param)

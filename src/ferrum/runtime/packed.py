@@ -162,7 +162,7 @@ class PackedParameters(Parameters):
         if self._files.tensors[name].dtype != "U8":
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
         weight = over_panels(self._files.read_bytes(name), layout, shape)
-        self._hand_out(name, shape[0] * shape[1])
+        self._mark_used(name, shape[0] * shape[1])
         return weight
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:

@@ -121,8 +121,8 @@ def pack_directory(
     shapes = parameter_shapes(spec)
     parameters.expect(shapes, spec.ignored_names)
     _refuse_used(target)
-    companions = _companions(store.directory)
-    with _whole_or_nothing(target, [_TENSORS, *companions, _CONFIG]):
+    companions = _other_files(store.directory)
+    with _atomic_directory(target, [_TENSORS, *companions, _CONFIG]):
         checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
         for name in companions:
             _copy(store.directory / name, target / name)
@@ -141,7 +141,7 @@ def _refuse_used(target: Path) -> None:
 
 
 @contextmanager
-def _whole_or_nothing(target: Path, names: list[str]) -> Iterator[None]:
+def _atomic_directory(target: Path, names: list[str]) -> Iterator[None]:
     """Create the directory; if writing fails or is interrupted, restore its previous state.
 
     Args:
@@ -196,7 +196,7 @@ def _copy(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _companions(directory: Path) -> list[str]:
+def _other_files(directory: Path) -> list[str]:
     """Return the files to copy: all but weights and configuration, and of folders only those that are read."""
     if not directory.is_dir():  # a store without files
         return []

@@ -161,7 +161,7 @@ class Parameters:
             self._checkpoint.forget(name)
         self.format = self.format or dense.dtype.name
         self._formats.add(dense.dtype.name)
-        self._hand_out(name, values.size)
+        self._mark_used(name, values.size)
         return weight
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -177,7 +177,7 @@ class Parameters:
         """Return the vector of that name, exactly, as f32 [size]. Errors as `matrix`."""
         vector: F32 = self._read(name, (size,)).astype(np.float32)
         self._checkpoint.forget(name)
-        self._hand_out(name, size)
+        self._mark_used(name, size)
         return vector
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
@@ -236,7 +236,7 @@ class Parameters:
                 f"expected shape {list(shape)}, found {list(info.shape)}"
             )
 
-    def _hand_out(self, name: str, numbers: int) -> None:
+    def _mark_used(self, name: str, numbers: int) -> None:
         """Record that a tensor of this many numbers was used."""
         if name not in self._used:
             self._used.add(name)
@@ -270,7 +270,7 @@ class PlannedParameters(Parameters):
     def vector(self, name: str, size: int) -> F32:
         """Return zeros; vectors of one size are one array, since kernels need contiguous ones."""
         self._read(name, (size,))
-        self._hand_out(name, size)
+        self._mark_used(name, size)
         return self._vectors.setdefault(size, np.zeros(size, np.float32))
 
     def _read(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:

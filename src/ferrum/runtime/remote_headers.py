@@ -26,7 +26,7 @@ from ferrum.runtime.checkpoint import (
     shard_map,
     whole_names,
 )
-from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors, located, resolve_model, snapshot
+from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors, locate, resolve_model, snapshot
 from ferrum.runtime.packed import is_packed
 from ferrum.runtime.tensor_file import TensorInfo
 
@@ -51,12 +51,12 @@ class RemoteHeaders(TensorStore):
         raise Unsupported(f"dtype {self.tensors[name].dtype}", f"{self.directory}: tensor {name!r}")
 
 
-def listed_model(name: str) -> TensorStore:
+def open_for_planning(name: str) -> TensorStore:
     """Return the store of a model to plan. Of a hub model outside of the cache, only the files' headers are fetched.
 
     Raises: as `resolve_model` and `Checkpoint`.
     """
-    found = located(name)
+    found = locate(name)
     if isinstance(found, Path):
         return Checkpoint(found)
     cached = None
@@ -64,12 +64,12 @@ def listed_model(name: str) -> TensorStore:
         cached = snapshot(*found, offline=True)
     if cached is not None and has_weights(cached):
         return Checkpoint(cached)
-    listing = _asked(*found)
+    listing = _fetch_headers(*found)
     # A packed model can only be planned from the files themselves.
     return Checkpoint(resolve_model(name)) if is_packed(listing) else listing
 
 
-def _asked(repo: str, revision: str | None) -> RemoteHeaders:
+def _fetch_headers(repo: str, revision: str | None) -> RemoteHeaders:
     """Return the headers from the hub."""
     from huggingface_hub import HfApi
 

@@ -77,7 +77,7 @@ class TensorFile:
             refuse_pointer(path)
             with path.open("rb") as file:
                 header = _header_of(path, file.read(8), path.stat().st_size)
-                _ask_library(path)
+                _check_with_library(path)
                 entries = json.loads(file.read(header), object_pairs_hook=_without_repeats)
                 self._map = _mapped(file.fileno())
         except OSError as error:
@@ -158,7 +158,7 @@ def _header_of(path: Path, prefix: bytes, size: int) -> int:
     return length
 
 
-def _ask_library(path: Path) -> None:
+def _check_with_library(path: Path) -> None:
     try:
         with safe_open(path, framework="numpy"):
             pass

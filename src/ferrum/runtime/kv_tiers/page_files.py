@@ -28,10 +28,10 @@ _NAME_BYTES: Final = 32
 _HEADER: Final = len(_MAGIC) + _NAME_BYTES + 8 + 4
 """Magic, page hash, content bytes and their CRC-32, little-endian."""
 
-_KEPT: Final = 0.9
+_SHRINK_TO: Final = 0.9
 """Fraction of the capacity left after deleting files, so that not every new page causes a scan of the directory."""
 
-_UNSEEN: Final = 1 / 32
+_RESCAN_AFTER: Final = 1 / 32
 """Fraction of the capacity written between two scans for files of other processes."""
 
 
@@ -57,7 +57,7 @@ class PageFiles:
             # Keys and values reveal parts of the prompts that they were computed from.
             directory.mkdir(0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
-            self._unseen = 0
+            self._unscanned = 0
         except OSError as error:
             raise ConfigError(f"cannot use {directory}: {error}", param="prefix_cache_dir") from None
 
@@ -88,8 +88,8 @@ class PageFiles:
         self._failing = False
         # A replaced file is counted twice until the next scan.
         self._bytes += _HEADER + len(content)
-        self._unseen += _HEADER + len(content)
-        if self._bytes > self._capacity or self._unseen > _UNSEEN * self._capacity:
+        self._unscanned += _HEADER + len(content)
+        if self._bytes > self._capacity or self._unscanned > _RESCAN_AFTER * self._capacity:
             self._shrink()
 
     def get(self, name: bytes, size: int) -> Bytes | None:
@@ -131,11 +131,11 @@ class PageFiles:
             files = sorted(self._files())
         except OSError:
             return
-        self._bytes, self._unseen = sum(size for _, size, _ in files), 0
+        self._bytes, self._unscanned = sum(size for _, size, _ in files), 0
         if self._bytes <= self._capacity:
             return
         for _, size, path in files:
-            if self._bytes <= _KEPT * self._capacity:
+            if self._bytes <= _SHRINK_TO * self._capacity:
                 return
             with suppress(OSError):
                 os.unlink(path)  # noqa: PTH108 - a path from scandir
