@@ -1,6 +1,6 @@
-"""File descriptors, of which each connection takes one: as many as may be, and one line where none is left.
+"""Runs the application with uvicorn: file limit, logs, listening, and shutdown in two steps.
 
-Runs the application: uvicorn, structured logs, and an end in two steps.
+The application is put together in `app`; what it does while draining is in `service`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fastapi import FastAPI
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import log_objects, warn_once
+from ferrum.core.policy_config import POLICY
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
-from ferrum.server.gc_policy import put_off, search_in_pauses
 from ferrum.server.http_timeouts import PunctualProtocol
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service, State
@@ -39,48 +39,29 @@ try:
 except ImportError:  # not every system has it
     resource = None  # type: ignore[assignment]
 
-NOT_NOW: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EBADF)
-"""Why a connection that waits cannot be taken. asyncio tries again in a second; by then the server may have ended."""
+HANG_UP: Final[signal.Signals | None] = getattr(signal, "SIGHUP", None)
+"""The signal of a closing terminal; not every system has it."""
 
-
-def allow_all() -> None:
-    """Take all that this process may have: shells and systemd begin with 1,024, as many as requests may be."""
-    if resource is not None:
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with suppress(OSError, ValueError):  # some systems have no number that means all
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def tell_once_of_none(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's handler of errors: asyncio tells 2,048 times a second of connections that cannot be taken."""
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in NOT_NOW:
-        warn_once(f"new connections cannot be taken: {error}")
-    else:
-        loop.default_exception_handler(context)
-
-
-POLL_SECONDS: Final = 0.05
-"""How often a draining server looks whether it is done."""
-
-WRITE_SECONDS: Final = 60.0
-"""How long a client may take nothing of what it is sent."""
-
-CLOSE_SECONDS: Final = 1.0
-"""How long connections have to come to their end when everything has been ended that runs on them."""
-
+ACCEPT_ERRORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EBADF)
+"""Errors of accepting a connection. asyncio retries after a second, when the socket may already be closed."""
 
 NOT_LISTENING: Final = (1, 3)
-"""What uvicorn exits with where it cannot listen, in its older versions and in those since."""
+"""Exit codes of uvicorn if it cannot listen: of older and of newer versions."""
 
-HANG_UP: Final[signal.Signals | None] = getattr(signal, "SIGHUP", None)
-"""The terminal is closed. Not every system has it."""
+POLL_SECONDS: Final = 0.05
+"""Interval at which a draining server checks whether it is done."""
+
+WRITE_SECONDS: Final = 60.0
+"""How long a client may read nothing while data is waiting for it."""
+
+CLOSE_SECONDS: Final = 1.0
+"""How long connections may take to close after their requests have ended."""
 
 
 class Server(uvicorn.Server):
-    """A server that ends in two steps: the first signal drains it, the second aborts what still runs.
+    """A server that ends in two steps: the first signal drains, the second aborts requests.
 
-    After that no client holds it up: connections that are still there after a moment, or at one more signal, are cut.
+    Then connections that remain after a moment, or at one more signal, are cut.
     """
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
@@ -96,7 +77,7 @@ class Server(uvicorn.Server):
                 app,
                 host=config.host,
                 port=config.port,
-                http=cast("Any", protocol),  # uvicorn calls it as it would call the class
+                http=cast("Any", protocol),  # uvicorn calls it like the class
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -107,11 +88,11 @@ class Server(uvicorn.Server):
         self._drain_seconds = config.drain_seconds
         self._signals = 0
         self._hung_up = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """See uvicorn. A terminal that is closed is a signal like the others, unless nohup has it ignored."""
+        """Handle a closing terminal like other signals, unless nohup ignores it."""
         with super().capture_signals():
             if HANG_UP is None or threading.current_thread() is not threading.main_thread():
                 yield
@@ -125,32 +106,29 @@ class Server(uvicorn.Server):
                 signal.signal(HANG_UP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Take a signal; what it means is done on the event loop."""
-        if sig != HANG_UP or not self._hung_up:  # of a closed terminal both the shell and the system tell
+        """Count a signal; the event loop acts on it."""
+        if sig != HANG_UP or not self._hung_up:  # both the shell and the system signal a closed terminal
             self._signals += 1
         self._hung_up |= sig == HANG_UP
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """See uvicorn. The signals, and the pauses, are watched from here on."""
-        asyncio.get_running_loop().set_exception_handler(tell_once_of_none)
+        asyncio.get_running_loop().set_exception_handler(_log_accept_errors_once)
         await super().startup(sockets)
-        pauses = search_in_pauses(lambda: self._service.num_live)
-        self._tasks = [asyncio.create_task(each) for each in (self._watch_signals(), pauses)]
+        self._watch = asyncio.create_task(self._watch_signals())
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """See uvicorn. Nothing is left of the watches, and no connection is waited for."""
-        for each in self._tasks:
-            each.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         cutting = asyncio.create_task(self._cut_connections())
         await super().shutdown(sockets)
         cutting.cancel()
-        if self.force_exit:  # then uvicorn leaves it out
+        if self.force_exit:  # uvicorn then skips the lifespan's shutdown
             await self.lifespan.shutdown()
 
     async def _cut_connections(self) -> None:
-        """Cut the connections that are left in a moment, or at one more signal; what was sent to nobody is lost.
+        """Cut connections after a moment, or at one more signal; unsent data is lost.
 
-        Requests that are not over a moment later wait for an engine that is stuck in a step: it is closed all the same.
+        Requests that still run then wait for an engine stuck in a step; uvicorn is made to stop without them.
         """
         known, until = self._signals, time.monotonic() + CLOSE_SECONDS
         while self._signals == known and time.monotonic() < until:
@@ -161,12 +139,12 @@ class Server(uvicorn.Server):
         self.force_exit = bool(self.server_state.tasks)
 
     def _busy(self) -> bool:
-        """Whether a request is being read or answered, or a client is still taking an answer."""
+        """Return whether a request is read or answered, or a client still receives a reply."""
         state = self.server_state
         return bool(state.tasks) or any(each.transport.get_write_buffer_size() for each in state.connections)
 
     async def _watch_signals(self) -> None:
-        """Drain at the first signal; end when nobody is served, at the second signal, or when the time is over."""
+        """Drain at the first signal; stop when idle, at the second, or at the deadline."""
         while not self._signals and self._service.state is not State.FAILED:
             await asyncio.sleep(POLL_SECONDS)
         if self._service.state is not State.FAILED:
@@ -179,41 +157,65 @@ class Server(uvicorn.Server):
 
 
 def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
-    """Serve until a signal ends it. One that comes while the engine is still being built ends the process at once.
+    """Serve until a signal ends the server.
+
+    While the engine loads, a signal ends the process at once.
 
     Raises:
-        ConfigError: the file of API keys cannot be used, or nobody can listen on the port.
-        Exception: what kept the engine from being built.
+        ConfigError: the file of API keys is invalid, or the server cannot listen on the address.
+        Exception: the engine could not be built.
     """
     log_to_stderr()
-    allow_all()
+    raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(partial(_settled, make_engine), config)
+    app = create_app(partial(_build_frozen, make_engine), config)
+    thresholds = gc.get_threshold()
+    # Requests leave no reference cycles (tests/serve/test_garbage.py), so collections may be rare.
+    gc.set_threshold(POLICY.gc_young_objects, *thresholds[1:])
     try:
-        with put_off():
-            Server(app, config).run()
-    except SystemExit as end:  # so uvicorn ends where it cannot listen, after a line that tells why
+        Server(app, config).run()
+    except SystemExit as end:  # uvicorn logs why it cannot listen, then exits
         if end.code not in NOT_LISTENING:
             raise
-        raise ConfigError(f"{config.port} of {config.host} cannot be listened on", param="port") from None
+        reason = getattr(end.__context__, "strerror", None) or "see the log"
+        why = reason.rpartition(": ")[2]  # asyncio puts the address before the reason
+        raise ConfigError(f"{config.port} cannot be opened on {config.host}: {why}", param="port") from None
     finally:
-        gc.unfreeze()  # or what the engine's cycles hold would outlast the library that frees it
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()  # the engine's cycles must be freed before the native library they use
     service: Service = app.state.service
     if service.left_loading:
-        leave(0)  # the interpreter's own end would wait for the thread that loads, or break it in native code
+        leave(0)  # a normal exit would wait for the loading thread, or crash it in native code
     if service.failure is not None:
         raise service.failure
 
 
-def _settled(make_engine: Callable[[], AsyncEngine]) -> AsyncEngine:
-    """The engine. What there is by now will stay: to search it for garbage would hold up every stream."""
+def _build_frozen(make_engine: Callable[[], AsyncEngine]) -> AsyncEngine:
+    """Build the engine; exempt all present objects from garbage collection, as they stay."""
     engine = make_engine()
     gc.freeze()
     return engine
 
 
+def raise_file_limit() -> None:
+    """Raise the limit of open files to the hard limit: each connection takes one."""
+    if resource is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with suppress(OSError, ValueError):  # some systems reject an unlimited value
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _log_accept_errors_once(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle an event loop's errors: asyncio reports failing accepts up to 2,048 times a second."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in ACCEPT_ERRORS:
+        warn_once(f"cannot accept new connections: {error}")
+    else:
+        loop.default_exception_handler(context)
+
+
 def log_to_stderr() -> None:
-    """Send all logs to standard error: those of ferrum and of uvicorn, and the warnings of whatever else runs here."""
+    """Log to standard error: INFO of ferrum and uvicorn, warnings of everything else."""
     log_objects(logging.WARNING)
     for name in ("ferrum", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
