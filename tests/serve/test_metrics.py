@@ -1,4 +1,4 @@
-"""Metrics mean what docs/metrics.md says, shown on a timeline that is written down here."""
+"""Metrics follow the definitions of docs/metrics.md, on a timeline that each test writes down."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta, Usage
 from ferrum.server.metrics.engine_metrics import SLEEP_STATES, SOURCES, Metrics, token_buckets
-from ferrum.server.metrics.fast_counters import QuickCounter, QuickHistogram
-from ferrum.server.metrics.ferrum_metrics import OwnMetrics
+from ferrum.server.metrics.fast_counters import FastCounter, FastHistogram
 from serve_kit import Served, chat_parts, serving, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 class Timeline:
-    """Metrics whose clock the test sets, and what they show."""
+    """Metrics with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.registry = CollectorRegistry()
         info = EngineInfo("fake", 97, 100, 640, "fake-1", page_size=64)
-        self.metrics = Metrics(self.registry, "name", info, 100, clock=lambda: self.now)
+        self.metrics = Metrics(self.registry, "name", info, 100, lambda: 3, clock=lambda: self.now)
 
     def request(self, at: float, prompt: int = 10, **params: Any) -> Request:
         request = input_processor().process([1] * prompt, greedy(**{"max_tokens": 20, **params}))
@@ -48,15 +47,15 @@ class Timeline:
         return self.registry.get_sample_value(f"vllm:{name}", {"model_name": "name", "engine": "0", **labels})
 
     def seen(self, name: str) -> tuple[float | None, float | None]:
-        """How many observations, and their sum."""
+        """Return number and sum of the observations."""
         return self.value(f"{name}_count"), self.value(f"{name}_sum")
 
     def sources(self) -> dict[str, float | None]:
-        """Prompt tokens by where they came from."""
+        """Return prompt tokens by origin."""
         return {source: self.value("prompt_tokens_by_source_total", source=source) for source in SOURCES}
 
 
-def test_guesses_are_counted_by_their_place() -> None:
+def test_draft_tokens_are_counted_by_position() -> None:
     line = Timeline()
     assert line.value("spec_decode_num_accepted_tokens_per_pos_total", position="15") == 0
     line.metrics.step(EngineStats(speculation=SpeculationCounts(2, 8, 5, (2, 2, 1, 0))))
@@ -64,11 +63,13 @@ def test_guesses_are_counted_by_their_place() -> None:
     assert line.value("spec_decode_num_drafts_total") == 3
     assert line.value("spec_decode_num_draft_tokens_total") == 12
     assert line.value("spec_decode_num_accepted_tokens_total") == 6
-    places = [line.value("spec_decode_num_accepted_tokens_per_pos_total", position=str(place)) for place in range(4)]
-    assert places == [3, 2, 1, 0]
+    positions = [
+        line.value("spec_decode_num_accepted_tokens_per_pos_total", position=str(position)) for position in range(4)
+    ]
+    assert positions == [3, 2, 1, 0]
 
 
-def test_the_life_of_a_sequence() -> None:
+def test_latencies_of_a_sequence() -> None:
     line = Timeline()
     request = line.request(at=100.0)
     line.delta(103.0, request, 1, scheduled=102.0)
@@ -103,7 +104,7 @@ def test_the_life_of_a_sequence() -> None:
     assert line.value("request_success_total", finished_reason="stop") == 1
 
 
-def test_the_choices_of_a_request_share_its_prompt() -> None:
+def test_choices_of_a_request_share_its_prompt() -> None:
     line = Timeline()
     request = line.request(at=0.0, n=2)
     line.delta(1.0, request, 1, index=0, scheduled=0.5)
@@ -116,7 +117,7 @@ def test_the_choices_of_a_request_share_its_prompt() -> None:
     assert line.seen("time_to_first_token_seconds") == (2, 3.0)
 
 
-def test_a_request_that_never_left_the_queue_has_no_times_but_the_whole() -> None:
+def test_request_that_never_left_the_queue_has_only_a_total_latency() -> None:
     line = Timeline()
     line.delta(5.0, line.request(at=1.0), finish_reason=FinishReason.ABORT, usage=Usage(10, 0))
     assert line.seen("e2e_request_latency_seconds") == (1, 4.0)
@@ -127,9 +128,9 @@ def test_a_request_that_never_left_the_queue_has_no_times_but_the_whole() -> Non
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR])
-def test_prompts_that_came_to_nothing_are_counted_nowhere(reason: FinishReason) -> None:
+def test_prompts_without_a_result_are_not_counted(reason: FinishReason) -> None:
     line = Timeline()
-    for limit in (0, 5):  # the one was to be scored
+    for limit in (0, 5):  # 0: a request for scores
         line.delta(1.0, line.request(0.0, max_tokens=limit), finish_reason=reason, usage=Usage(10, 0, cached_tokens=4))
     assert line.value("prompt_tokens_total") == 0 and line.value("prompt_tokens_cached_total") == 0
     assert not any(line.sources().values())
@@ -148,7 +149,7 @@ def test_prompts_that_came_to_nothing_are_counted_nowhere(reason: FinishReason) 
         (FinishReason.ERROR, "error"),
     ],
 )
-def test_every_end_is_counted_once(reason: FinishReason, counted: str) -> None:
+def test_finish_reason_is_counted_once(reason: FinishReason, counted: str) -> None:
     line = Timeline()
     line.delta(1.0, line.request(at=0.0), finish_reason=reason, usage=Usage(10, 0), error=StepError("x"))
     ends = {each: line.value("request_success_total", finished_reason=each) for each in ("stop", "length", "abort")}
@@ -157,14 +158,14 @@ def test_every_end_is_counted_once(reason: FinishReason, counted: str) -> None:
     assert line.value("corrupted_requests_total") == 0
 
 
-def test_a_nan_is_a_corrupted_request() -> None:
+def test_nan_counts_as_corrupted_request() -> None:
     line = Timeline()
     error = NonFiniteLogits("x")
     line.delta(1.0, line.request(at=0.0), finish_reason=FinishReason.ERROR, usage=Usage(10, 0), error=error)
     assert line.value("corrupted_requests_total") == 1
 
 
-def test_steps_set_the_gauges_and_count_their_tokens() -> None:
+def test_steps_set_gauges_and_count_tokens() -> None:
     line = Timeline()
     line.metrics.step(
         EngineStats(
@@ -199,32 +200,28 @@ def test_steps_set_the_gauges_and_count_their_tokens() -> None:
     assert line.value("cache_config_info", **labels) == 1
 
 
-def test_what_vllm_has_no_names_for_is_counted_under_our_own() -> None:
-    registry = CollectorRegistry()
-    own = OwnMetrics(registry, "name", lambda: 3)
-    own.step(EngineStats(prefixes=PrefixCounts(cached_pages=9, evicted_pages=2, restored_pages=1)))
-    own.step(EngineStats(prefixes=PrefixCounts(7, evicted_pages=5, restored_pages=1, shared_pages=4)))
-    labels = {"model_name": "name", "engine": "0"}
-    shown = {
-        name: registry.get_sample_value(f"ferrum:{name}", labels)
-        for name in (
-            "live_requests",
-            "prefix_cache_pages",
-            "shared_pages",
-            "prefix_cache_evicted_pages_total",
-            "prefix_cache_restored_pages_total",
-        )
+def test_metrics_without_a_vllm_name_begin_with_ferrum() -> None:
+    line = Timeline()
+    line.metrics.step(EngineStats(prefixes=PrefixCounts(cached_pages=9, evicted_pages=2, restored_pages=1)))
+    line.metrics.step(EngineStats(prefixes=PrefixCounts(7, evicted_pages=5, restored_pages=1, shared_pages=4)))
+    names = {
+        "live_requests": 3,
+        "prefix_cache_pages": 7,
+        "shared_pages": 4,
+        "prefix_cache_evicted_pages_total": 5,
+        "prefix_cache_restored_pages_total": 1,
     }
-    assert list(shown.values()) == [3, 7, 4, 5, 1]
+    labels = {"model_name": "name", "engine": "0"}
+    assert {name: line.registry.get_sample_value(f"ferrum:{name}", labels) for name in names} == names
 
 
-def test_buckets_of_tokens_are_one_two_five_up_to_the_context() -> None:
+def test_token_buckets_are_one_two_five_up_to_the_context() -> None:
     assert token_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
     assert token_buckets(4096)[-3:] == (500, 1000, 2000)
 
 
 def samples(server: Served) -> dict[str, float]:
-    """The samples of /metrics that have no labels of their own, by name."""
+    """Return the samples of /metrics without specific labels, by name."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
@@ -233,7 +230,7 @@ def samples(server: Served) -> dict[str, float]:
     return found
 
 
-def test_all_series_are_zero_from_the_start_and_documented() -> None:
+def test_all_series_start_at_zero_and_are_documented() -> None:
     with serving() as server:
         text = server.http.get("/metrics").text
         names = set(re.findall(r"^# TYPE ((?:vllm|ferrum):\S+|http_\S+) ", text, re.MULTILINE))
@@ -244,7 +241,7 @@ def test_all_series_are_zero_from_the_start_and_documented() -> None:
         assert len(zero) >= 40 and not any(zero.values())
 
 
-def test_a_served_request_is_seen() -> None:
+def test_served_request_is_counted() -> None:
     with serving(chat_parts(FakeRecipe(page_size=16))) as server:
         server.complete(prompt=["a" * 10, "b" * 20], n=2, max_tokens=5, ignore_eos=True)
         wait_for(lambda: samples(server)["vllm:request_params_n_count"] == 2)
@@ -254,14 +251,14 @@ def test_a_served_request_is_seen() -> None:
             now["vllm:time_to_first_token_seconds_count"] == 4 and now["vllm:inter_token_latency_seconds_count"] == 16
         )
         assert now["vllm:request_queue_time_seconds_count"] == 4 and now["vllm:iteration_tokens_total_count"] >= 5
-        # The prompt of two choices is computed once, but for its last token.
+        # The choices share their prompt except its last token.
         assert now["vllm:iteration_tokens_total_sum"] == 30 + 2 + 4 * 4
         assert (now["vllm:num_requests_running"], now["vllm:kv_cache_usage_perc"]) == (0, 0)
         text = server.http.get("/metrics").text
         assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in text
 
 
-def test_a_stopped_choice_is_counted_as_its_client_sees_it() -> None:
+def test_stop_string_limits_the_counted_tokens() -> None:
     with serving() as server:
         whole = server.complete(seed=1, max_tokens=30, ignore_eos=True).json()["choices"][0]["text"]
         reply = server.complete(seed=1, max_tokens=30, ignore_eos=True, stop=whole[10]).json()
@@ -272,15 +269,15 @@ def test_a_stopped_choice_is_counted_as_its_client_sees_it() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 9.0]), st.integers(0, 3))))
-def test_quick_metrics_show_what_the_librarys_own_would(values: list[tuple[float, int]]) -> None:
+def test_fast_metrics_equal_the_librarys(values: list[tuple[float, int]]) -> None:
     ours, theirs, labels = CollectorRegistry(), CollectorRegistry(), {"a": "x", "b": "y"}
-    quick = QuickHistogram("h", "help", labels, (0.5, 1.0, 2.0), ours)
+    fast = FastHistogram("h", "help", labels, (0.5, 1.0, 2.0), ours)
     slow = Histogram("h", "help", tuple(labels), buckets=(0.5, 1.0, 2.0), registry=theirs).labels(**labels)
-    quick_count = QuickCounter("c", "help", labels, ours)
+    fast_count = FastCounter("c", "help", labels, ours)
     slow_count = Counter("c", "help", tuple(labels), registry=theirs).labels(**labels)
     for value, times in values:
-        quick.observe(value, times)
-        quick_count.inc(times)
+        fast.observe(value, times)
+        fast_count.inc(times)
         slow_count.inc(times)
         for _ in range(times):
             slow.observe(value)

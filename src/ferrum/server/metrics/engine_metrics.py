@@ -1,33 +1,37 @@
-"""Prometheus metrics under vLLM's names and buckets. Every definition is in docs/metrics.md.
+"""Prometheus metrics of the engine, under vLLM's names and buckets. docs/metrics.md defines each.
 
-The observer looks on at the engine's border, so that a client who reads slowly does not change what is measured.
+They observe the engine's reports, so slow clients do not change them. HTTP traffic is in `http_metrics`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta
-from ferrum.server.metrics.fast_counters import QuickCounter, QuickHistogram
+from ferrum.server.metrics.fast_counters import FastCounter, FastHistogram
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
-"""There is one."""
+"""There is one engine."""
 
 SLEEP_STATES: Final = ("awake", "weights_offloaded", "discard_all")
 SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
-"""Where the keys and values of a prompt's tokens came from."""
+"""Origins of the keys and values of prompt tokens."""
+
+ENDS: Final = ("stop", "length", "abort", "error", "repetition")
+FINISHES: Final = {reason: reason.value for reason in FinishReason} | {FinishReason.DEADLINE: "abort"}
+"""The label of each finish reason; vLLM has no deadlines."""
 
 FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -44,38 +48,86 @@ CHOICE_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 STEP_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTION_BUCKETS: Final = (0, 1, 2, 5, 10, 20)
 
-FINISHES: Final = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-    FinishReason.DEADLINE: "abort",
-    FinishReason.ERROR: "error",
+GAUGES: Final[dict[str, tuple[str, Callable[[EngineStats], float]]]] = {
+    "vllm:num_requests_running": ("Sequences that hold pages.", lambda stats: stats.running),
+    "vllm:num_requests_waiting": ("Sequences that wait for pages.", lambda stats: stats.waiting),
+    "vllm:kv_cache_usage_perc": ("Part of the KV pages in use, 0 to 1.", lambda stats: stats.kv_usage),
+    "ferrum:prefix_cache_pages": ("Pages in the prefix cache.", lambda stats: stats.prefixes.cached_pages),
+    "ferrum:shared_pages": ("Pages held by several sequences.", lambda stats: stats.prefixes.shared_pages),
 }
-"""How they are counted; vLLM knows no deadlines."""
+
+TOTALS: Final[dict[str, tuple[str, Callable[[EngineStats], int]]]] = {
+    "vllm:num_preemptions": ("Preempted sequences.", lambda stats: stats.preemptions),
+    "vllm:prefix_cache_queries": (
+        "Prompt tokens looked up in the prefix cache.",
+        lambda stats: stats.prefixes.query_tokens,
+    ),
+    "vllm:prefix_cache_hits": ("Prompt tokens found there.", lambda stats: stats.prefixes.hit_tokens),
+    "vllm:external_prefix_cache_queries": (
+        "Prompt tokens looked up in host memory and on disk.",
+        lambda stats: stats.prefixes.external_query_tokens,
+    ),
+    "vllm:external_prefix_cache_hits": (
+        "Prompt tokens found there.",
+        lambda stats: stats.prefixes.external_hit_tokens,
+    ),
+    "vllm:spec_decode_num_drafts": ("Verified drafts.", lambda stats: stats.speculation.drafts),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens of these drafts.", lambda stats: stats.speculation.draft_tokens),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Accepted draft tokens.",
+        lambda stats: stats.speculation.accepted_tokens,
+    ),
+    "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", lambda stats: stats.prefixes.evicted_pages),
+    "ferrum:prefix_cache_restored_pages": (
+        "Pages restored from host memory or disk.",
+        lambda stats: stats.prefixes.restored_pages,
+    ),
+}
+"""Counters of totals that the engine reports."""
+
+COUNTERS: Final = {
+    "vllm:prompt_tokens": "Prompt tokens of requests that were begun.",
+    "vllm:prompt_tokens_cached": "Prompt tokens that came from a cache.",
+    "vllm:mm_cache_queries": "Always 0: images are not supported.",
+    "vllm:mm_cache_hits": "Always 0: images are not supported.",
+    "vllm:corrupted_requests": "Choices that ended because of a NaN.",
+}
+
+SIZES: Final = {
+    "vllm:request_prompt_tokens": "Prompt tokens of a choice.",
+    "vllm:request_generation_tokens": "Generated tokens of a choice.",
+    "vllm:request_max_num_generation_tokens": "Generated tokens of the longest choice of a request.",
+    "vllm:request_params_max_tokens": "max_tokens of a request.",
+    "vllm:request_prefill_kv_computed_tokens": "Prompt tokens of a request that were not cached.",
+}
+"""Histograms of tokens, whose buckets depend on the model's context."""
+
+HISTOGRAMS: Final[dict[str, tuple[str, tuple[float, ...]]]] = {
+    "vllm:request_params_n": ("n of a request.", CHOICE_BUCKETS),
+    "vllm:iteration_tokens_total": ("Tokens of a step.", STEP_BUCKETS),
+    "vllm:request_num_preemptions": ("Preemptions of a choice.", PREEMPTION_BUCKETS),
+    "vllm:time_to_first_token_seconds": ("From arrival to the first token.", FIRST_TOKEN_BUCKETS),
+    "vllm:request_time_per_output_token_seconds": ("Mean time between tokens of a choice.", TOKEN_BUCKETS),
+    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", REQUEST_BUCKETS),
+    "vllm:request_queue_time_seconds": ("From arrival to leaving the queue for the last time.", REQUEST_BUCKETS),
+    "vllm:request_inference_time_seconds": ("From leaving the queue to the last token.", REQUEST_BUCKETS),
+    "vllm:request_prefill_time_seconds": ("From leaving the queue to the first token.", REQUEST_BUCKETS),
+    "vllm:request_decode_time_seconds": ("From the first token to the last one.", REQUEST_BUCKETS),
+}
+
+Labelled = TypeVar("Labelled", Counter, Gauge, Histogram)
 
 
-Labelled = TypeVar("Labelled", Counter, Gauge)
-"""A metric with labels of its own."""
-
-
-def token_buckets(context: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to the context."""
-    return tuple(_one_two_five(context))
-
-
-def _one_two_five(limit: int) -> Iterator[int]:
-    decade = 1
-    while True:
-        for mantissa in (1, 2, 5):
-            if mantissa * decade > limit:
-                return
-            yield mantissa * decade
-        decade *= 10
+def token_buckets(context: int) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, 20, 50, ... up to the context."""
+    decades = range(len(str(context)))
+    buckets = (mantissa * 10**decade for decade in decades for mantissa in (1, 2, 5))
+    return tuple(each for each in buckets if each <= context)
 
 
 @dataclass(slots=True)
 class _Times:
-    """What is known of a choice so far, in monotonic seconds."""
+    """Times of a choice so far, in monotonic seconds."""
 
     first: float | None = None
     last: float | None = None
@@ -84,7 +136,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a request so far.
+    """State of a request.
 
     Attributes:
         begun: whether any choice has a token.
@@ -97,14 +149,15 @@ class _Seen:
 
 
 class Metrics:
-    """Observes an engine (see `Observer`).
+    """An `Observer` of the engine that maintains its metrics.
 
     Args:
-        registry: where the metrics are registered, all at zero.
-        model: the model's name for clients.
+        registry: where the metrics are registered, at zero.
+        model: served name.
         info: of the engine.
-        context: most tokens of prompt and output together.
-        clock: monotonic seconds, that of the requests' arrivals.
+        context: limit of prompt and output tokens together.
+        num_live: returns the number of HTTP requests in progress.
+        clock: monotonic seconds, as in a request's arrival.
     """
 
     def __init__(
@@ -113,6 +166,7 @@ class Metrics:
         model: str,
         info: EngineInfo,
         context: int,
+        num_live: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -120,153 +174,76 @@ class Metrics:
         self._clock = clock
         self._stats = EngineStats()
         self._seen: dict[str, _Seen] = {}
-        self._add_gauges(info)
-        self._add_counters()
-        self._add_sizes(token_buckets(context))
-        self._add_latencies()
+        self._add_gauges(info, num_live)
+        counters = COUNTERS | {name: help for name, (help, _) in TOTALS.items()}
+        self._counts = {name: self._new(Counter, name, help) for name, help in counters.items()}
+        tokens = token_buckets(context)
+        histograms = HISTOGRAMS | {name: (help, tokens) for name, help in SIZES.items()}
+        self._histograms = {
+            name: self._new(Histogram, name, help, buckets=buckets) for name, (help, buckets) in histograms.items()
+        }
+        help = "Prompt tokens by the origin of their keys and values."
+        self._by_source = self._each(Counter, "vllm:prompt_tokens_by_source", help, "source", SOURCES)
+        name, positions = "vllm:spec_decode_num_accepted_tokens_per_pos", map(str, range(MAX_DRAFT))
+        self._accepted_at = self._each(
+            Counter, name, "Accepted draft tokens by position in the draft.", "position", positions
+        )
+        self._success = self._each(Counter, "vllm:request_success", "Ended choices.", "finished_reason", ENDS)
+        labels = dict(zip(LABELS, self._names, strict=True))
+        self._generated = FastCounter("vllm:generation_tokens", "Generated tokens.", labels, registry)
+        name = "vllm:inter_token_latency_seconds"
+        self._between = FastHistogram(name, "Time between tokens.", labels, TOKEN_BUCKETS, registry)
 
-    def _labels(self) -> dict[str, str]:
-        return dict(zip(LABELS, self._names, strict=True))
-
-    def _gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        gauge = Gauge(f"vllm:{name}", help, LABELS, registry=self._registry)
-        gauge.labels(*self._names).set_function(read)
-
-    def _counter(self, name: str, help: str) -> Counter:
-        return Counter(f"vllm:{name}", help, LABELS, registry=self._registry).labels(*self._names)
+    def _new(self, kind: Callable[..., Labelled], name: str, help: str, **options: Any) -> Labelled:
+        return kind(name, help, LABELS, registry=self._registry, **options).labels(*self._names)
 
     def _each(
         self, kind: Callable[..., Labelled], name: str, help: str, label: str, values: Iterable[str]
     ) -> dict[str, Labelled]:
-        """One metric for each value of a label."""
-        metric = kind(f"vllm:{name}", help, (*LABELS, label), registry=self._registry)
+        """Return one metric for each value of a label."""
+        metric = kind(name, help, (*LABELS, label), registry=self._registry)
         return {value: metric.labels(*self._names, value) for value in values}
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(*self._names)
-
-    def _add_gauges(self, info: EngineInfo) -> None:
-        self._gauge("num_requests_running", "Sequences that hold pages.", lambda: self._stats.running)
-        self._gauge("num_requests_waiting", "Sequences that wait for pages.", lambda: self._stats.waiting)
-        reasons = ("capacity", "deferred")
-        waiting = self._each(
-            Gauge, "num_requests_waiting_by_reason", "Sequences that wait, and why.", "reason", reasons
-        )
+    def _add_gauges(self, info: EngineInfo, num_live: Callable[[], int]) -> None:
+        for name, (help, read) in GAUGES.items():
+            self._new(Gauge, name, help).set_function(partial(self._read, read))
+        self._new(Gauge, "ferrum:live_requests", "HTTP requests in progress.").set_function(num_live)
+        name, reasons = "vllm:num_requests_waiting_by_reason", ("capacity", "deferred")
+        waiting = self._each(Gauge, name, "Waiting sequences by reason.", "reason", reasons)
         waiting["capacity"].set_function(lambda: self._stats.waiting)
-        self._gauge("kv_cache_usage_perc", "Part of the KV pages in use, 0 to 1.", lambda: self._stats.kv_usage)
-        states = self._each(Gauge, "engine_sleep_state", "1: the engine's state.", "sleep_state", SLEEP_STATES)
-        states["awake"].set(1)
+        name = "vllm:engine_sleep_state"
+        self._each(Gauge, name, "1 for the engine's state.", "sleep_state", SLEEP_STATES)["awake"].set(1)
         labels = (*LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching")
         size = info.page_size or 1
         cache = Gauge("vllm:cache_config_info", "The KV pool.", labels, registry=self._registry)
         cache.labels(*self._names, str(size), str(info.kv_capacity // size), str(info.prefix_cache)).set(1)
 
-    def _add_counters(self) -> None:
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were begun.")
-        self._cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens that came from a cache.")
-        self._by_source = self._each(
-            Counter, "prompt_tokens_by_source", "Prompt tokens by where they came from.", "source", SOURCES
-        )
-        self._queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
-        for name in ("queries", "hits"):
-            self._counter(f"mm_cache_{name}", "No images are served.")
-        self._queried_outside = self._counter(
-            "external_prefix_cache_queries", "Prompt tokens looked up in host buffers and on disk."
-        )
-        self._hits_outside = self._counter("external_prefix_cache_hits", "Prompt tokens found there.")
-        self._drafts = self._counter("spec_decode_num_drafts", "Drafts that were verified.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens of these drafts.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Those of them that were right.")
-        self._accepted_at = self._each(
-            Counter,
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Right tokens by their place in the draft.",
-            "position",
-            map(str, range(MAX_DRAFT)),
-        )
-        self._generated = QuickCounter("vllm:generation_tokens", "Generated tokens.", self._labels(), self._registry)
-        self._preemptions = self._counter("num_preemptions", "Sequences that lost their pages.")
-        self._corrupted = self._counter("corrupted_requests", "Choices that ended because of a NaN.")
-        reasons = ("stop", "length", "abort", "error", "repetition")
-        self._success = self._each(Counter, "request_success", "Choices that ended.", "finished_reason", reasons)
+    def _read(self, read: Callable[[EngineStats], float]) -> float:
+        return read(self._stats)
 
-    def _add_sizes(self, tokens: tuple[int, ...]) -> None:
-        self._size_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a choice.", tokens)
-        self._size_generated = self._histogram("request_generation_tokens", "Tokens of a choice.", tokens)
-        self._size_longest = self._histogram(
-            "request_max_num_generation_tokens", "Tokens of the longest choice of a request.", tokens
-        )
-        self._size_limit = self._histogram("request_params_max_tokens", "max_tokens of a request.", tokens)
-        self._size_n = self._histogram("request_params_n", "n of a request.", CHOICE_BUCKETS)
-        self._size_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that came from no cache.", tokens
-        )
-        self._size_step = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_BUCKETS)
-        self._size_preemptions = self._histogram(
-            "request_num_preemptions", "How often a choice lost its pages.", PREEMPTION_BUCKETS
-        )
-
-    def _add_latencies(self) -> None:
-        self._to_first = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS
-        )
-        self._between = QuickHistogram(
-            "vllm:inter_token_latency_seconds",
-            "From token to token.",
-            self._labels(),
-            TOKEN_BUCKETS,
-            self._registry,
-        )
-        self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time from token to token of a choice.", TOKEN_BUCKETS
-        )
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS)
-        self._queued = self._histogram(
-            "request_queue_time_seconds", "From arrival to the last time that it left the queue.", REQUEST_BUCKETS
-        )
-        self._inference = self._histogram(
-            "request_inference_time_seconds", "From leaving the queue to the last token.", REQUEST_BUCKETS
-        )
-        self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From leaving the queue to the first token.", REQUEST_BUCKETS
-        )
-        self._decode = self._histogram(
-            "request_decode_time_seconds", "From the first token to the last one.", REQUEST_BUCKETS
-        )
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[f"vllm:{name}"].observe(value)
 
     def step(self, stats: EngineStats) -> None:
-        """See `Observer`."""
-        self._preemptions.inc(stats.preemptions - self._stats.preemptions)
-        before, after = self._stats.prefixes, stats.prefixes
-        self._queried.inc(after.query_tokens - before.query_tokens)
-        self._hits.inc(after.hit_tokens - before.hit_tokens)
-        self._queried_outside.inc(after.external_query_tokens - before.external_query_tokens)
-        self._hits_outside.inc(after.external_hit_tokens - before.external_hit_tokens)
-        self._count_drafts(self._stats.speculation, stats.speculation)
-        self._stats = stats
+        """Take over the engine's state; see `Observer`."""
+        before, self._stats = self._stats, stats
+        for name, (_, total) in TOTALS.items():
+            self._counts[name].inc(total(stats) - total(before))
+        accepted, earlier = stats.speculation.accepted_per_position, before.speculation.accepted_per_position
+        for position, (count, known) in enumerate(zip_longest(accepted, earlier, fillvalue=0)):
+            self._accepted_at[str(position)].inc(count - known)
         for tokens in stats.step_tokens:
-            self._size_step.observe(tokens)
-
-    def _count_drafts(self, before: SpeculationCounts, after: SpeculationCounts) -> None:
-        self._drafts.inc(after.drafts - before.drafts)
-        self._drafted.inc(after.draft_tokens - before.draft_tokens)
-        self._accepted.inc(after.accepted_tokens - before.accepted_tokens)
-        if after.accepted_tokens > before.accepted_tokens:
-            places = zip_longest(after.accepted_per_position, before.accepted_per_position, fillvalue=0)
-            for place, (count, earlier) in enumerate(places):
-                self._accepted_at[str(place)].inc(count - earlier)
+            self._observe("iteration_tokens_total", tokens)
 
     def delta(self, request: Request, delta: Delta) -> None:
-        """See `Observer`."""
+        """Count the tokens and ends of a delta; see `Observer`."""
         now = self._clock()
         seen = self._seen.get(request.request_id) or self._seen.setdefault(request.request_id, _Seen())
         times = seen.choices.get(delta.index) or seen.choices.setdefault(delta.index, _Times())
         if delta.token_ids:
             if not seen.begun:
                 seen.begun = True
-                self._prompt_tokens.inc(len(request.prompt))
+                self._counts["vllm:prompt_tokens"].inc(len(request.prompt))
             self._count_tokens(request, times, len(delta.token_ids), now)
         if delta.finish_reason is not None:
             self._count_choice(request, delta, times, now)
@@ -276,11 +253,11 @@ class Metrics:
             self._count_request(request, seen, delta)
 
     def _count_tokens(self, request: Request, times: _Times, count: int, now: float) -> None:
-        """Tokens of one step came at one moment; the time since the last one is shared among them."""
+        """Count the tokens of a step, which share the time since the previous token equally."""
         self._generated.inc(count)
         if times.last is None:
             times.first = now
-            self._to_first.observe(now - request.arrival)
+            self._observe("time_to_first_token_seconds", now - request.arrival)
             self._between.observe(0.0, count - 1)
         else:
             self._between.observe((now - times.last) / count, count)
@@ -291,33 +268,35 @@ class Metrics:
         assert delta.finish_reason is not None
         self._success[FINISHES[delta.finish_reason]].inc()
         if isinstance(delta.error, NonFiniteLogits):
-            self._corrupted.inc()
-        self._size_prompt.observe(len(request.prompt))
-        self._size_generated.observe(times.tokens)
-        self._size_preemptions.observe(delta.preemptions)
-        self._whole.observe(now - request.arrival)
+            self._counts["vllm:corrupted_requests"].inc()
+        self._observe("request_prompt_tokens", len(request.prompt))
+        self._observe("request_generation_tokens", times.tokens)
+        self._observe("request_num_preemptions", delta.preemptions)
+        self._observe("e2e_request_latency_seconds", now - request.arrival)
         if delta.scheduled is not None:
-            self._queued.observe(delta.scheduled - request.arrival)
-            if times.first is not None and times.last is not None:
-                self._prefill.observe(times.first - delta.scheduled)
-                self._inference.observe(times.last - delta.scheduled)
-        if times.first is not None and times.last is not None:
-            self._decode.observe(times.last - times.first)
-            if times.tokens > 1:
-                self._per_token.observe((times.last - times.first) / (times.tokens - 1))
+            self._observe("request_queue_time_seconds", delta.scheduled - request.arrival)
+        if times.first is None or times.last is None:
+            return
+        if delta.scheduled is not None:
+            self._observe("request_prefill_time_seconds", times.first - delta.scheduled)
+            self._observe("request_inference_time_seconds", times.last - delta.scheduled)
+        decode = times.last - times.first
+        self._observe("request_decode_time_seconds", decode)
+        if times.tokens > 1:
+            self._observe("request_time_per_output_token_seconds", decode / (times.tokens - 1))
 
     def _count_request(self, request: Request, seen: _Seen, end: Delta) -> None:
         assert end.usage is not None
         cached = end.usage.cached_tokens
         scored = request.params.max_tokens == 0 and end.finish_reason is FinishReason.LENGTH
         if scored:
-            self._prompt_tokens.inc(len(request.prompt))
+            self._counts["vllm:prompt_tokens"].inc(len(request.prompt))
         if seen.begun or scored:
             self._by_source["local_cache_hit"].inc(cached)
             self._by_source["local_compute"].inc(len(request.prompt) - cached)
-            self._cached_tokens.inc(cached)
-        self._size_computed.observe(len(request.prompt) - cached)
-        self._size_longest.observe(seen.longest)
-        self._size_n.observe(request.params.n)
+            self._counts["vllm:prompt_tokens_cached"].inc(cached)
+        self._observe("request_prefill_kv_computed_tokens", len(request.prompt) - cached)
+        self._observe("request_max_num_generation_tokens", seen.longest)
+        self._observe("request_params_n", request.params.n)
         if request.params.max_tokens is not None:
-            self._size_limit.observe(request.params.max_tokens)
+            self._observe("request_params_max_tokens", request.params.max_tokens)

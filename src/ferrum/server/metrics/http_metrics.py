@@ -1,4 +1,7 @@
-"""Prometheus metrics of the HTTP traffic, under the names that dashboards of FastAPI services know."""
+"""Prometheus metrics of HTTP traffic, under names that dashboards of FastAPI services use.
+
+Metrics of the engine are in `engine_metrics`.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ FINE_BUCKETS: Final = (
 )  # fmt: skip
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Clients may invent others; they are not told apart."""
+"""HTTP methods; others are counted as `other`."""
 
 
 class HttpMetrics:
-    """Counts requests, and the process that serves them.
+    """Metrics of HTTP requests and of the server process.
 
     Args:
         registry: where the metrics are registered.
@@ -45,7 +48,7 @@ class HttpMetrics:
         )
         self._duration = Histogram(
             "http_request_duration_seconds",
-            "From the request's head to the response's end.",
+            "From request headers to the end of the response.",
             ("handler", "method"),
             buckets=DURATION_BUCKETS,
             registry=registry,
@@ -58,8 +61,8 @@ class HttpMetrics:
         """Count a request.
 
         Args:
-            handler: the route's path, or `none`: paths that nobody serves are not told apart.
-            received, sent: bytes of the two bodies.
+            handler: the route's path, or `none` for unknown paths.
+            received, sent: bytes of the bodies.
         """
         method = method if method in METHODS else "other"
         self._requests.labels(handler, method, f"{status // 100}xx").inc()
