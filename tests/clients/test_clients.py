@@ -1,7 +1,7 @@
-"""A browser, the Node SDK and other clients, unchanged, against real servers.
+"""Unchanged clients against real servers: a browser, the Node SDK and Python clients.
 
-Each runs in an environment of its own, which `make test-clients` makes: `suites/` with Python clients and a browser,
-`node/` with the Node SDK. The servers run here; the suites find them in their environment.
+`make test-clients` creates an environment for each: `suites/` for Python clients and a browser, `node/` for the Node
+SDK. The servers run here; the suites get their addresses in environment variables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUITES = sorted((HERE / "suites").glob("use_*.py"))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model with a chat template of its own."""
+    """Return the built-in model with a chat template."""
     directory = tmp_path_factory.mktemp("model") / "tiny-chat"
     shutil.copytree(resolve_model(BUILT_IN), directory)
     path = directory / "tokenizer_config.json"
@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What the suites are told: where the servers and the model are, and where screenshots go."""
+    """Return the suites' environment: addresses of servers, the model, and a folder for screenshots."""
     place = tmp_path_factory.mktemp("clients")
     (place / "keys").write_text("secret\n")
 
@@ -75,16 +75,16 @@ def run(command: list[str | Path], environment: dict[str, str], place: Path) -> 
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.stem)
-def test_a_client_is_served(suite: Path, environment: dict[str, str]) -> None:
+def test_client_suite_passes(suite: Path, environment: dict[str, str]) -> None:
     run([PYTHON, "-m", "pytest", suite], environment, HERE / "suites")
 
 
-def test_the_node_sdk_is_served(environment: dict[str, str]) -> None:
+def test_node_sdk_suite_passes(environment: dict[str, str]) -> None:
     suites = sorted(path.name for path in (HERE / "node").glob("*.test.mjs"))
     run(["node", "--test", *suites], environment, HERE / "node")
 
 
-def test_a_harness_scores_as_llm_does(environment: dict[str, str], model: Path) -> None:
+def test_harness_scores_equal_those_of_llm(environment: dict[str, str], model: Path) -> None:
     """lm-evaluation-harness through /v1/completions, request by request."""
     run([PYTHON, "harness.py"], environment, HERE / "suites")
     scored = json.loads((Path(environment["PLACE"]) / "scores.json").read_text())
@@ -92,7 +92,7 @@ def test_a_harness_scores_as_llm_does(environment: dict[str, str], model: Path) 
     with LLM(str(model)) as llm:
         assert llm.client.tokenizer is not None
         for each in scored:
-            # It counts the context's last blanks to what follows; tokens that would merge across the two stay apart.
+            # It moves the context's trailing spaces to the continuation; tokens are not merged across the two.
             context = llm.client.tokenizer.encode(each["context"].rstrip())
             whole = llm.client.tokenizer.encode(each["context"] + each["continuation"])
             [scores] = llm.score([[*context, *whole[len(context) :]]], use_tqdm=False)

@@ -1,4 +1,4 @@
-"""Names of models, against a hub on this machine."""
+"""Model names and downloads, against a fake hub on this machine."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def names_in(path):
     return {str(each.relative_to(path)) for each in path.rglob("*") if each.is_file()}
 
 
-def test_a_download_holds_what_a_model_needs_and_no_pickles(hub):
+def test_download_contains_the_needed_files_and_no_pickles(hub):
     path = resolve_model("maker/model")
     assert names_in(path) == FETCHED
     assert (path / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_of_an_embedding_model_the_pooling_is_fetched_too(hub):
+def test_pooling_of_an_embedding_model_is_fetched(hub):
     modules = json.dumps([{"path": "1_Pooling", "type": "Pooling"}]).encode()
     hub.repos["maker/vectors"] = FakeRepo(FILES | {"modules.json": modules, "1_Pooling/config.json": b"{}"})
     path = resolve_model("maker/vectors")
@@ -68,7 +68,7 @@ def test_of_an_embedding_model_the_pooling_is_fetched_too(hub):
     assert resolve_model("maker/vectors", offline=True) == path
 
 
-def test_the_second_call_downloads_nothing(hub):
+def test_second_call_downloads_nothing(hub):
     first = resolve_model("maker/model")
     before = len(hub.seen("GET /maker"))
     assert resolve_model("maker/model") == first
@@ -76,7 +76,7 @@ def test_the_second_call_downloads_nothing(hub):
 
 
 @pytest.mark.parametrize("how", ["argument", "environment", "hub down"])
-def test_a_cached_model_serves_without_the_hub(hub, monkeypatch, how):
+def test_cached_model_works_without_the_hub(hub, monkeypatch, how):
     path = resolve_model("maker/model")
     hub.requests.clear()
     if how == "environment":
@@ -89,7 +89,7 @@ def test_a_cached_model_serves_without_the_hub(hub, monkeypatch, how):
 
 
 @pytest.mark.parametrize("without", ["LICENSE", "model.safetensors"])
-def test_what_another_program_fetched_is_complete_without_what_is_not_read(hub, without):
+def test_files_that_are_not_read_may_be_missing_from_the_cache(hub, without):
     hub.repos["maker/model"] = FakeRepo({**FILES, "LICENSE": b"words"})
     path = Path(snapshot_download("maker/model", allow_patterns=[name for name in FILES if name != without]))
     hub.status = 503
@@ -101,7 +101,7 @@ def test_what_another_program_fetched_is_complete_without_what_is_not_read(hub, 
             resolve_model("maker/model", offline=offline)
 
 
-def test_offline_and_not_cached_is_said(hub, monkeypatch):
+def test_offline_model_that_is_not_cached_is_an_error(hub, monkeypatch):
     with pytest.raises(HubUnreachable, match=r"maker/model.*offline") as caught:
         resolve_model("maker/model", offline=True)
     assert caught.value.param == "model"
@@ -112,7 +112,7 @@ def test_offline_and_not_cached_is_said(hub, monkeypatch):
         resolve_model("maker/model")
 
 
-def test_a_dropped_connection_is_resumed_where_it_broke(hub, monkeypatch):
+def test_dropped_connection_is_resumed(hub, monkeypatch):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
     hub.break_after, hub.breaks = {"model.safetensors": 1000}, 1
     path = resolve_model("maker/model")
@@ -120,7 +120,7 @@ def test_a_dropped_connection_is_resumed_where_it_broke(hub, monkeypatch):
     assert any(request.endswith("bytes=1000-") for request in hub.requests)
 
 
-def test_a_download_that_breaks_for_good_is_finished_by_the_next_call(hub):
+def test_broken_download_is_finished_by_the_next_call(hub):
     hub.break_after, hub.breaks = {"model.safetensors": 0}, 1000
     with pytest.raises(HubUnreachable, match="did not finish"):
         resolve_model("maker/model")
@@ -130,7 +130,7 @@ def test_a_download_that_breaks_for_good_is_finished_by_the_next_call(hub):
     assert (resolve_model("maker/model") / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_revisions_by_argument_and_by_name(hub):
+def test_revision_by_argument_and_by_name(hub):
     path = resolve_model("maker/model", revision="v1.0")
     assert resolve_model("maker/model@v1.0") == path
     with pytest.raises(ModelNotFound, match=r"no revision 'v9'") as caught:
@@ -140,7 +140,7 @@ def test_revisions_by_argument_and_by_name(hub):
         resolve_model("maker/model@v1.0", revision="main")
 
 
-def test_an_unknown_model_is_answered_with_its_neighbours(hub):
+def test_unknown_model_error_suggests_similar_names(hub):
     resolve_model("maker/model")
     with pytest.raises(ModelNotFound, match=r"did you mean maker/model\?") as caught:
         resolve_model("maker/modle")
@@ -149,20 +149,20 @@ def test_an_unknown_model_is_answered_with_its_neighbours(hub):
         resolve_model("ferrum-tinny")
 
 
-def test_a_gated_model_says_what_to_do(hub):
+def test_gated_model_error_says_what_to_do(hub):
     with pytest.raises(ModelGated, match="accept its terms") as caught:
         resolve_model("maker/gated")
     assert caught.value.status == 403
 
 
-def test_a_model_of_pickles_is_refused_without_fetching_them(hub):
+def test_pickled_model_is_rejected_without_download(hub):
     with pytest.raises(CheckpointError, match="no safetensors"):
         resolve_model("maker/pickles")
     assert not any("pytorch_model.bin" in request for request in hub.seen("GET"))
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "told"),
+    ("config", "kind", "message"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, Unsupported, "MixtralForCausalLM"),
         ({"rope_scaling": {"type": "longrope"}}, Unsupported, "longrope"),
@@ -171,20 +171,20 @@ def test_a_model_of_pickles_is_refused_without_fetching_them(hub):
         (None, CheckpointError, r"'maker/other' has no config\.json"),
     ],
 )
-def test_what_would_not_load_is_refused_before_its_weights_are_fetched(hub, config, kind, told):
+def test_unsupported_model_is_rejected_before_its_weights_are_fetched(hub, config, kind, message):
     files = {name: data for name, data in FILES.items() if name != "config.json"}
     if config is not None:
         files["config.json"] = json.dumps(json.loads(CONFIG) | config).encode()
     hub.repos["maker/other"] = FakeRepo(files)
     for _ in range(2):
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=message):
             pull("maker/other")
     assert not any("safetensors" in request for request in hub.requests)
-    hub.repos["maker/other"] = FakeRepo(dict(FILES))  # its owner has mended it
+    hub.repos["maker/other"] = FakeRepo(dict(FILES))  # its owner has repaired it
     assert names_in(pull("maker/other").path) == FETCHED
 
 
-def test_no_server_at_all(hub, monkeypatch):
+def test_unreachable_hub_is_an_error(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubUnreachable):
         resolve_model("maker/model")
@@ -210,13 +210,13 @@ def test_no_server_at_all(hub, monkeypatch):
         "/proc/self/task/model",
     ],
 )
-def test_names_that_cannot_be_ids_never_reach_the_hub(hub, name):
+def test_invalid_ids_never_reach_the_hub(hub, name):
     with pytest.raises(ModelNotFound):
         resolve_model(name)
     assert not hub.requests
 
 
-def test_directories_go_before_the_hub(hub, tmp_path, monkeypatch):
+def test_directory_takes_precedence_over_the_hub(hub, tmp_path, monkeypatch):
     (tmp_path / "maker" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert resolve_model("maker/model").samefile(tmp_path / "maker" / "model")
@@ -230,7 +230,7 @@ def test_directories_go_before_the_hub(hub, tmp_path, monkeypatch):
         resolve_model(str(tmp_path / "maker" / "modell"))
 
 
-def test_the_list_holds_the_built_in_model_and_the_cached_ones(hub):
+def test_list_contains_built_in_and_cached_models(hub):
     assert BUILT_IN in [model.name for model in list_models()]
     pulled = pull("maker/model")
     assert pulled in list_models()
@@ -243,7 +243,7 @@ def test_the_list_holds_the_built_in_model_and_the_cached_ones(hub):
         assert resolve_model(model.name, offline=True) == model.path
 
 
-def test_a_model_that_lacks_a_shard_is_not_in_the_list(hub):
+def test_incomplete_model_is_not_listed(hub):
     shards = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     index = json.dumps({"weight_map": {shard: shard for shard in shards}}).encode()
     files = {"config.json": CONFIG, "model.safetensors.index.json": index}
@@ -256,7 +256,7 @@ def test_a_model_that_lacks_a_shard_is_not_in_the_list(hub):
     assert pull("maker/sharded") in list_models()
 
 
-def test_a_cache_that_is_a_file_is_refused_by_its_name(hub, tmp_path, monkeypatch):
+def test_cache_path_that_is_a_file_is_named(hub, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError) as caught:
@@ -264,8 +264,8 @@ def test_a_cache_that_is_a_file_is_refused_by_its_name(hub, tmp_path, monkeypatc
     assert caught.value.param == "HF_HUB_CACHE"
 
 
-def test_the_environment_of_the_hub_is_honoured(hub, tmp_path):
-    """In a process of its own: the library reads it when it is imported."""
+def test_environment_of_the_hub_is_used(hub, tmp_path):
+    """In a separate process: the library reads the environment on import."""
     program = "from ferrum.runtime.hub import resolve_model; print(resolve_model('maker/model'))"
     env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     env.pop("HF_HUB_CACHE", None)
@@ -278,7 +278,7 @@ def test_the_environment_of_the_hub_is_honoured(hub, tmp_path):
     assert not hub.requests
 
 
-def test_the_built_in_model_needs_no_hub_library():
+def test_built_in_model_needs_no_hub_library():
     program = (
         "import sys; from ferrum.runtime.hub import resolve_model; resolve_model('ferrum-tiny');"
         "assert 'huggingface_hub' not in sys.modules"

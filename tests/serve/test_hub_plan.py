@@ -1,4 +1,4 @@
-"""Plans of models that stay on the hub: their files' headers are all that is fetched."""
+"""Plans of models on the hub, from the headers of their files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENTRY = {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}
 
 
 def headed(header: object) -> bytes:
-    """A file of weights with that header."""
+    """Return a weight file with the header."""
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(2)
 
@@ -68,7 +68,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}])
 @pytest.mark.parametrize("name", ["maker/whole", "maker/sharded", "maker/whole@v1.0"])
-def test_a_plan_is_that_of_the_download_and_downloads_nothing(
+def test_plan_equals_that_of_the_download_without_downloading(
     hub: FakeHub, tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
     config = ModelConfig(model=name, kv_capacity=1000, **options)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_a_plan_is_that_of_the_download_and_downloads_nothing(
     assert len(hub.requests) == count, "what is here is not asked for"
 
 
-def test_a_packed_model_is_fetched_for_it(hub: FakeHub) -> None:
+def test_packed_model_is_fetched_for_its_plan(hub: FakeHub) -> None:
     plan = plan_model(ModelConfig(model="maker/packed", kv_capacity=1000))
     assert plan.traits.group == 32 and hub.requests
 
@@ -103,7 +103,7 @@ def test_a_packed_model_is_fetched_for_it(hub: FakeHub) -> None:
         ("maker/other", CheckpointError, "is missing"),
     ],
 )
-def test_what_cannot_be_planned_is_told_as_when_loading(
+def test_plan_fails_like_loading(
     hub: FakeHub, name: str, kind: type[FerrumError], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(kind, match=told):
@@ -112,23 +112,23 @@ def test_what_cannot_be_planned_is_told_as_when_loading(
     assert told in capsys.readouterr().err
 
 
-def test_what_is_damaged_here_is_not_planned_from_there(hub: FakeHub) -> None:
+def test_damaged_cached_file_is_not_replaced_by_the_hub(hub: FakeHub) -> None:
     path = resolve_model("maker/whole") / "model.safetensors"
     path.resolve().write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(CheckpointError, match="not a valid safetensors file"):
         plan_model(ModelConfig(model="maker/whole"))
 
 
-def test_a_draft_is_planned_as_its_target_is(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draft_model_on_the_hub_is_planned(hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "maker/whole", "--kv-capacity", "1000", "--speculative"]
     assert execute([*arguments, "maker/sharded"]) == 0
     assert "draft model" in capsys.readouterr().out
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert execute([*arguments, "maker/none"]) == 2
-    assert "speculative: " in capsys.readouterr().err
+    assert "--speculative" in capsys.readouterr().err
 
 
-def test_a_hub_that_cannot_be_reached_is_said(hub: FakeHub) -> None:
+def test_unreachable_hub_is_reported_by_the_plan(hub: FakeHub) -> None:
     hub.status = 503
     with pytest.raises(HubUnreachable):
         plan_model(ModelConfig(model="maker/whole"))

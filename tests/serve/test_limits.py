@@ -1,4 +1,4 @@
-"""What one API key may ask for, and what it is told when that is used up."""
+"""Limits of API keys, and the replies when they are exceeded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serve_kit import ENDLESS_TOKENS, SLOW, USER, Served, chat_parts, error_of, 
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that tests advance."""
 
     now = 100.0
 
@@ -47,7 +47,7 @@ def chat(server: Served, key: str, **body: object) -> httpx.Response:
 
 @contextmanager
 def endless(server: Served, keys: list[str]) -> Iterator[None]:
-    """Within the block each key has a request more that would run for long."""
+    """Keep one long request per key running within the block."""
     with ThreadPoolExecutor(len(keys)) as pool:
         names = [f"endless-{number}" for number in range(len(keys))]
         running = [
@@ -61,7 +61,7 @@ def endless(server: Served, keys: list[str]) -> Iterator[None]:
             assert server.http.delete(f"/v1/requests/{name}", headers={"x-api-key": key}).status_code == 200
 
 
-def test_the_names_that_keys_give_are_not_in_each_others_way(tmp_path: Path) -> None:
+def test_keys_have_separate_request_ids(tmp_path: Path) -> None:
     with guarded(tmp_path, "ann:one\nbob:two\n") as server, ThreadPoolExecutor() as pool:
         keys = ("one", "two")
         running = [pool.submit(chat, server, key, max_tokens=ENDLESS_TOKENS, request_id="mine") for key in keys]
@@ -75,14 +75,14 @@ def test_the_names_that_keys_give_are_not_in_each_others_way(tmp_path: Path) -> 
 
 
 def refused(limits: Limits) -> int:
-    """The seconds that a key without rates left is told to wait."""
+    """Return the `retry-after` of a key that exceeds its rates."""
     with pytest.raises(ApiError) as caught:
         limits.begin("a")
     assert (caught.value.status_code, caught.value.code) == (429, "rate_limit_exceeded")
     return int((caught.value.headers or {})["retry-after"])
 
 
-def test_requests_come_back_evenly_within_the_minute() -> None:
+def test_requests_refill_evenly() -> None:
     clock = Clock()
     limits = Limits({"a": KeyLimits(requests_per_minute=6)}, lambda: 1, clock)
     for _ in range(6):
@@ -99,7 +99,7 @@ def test_requests_come_back_evenly_within_the_minute() -> None:
     assert refused(limits) == 10, "more than a minute's worth is never saved"
 
 
-def test_the_time_to_wait_is_that_of_all_rates() -> None:
+def test_retry_after_covers_all_rates() -> None:
     clock = Clock()
     limits = Limits({"a": KeyLimits(requests_per_minute=60, tokens_per_minute=60)}, lambda: 1, clock)
     for _ in range(60):
@@ -109,7 +109,7 @@ def test_the_time_to_wait_is_that_of_all_rates() -> None:
     limits.begin("a")
 
 
-def test_other_keys_have_rates_of_their_own() -> None:
+def test_keys_have_separate_rates() -> None:
     limits = Limits({"a": KeyLimits(requests_per_minute=1), "b": KeyLimits(requests_per_minute=1)}, lambda: 1, Clock())
     limits.begin("a")
     limits.begin("b")
@@ -118,8 +118,8 @@ def test_other_keys_have_rates_of_their_own() -> None:
         limits.begin("without limits")
 
 
-def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
-    """A minute's worth is 60: of 150 tokens 90 are debt, and one token must be there again."""
+def test_debt_is_repaid_at_the_keys_rate() -> None:
+    """Of 150 tokens, 60 are available and 90 are debt; one more must be available again."""
     clock = Clock()
     limits = Limits({"a": KeyLimits(tokens_per_minute=60), "b": KeyLimits(tokens_per_minute=60)}, lambda: 1, clock)
     request = input_processor().process([1] * 100, greedy(50), tenant="a")
@@ -136,8 +136,8 @@ def test_a_debt_is_paid_at_the_keys_own_rate_and_no_longer() -> None:
     assert refused(limits) == 100, "what was saved up before the debt is gone"
 
 
-def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> None:
-    """What a request costs is known when it is over: those of the prompt and 150 generated ones are more than 60."""
+def test_key_may_go_into_debt_and_then_waits(tmp_path: Path) -> None:
+    """The cost of a request is known at its end: here over 150 tokens, with 60 available."""
     with guarded(tmp_path, "ada:one tokens_per_minute=60\neve:two") as server:
         first = chat(server, "one", max_tokens=150)
         assert first.status_code == 200 and first.headers["x-ratelimit-limit-tokens"] == "60"
@@ -145,7 +145,7 @@ def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> No
         again = chat(server, "one")
         assert error_of(again, 429)["code"] == "rate_limit_exceeded"
         used = first.json()["usage"]["total_tokens"]
-        assert 1 <= int(again.headers["retry-after"]) <= used - 60 + 1  # a token a second
+        assert 1 <= int(again.headers["retry-after"]) <= used - 60 + 1  # one token per second
         assert again.headers["x-ratelimit-remaining-tokens"] == "0"
         assert float(again.headers["x-ratelimit-reset-tokens"].removesuffix("s")) > 60
         assert chat(server, "two").status_code == 200
@@ -154,7 +154,7 @@ def test_a_key_may_go_into_debt_and_waits_until_it_is_paid(tmp_path: Path) -> No
             server.openai(api_key="one").chat.completions.create(model="fake", messages=USER)  # type: ignore[arg-type]
 
 
-def test_a_key_has_only_so_many_requests_at_a_time(tmp_path: Path) -> None:
+def test_key_has_a_limit_of_concurrent_requests(tmp_path: Path) -> None:
     with guarded(tmp_path, "ada:one\nada:three\neve:two max_live=3", key_max_live=2) as server:
         with endless(server, ["one", "three"]):
             response = chat(server, "one")
@@ -163,27 +163,27 @@ def test_a_key_has_only_so_many_requests_at_a_time(tmp_path: Path) -> None:
         server.wait_idle()
         assert chat(server, "one").status_code == 200
         batch = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 1}
-        told = server.http.post("/v1/completions", json=batch, headers={"x-api-key": "one"})
-        assert error_of(told, 400)["param"] == "prompt", "no time to come back would help"
+        refused = server.http.post("/v1/completions", json=batch, headers={"x-api-key": "one"})
+        assert error_of(refused, 400)["param"] == "prompt", "waiting would not help"
         assert server.http.post("/v1/completions", json=batch, headers={"x-api-key": "two"}).status_code == 200
         many = {"model": "fake", "input": ["a"] * 5}
         assert server.http.post("/v1/embeddings", json=many, headers={"x-api-key": "one"}).status_code == 200
 
 
-def test_every_request_counts_but_those_that_come_too_early(tmp_path: Path) -> None:
+def test_every_request_counts_except_rejected_ones(tmp_path: Path) -> None:
     with guarded(tmp_path, "ada:one max_live=1 requests_per_minute=3") as server:
         assert chat(server, "one", temperature=9).status_code == 400
         assert [chat(server, "one").status_code for _ in range(4)] == [200, 200, 429, 429]
 
 
-def test_a_line_of_the_file_goes_before_the_options(tmp_path: Path) -> None:
+def test_limits_in_the_file_override_options(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("ada:one max_live=9\neve:two\n")
     keys = read_keys(str(path), KeyLimits(max_live=4, tokens_per_minute=50))
     assert keys.limits == {"ada": KeyLimits(9, None, 50), "eve": KeyLimits(4, None, 50)}
 
 
-def test_a_key_without_a_name_is_nobody_elses(tmp_path: Path) -> None:
+def test_keys_without_names_are_separate_tenants(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("\ufeffone\ntwo\nkey-2:three\nkey:2:four\n", encoding="utf-8")
     keys = read_keys(str(path), KeyLimits())
@@ -191,13 +191,13 @@ def test_a_key_without_a_name_is_nobody_elses(tmp_path: Path) -> None:
     assert len(names) == 4 and None not in names
 
 
-def test_limits_of_keys_need_keys() -> None:
+def test_key_limits_require_a_key_file() -> None:
     with pytest.raises(ConfigError) as caught:
         create_app(lambda: pytest.fail("it was built"), ServerConfig(key_max_live=3))
     assert caught.value.param == "api_key_file"
 
 
-def test_a_key_is_served_before_what_another_one_has_queued(tmp_path: Path) -> None:
+def test_fair_policy_serves_a_key_before_anothers_queue(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("greedy:one\npolite:two\n")
     recipe = replace(SLOW, policy="fair", max_sequences=2)

@@ -1,4 +1,4 @@
-"""Many clients at once: those who leave, and those who read slowly, change nothing for the others."""
+"""Many clients: disconnecting and slow ones do not change the replies of others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = 10
 
 
 async def text_of(client: httpx.AsyncClient, seed: int, max_tokens: int) -> str:
-    """The text of a stream, whose end must be a good one."""
+    """Return the text of a stream that must end normally."""
     body = {"model": "fake", "prompt": "ab", "seed": seed, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     pieces: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -36,7 +36,7 @@ async def text_of(client: httpx.AsyncClient, seed: int, max_tokens: int) -> str:
 
 
 class Leaving:
-    """Clients that ask for much and go: most of them so many of the engine's steps after they were taken in."""
+    """Clients that send long requests and disconnect, most after a random number of steps."""
 
     def __init__(self, server: Served, executor: ServedFake) -> None:
         self._server, self._executor = server, executor
@@ -49,7 +49,7 @@ class Leaving:
         ask = client.post("/v1/completions", json={**body, "stream": pick.random() < 0.5, "request_id": name})
         asking = asyncio.create_task(ask)
         if pick.random() < 0.2:
-            await asyncio.sleep(pick.uniform(0, 0.02))  # perhaps it comes too late to be taken in
+            await asyncio.sleep(pick.uniform(0, 0.02))  # possibly before the request is accepted
         else:
             await self._reach(lambda: self._server.service.live_name(name, tenant="") is not None)
             self.taken.add(f"cmpl-{name}")
@@ -96,7 +96,7 @@ def cancel_under_load(count: int, together: int) -> None:
 
 
 def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
-    """How many steps there had been when the engine had been told of each request's end, as they come."""
+    """Return the engine's number of steps at each cancellation."""
     host = server.service.client.router._host
     send, steps = host.send, dict[str, int]()
 
@@ -110,7 +110,7 @@ def _watch_aborts(server: Served, executor: ServedFake) -> dict[str, int]:
 
 
 def _late_spans(executor: ServedFake, steps_before: dict[str, int]) -> list[tuple[str, int]]:
-    """Spans of ended requests after the one step that may have been planned already."""
+    """Return spans of cancelled requests after the step that may already be planned."""
     return [
         (span.cache_id, number)
         for number, batch in enumerate(executor.batches)
@@ -119,17 +119,17 @@ def _late_spans(executor: ServedFake, steps_before: dict[str, int]) -> list[tupl
     ]
 
 
-def test_clients_who_leave_at_any_instant_change_nothing_for_the_others() -> None:
+def test_disconnecting_clients_do_not_change_other_replies() -> None:
     cancel_under_load(40, 20)
 
 
 @pytest.mark.soak
-def test_a_thousand_clients_who_leave() -> None:
+def test_a_thousand_disconnecting_clients() -> None:
     cancel_under_load(1000, 25)
 
 
-def test_a_reader_who_sleeps_holds_up_nobody_and_loses_nothing() -> None:
-    """The reader takes nothing while the others are served; all of the text is there when it wakes."""
+def test_sleeping_reader_delays_no_other_and_loses_nothing() -> None:
+    """The reader reads nothing while the others are served, then the whole text."""
     body = {"model": "fake", "prompt": "ab", "seed": 1, "max_tokens": 3000, "ignore_eos": True, "logprobs": 1}
     with serving(chat_parts(FakeRecipe(seconds_per_step=0.0))) as server:
         whole = server.complete(**body).json()["choices"][0]["text"]
@@ -144,7 +144,7 @@ def test_a_reader_who_sleeps_holds_up_nobody_and_loses_nothing() -> None:
             sleeper.connect((host, int(port)))
             sleeper.sendall(head + payload)
             wait_for(lambda: server.service.num_live == 1)
-            wait_for(lambda: server.service.engine.num_live == 0)  # computed to the end, though nobody reads
+            wait_for(lambda: server.service.engine.num_live == 0)  # computed to the end, although unread
             assert all(server.complete(max_tokens=4).status_code == 200 for _ in range(5))
             received = b"".join(iter(lambda: sleeper.recv(1 << 16), b""))
         assert b"data: [DONE]" in received

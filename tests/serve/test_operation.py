@@ -1,4 +1,4 @@
-"""A server in operation: who may come in, who waits, who leaves, and what a client can never do to the others."""
+"""A server in operation: keys, queue, disconnects, timeouts, probes and logs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from serve_kit import (
 
 ENDLESS = {"max_tokens": ENDLESS_TOKENS, "ignore_eos": True}
 ODD = "...%2F?#\\ \n\0 é \N{GRINNING FACE}"
-"""All that paths know by other names or as something else, and yet an id."""
+"""A valid id of characters with a meaning in paths."""
 
 
 def spied(recipe: FakeRecipe, built: list[Built]) -> Any:
-    """The recipe, which also keeps what it built."""
+    """A recipe that stores what it built."""
 
     def build() -> Built:
         built.append(recipe())
@@ -60,7 +60,7 @@ def pages_used(built: list[Built]) -> int:
 
 
 def leave(server: Served, live: int, **body: Any) -> None:
-    """Ask for a chat, and go when so many requests are live."""
+    """Send a chat request and disconnect when `live` requests are in progress."""
     payload = json.dumps({"model": "fake", "messages": USER, **ENDLESS, **body}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     with wire(server) as leaving:
@@ -69,7 +69,7 @@ def leave(server: Served, live: int, **body: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
+def test_disconnect_frees_the_requests_pages(stream: bool) -> None:
     built: list[Built] = []
     with serving(chat_parts(spied(SLOW, built))) as server:
         leave(server, 1, stream=stream)
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
         assert alone == server.chat(seed=1).json()["choices"]
 
 
-def test_a_queued_request_leaves_too() -> None:
+def test_disconnect_removes_a_queued_request() -> None:
     recipe = replace(SLOW, max_sequences=1)
     with serving(chat_parts(recipe)) as server, ThreadPoolExecutor() as pool:
         first = pool.submit(server.chat, request_id="first", **ENDLESS)
@@ -89,7 +89,7 @@ def test_a_queued_request_leaves_too() -> None:
         assert server.http.delete("/v1/requests/first").status_code == 200 and first.result().status_code == 499
 
 
-def test_a_delete_ends_a_request_by_either_of_its_names_whatever_they_are() -> None:
+def test_delete_cancels_a_request_by_either_id() -> None:
     with serving(chat_parts(SLOW)) as server, ThreadPoolExecutor() as pool:
         for id, name in (("mine", "mine"), ("mine", "chatcmpl-mine"), (ODD, ODD), ("é" * 512, "é" * 512)):
             running = pool.submit(server.chat, request_id=id, **ENDLESS)
@@ -101,7 +101,7 @@ def test_a_delete_ends_a_request_by_either_of_its_names_whatever_they_are() -> N
         assert error_of(server.http.delete("/v1/requests/mine"), 404)["code"] == "request_not_found"
 
 
-def test_a_delete_ends_a_stream_with_an_error_and_no_done() -> None:
+def test_delete_ends_a_stream_with_an_error_and_no_done() -> None:
     with serving(chat_parts(SLOW)) as server:
         body = {"model": "fake", "messages": USER, "stream": True, **ENDLESS}
         with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -112,7 +112,7 @@ def test_a_delete_ends_a_stream_with_an_error_and_no_done() -> None:
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_cancelled"
 
 
-def test_a_live_id_cannot_be_taken_twice() -> None:
+def test_live_id_cannot_be_used_twice() -> None:
     with serving(chat_parts(SLOW)) as server, ThreadPoolExecutor() as pool:
         running = pool.submit(server.chat, request_id="mine", **ENDLESS)
         wait_for(lambda: server.service.num_live == 1)
@@ -123,7 +123,7 @@ def test_a_live_id_cannot_be_taken_twice() -> None:
         assert server.chat(request_id="mine", max_tokens=1).status_code == 200
 
 
-def test_a_full_queue_says_when_to_come_back_and_the_sdk_does() -> None:
+def test_full_queue_sends_retry_after_and_the_sdk_retries() -> None:
     with serving(chat_parts(SLOW, max_requests=2)) as server, ThreadPoolExecutor() as pool:
         names = ["one", "other"]
         running = [pool.submit(server.chat, request_id=name, **ENDLESS) for name in names]
@@ -148,12 +148,12 @@ def test_a_full_queue_says_when_to_come_back_and_the_sdk_does() -> None:
         assert [each.result().status_code for each in running] == [499, 499]
 
 
-def test_a_batch_larger_than_the_queue_is_refused_for_good() -> None:
+def test_batch_larger_than_the_queue_is_not_retryable() -> None:
     with serving(chat_parts(max_requests=2)) as server:
         assert error_of(server.complete(prompt=["a"] * 3), 400)["param"] == "prompt"
 
 
-def test_the_time_to_come_back_is_the_mean_time_between_ends() -> None:
+def test_retry_after_is_the_mean_time_between_ends() -> None:
     now = [0.0]
     rate = DrainRate(lambda: now[0])
     assert rate.retry_after() == 1
@@ -164,20 +164,20 @@ def test_the_time_to_come_back_is_the_mean_time_between_ends() -> None:
     assert rate.retry_after() == 60
 
 
-def test_a_request_may_not_take_longer_than_the_server_allows() -> None:
+def test_request_seconds_limits_the_time_of_a_request() -> None:
     with serving(chat_parts(SLOW), request_seconds=0.1) as server:
         response = server.chat(**ENDLESS)
         assert error_of(response, 408)["code"] == "deadline_exceeded"
         assert response.headers["x-should-retry"] == "false"
         streamed = server.chat(**ENDLESS, stream=True)
-        if streamed.status_code == 200:  # else the time was over before the first token
+        if streamed.status_code == 200:  # otherwise the time ended before the first token
             *_, last = events(streamed)
             assert last["error"]["code"] == "deadline_exceeded"
         else:
             assert error_of(streamed, 408)["code"] == "deadline_exceeded"
 
 
-def test_a_silent_stream_is_kept_alive(tmp_path: Path) -> None:
+def test_silent_stream_gets_keep_alive_comments(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     with serving(chat_parts(FakeRecipe(hold=str(hold))), keep_alive_seconds=0.02) as server:
@@ -200,7 +200,7 @@ def _sdk_stream(server: Served) -> list[Any]:
     return list(client.chat.completions.create(model="fake", messages=USER, max_tokens=2, stream=True))  # type: ignore[arg-type]
 
 
-def test_keys_open_the_door_for_their_owners(tmp_path: Path) -> None:
+def test_api_key_is_required_and_identifies_its_tenant(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# keys\nada:one\n\ntwo\n")
     with serving(chat_parts(SLOW), api_key_file=str(path)) as server:
@@ -227,7 +227,7 @@ def test_keys_open_the_door_for_their_owners(tmp_path: Path) -> None:
     "text",
     ["", "# none\n", "a:\n", "a:k\nb:k\n", "a:\xfc", "a:k x=1", "a:k max_live=0", "a:k max_live=1\na:l max_live=2"],
 )
-def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_key_file_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -235,12 +235,12 @@ def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str) -> None:
     assert caught.value.param == "api_key_file"
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_key_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         read_keys(str(tmp_path / "nothing"), KeyLimits())
 
 
-def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:
+def test_body_over_the_limit_is_a_413() -> None:
     with serving(max_body_bytes=1000) as server:
         assert error_of(server.complete(prompt="a" * 2000), 413)["code"] == "body_too_large"
 
@@ -252,7 +252,7 @@ def test_a_body_over_the_limit_is_a_413_however_it_comes() -> None:
         assert server.complete(max_tokens=1).status_code == 200
 
 
-def test_a_client_that_leaves_before_its_bodys_end_is_logged_as_gone(
+def test_disconnect_before_the_end_of_the_body_is_logged_as_499(
     server: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, LOG.name):
@@ -263,7 +263,7 @@ def test_a_client_that_leaves_before_its_bodys_end_is_logged_as_gone(
     assert [each.fields["status"] for each in caplog.records if hasattr(each, "fields")] == [499]
 
 
-def test_a_body_that_never_ends_is_a_408() -> None:
+def test_body_that_never_ends_is_a_408() -> None:
     with serving(body_seconds=0.1) as server:
         with wire(server) as half:
             half.sendall(
@@ -274,8 +274,8 @@ def test_a_body_that_never_ends_is_a_408() -> None:
         assert server.http.get("/health").status_code == 200
 
 
-def test_a_head_that_never_ends_closes_its_connection() -> None:
-    """The first one of a connection, and one after a good request."""
+def test_headers_that_never_end_close_their_connection() -> None:
+    """Both for the first request of a connection and for a later one."""
     with serving(head_seconds=2) as server, wire(server) as fresh, wire(server) as used:
         used.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = b""
@@ -288,7 +288,7 @@ def test_a_head_that_never_ends_closes_its_connection() -> None:
         assert server.complete(max_tokens=1).status_code == 200
 
 
-def test_garbage_on_the_wire_closes_its_connection_alone(server: Served) -> None:
+def test_invalid_http_closes_only_its_connection(server: Served) -> None:
     flood = b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000)) + b"\r\n"
     for garbage in (b"\x00\xff" * 100, b"POST / HTTP/9.9\r\n\r\n", flood):
         with wire(server) as connection:
@@ -301,7 +301,7 @@ def test_garbage_on_the_wire_closes_its_connection_alone(server: Served) -> None
     assert server.complete(max_tokens=1).status_code == 200
 
 
-def test_a_request_keeps_its_own_id_where_it_is_a_sane_one(server: Served) -> None:
+def test_valid_x_request_id_is_kept(server: Served) -> None:
     given = server.http.get("/health", headers={"x-request-id": "trace-1"})
     assert given.headers["x-request-id"] == "trace-1"
     odd = server.http.get("/health", headers={"x-request-id": "a b" * 100})
@@ -310,7 +310,7 @@ def test_a_request_keeps_its_own_id_where_it_is_a_sane_one(server: Served) -> No
     assert server.requests[0].trace_id
 
 
-def test_no_client_sees_a_traceback_and_the_log_does(
+def test_traceback_is_logged_but_not_sent(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ferrum.server.tokenize.tokenizer_of", lambda front: 1 / 0)
@@ -319,12 +319,12 @@ def test_no_client_sees_a_traceback_and_the_log_does(
     caplog.clear()
     response = server.complete(prompt=[CRASH])
     assert error_of(response, 500)["code"] == "internal_error"
-    [told] = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert response.headers["x-request-id"] in told.getMessage() and "a step that crashes" in str(told.exc_info)
+    [logged] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert response.headers["x-request-id"] in logged.getMessage() and "a step that crashes" in str(logged.exc_info)
     assert server.complete(max_tokens=1).status_code == 200
 
 
-def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
+def test_probes_and_requests_report_loading_and_failure() -> None:
     go = threading.Event()
 
     def load() -> AsyncEngine:
@@ -344,11 +344,11 @@ def test_probes_and_requests_tell_of_loading_and_of_failure() -> None:
         assert [server.http.head(path).status_code for path in ("/health", "/ping", "/ready")] == [200] * 3
         assert server.chat().status_code == 200
     with serving(fail, ready=False) as server:
-        wait_for(lambda: server.service.failure is not None)  # the server ends by itself, and the command tells why
+        wait_for(lambda: server.service.failure is not None)  # the server then stops, and the command prints the reason
         assert isinstance(server.service.failure, Unsupported)
 
 
-def test_the_death_of_the_engine_is_told_by_the_probes_and_once_by_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_death_is_reported_by_probes_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     warn_once.cache_clear()
     with serving(chat_parts(process=True)) as server:
         assert error_of(server.complete(prompt=[KILL]), 503)["code"] == "engine_dead"
@@ -357,21 +357,21 @@ def test_the_death_of_the_engine_is_told_by_the_probes_and_once_by_the_log(caplo
     assert ["ended with exit code" in each.message for each in caplog.records] == [True]
 
 
-def test_every_request_leaves_one_line_without_its_prompt(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> list[logging.LogRecord]:
+def test_each_request_is_one_log_line_without_its_prompt(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[logging.LogRecord]:
         return [each for each in caplog.records if each.__dict__.get("fields", {}).get("request_id") == name]
 
     with caplog.at_level(logging.INFO, "ferrum.server"):
         reply = server.chat(messages=[{"role": "user", "content": "SECRET"}], max_tokens=3, ignore_eos=True)
         name = reply.headers["x-request-id"]
-        wait_for(lambda: bool(told()))
-    [record] = told()
+        wait_for(lambda: bool(logged()))
+    [record] = logged()
     fields = record.__dict__["fields"]
     assert (fields["status"], fields["path"], fields["completion_tokens"]) == (200, "/v1/chat/completions", 3)
     assert "SECRET" not in str(record.__dict__)
 
 
-def test_the_options_in_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_in_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ferrum.server"), serving(max_sessions=3):
         found = [each.__dict__["fields"]["config"] for each in caplog.records if "fields" in each.__dict__]
     assert [config["server"]["max_sessions"] for config in found] == [3]

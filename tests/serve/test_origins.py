@@ -1,4 +1,4 @@
-"""Browsers: pages of other sites may use the server only where it names them, and then as well as any client."""
+"""CORS: pages of other origins may use the server only if --allow-origin names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.server.server_config import ServerConfig
 from serve_kit import serving
 
 
-def test_an_origin_that_no_browser_would_name_is_refused() -> None:
+def test_origin_in_another_form_than_browsers_send_is_rejected() -> None:
     for origin in ("*", "null", "http://localhost:3000", "https://a.example", "tauri://localhost", "http://[::1]:8080"):
         assert ServerConfig(allow_origin=origin).allow_origin == origin
     no_origins = ("localhost:3000", "http://a.example/", "http://a.example/x", "http://A.example", "http://a,http://b")
@@ -21,7 +21,7 @@ def test_an_origin_that_no_browser_would_name_is_refused() -> None:
         assert caught.value.param == "allow_origin"
 
 
-def test_no_browser_of_another_site_may_use_it_unless_told() -> None:
+def test_other_origins_are_not_allowed_by_default() -> None:
     origin = {"origin": "http://elsewhere.example"}
     with serving() as server:
         assert "access-control-allow-origin" not in server.http.get("/health", headers=origin).headers
@@ -30,7 +30,7 @@ def test_no_browser_of_another_site_may_use_it_unless_told() -> None:
         assert response.headers["access-control-allow-origin"] == "http://elsewhere.example"
 
 
-def test_a_page_of_the_named_origin_may_ask_and_learns_why_it_is_refused(tmp_path: Path) -> None:
+def test_allowed_origin_may_send_requests_and_read_errors(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("one requests_per_minute=60\n")
     origin = {"origin": "http://elsewhere.example"}

@@ -1,4 +1,4 @@
-"""The page's files: served to everybody, asking nobody else for anything. A browser tries them in tests/clients."""
+"""Files of the web page: served without a key, with restrictive headers. tests/clients runs a browser."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ferrum.server.web_ui import PAGE_PATHS
 from serve_kit import Served, serving
 
 SMALL = 40_000
-"""Bytes of the whole page."""
+"""Maximum size of the whole page, in bytes."""
 
 
 @pytest.mark.parametrize("path", PAGE_PATHS)
-def test_every_file_is_served_and_held_to_its_promise(server: Served, path: str) -> None:
+def test_every_file_is_served_with_restrictive_headers(server: Served, path: str) -> None:
     response = server.http.get(path)
     assert response.status_code == 200 and response.content
     policy = response.headers["content-security-policy"]
@@ -24,7 +24,7 @@ def test_every_file_is_served_and_held_to_its_promise(server: Served, path: str)
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_refers_to_its_own_files_alone(server: Served) -> None:
+def test_page_refers_only_to_its_own_files(server: Served) -> None:
     texts = {path: server.http.get(path).text for path in PAGE_PATHS}
     named = set(re.findall(r'(?:href|src)="([^"]+)"', texts["/"]))
     named |= {f"page/{name}" for text in texts.values() for name in re.findall(r'from "\./([^"]+)"', text)}
@@ -33,11 +33,11 @@ def test_the_page_refers_to_its_own_files_alone(server: Served) -> None:
     assert sum(map(len, texts.values())) < SMALL
 
 
-def test_no_file_lies_there_unserved() -> None:
+def test_every_static_file_is_served() -> None:
     assert {path.name for path in (files("ferrum.server") / "static").iterdir()} == set(PAGE_PATHS.values())
 
 
-def test_it_needs_no_key_but_says_that_the_rest_does(tmp_path: Path, server: Served) -> None:
+def test_page_needs_no_key_but_knows_that_requests_do(tmp_path: Path, server: Served) -> None:
     assert 'data-keys="none"' in server.http.get("/").text
     (tmp_path / "keys").write_text("secret\n")
     with serving(api_key_file=str(tmp_path / "keys")) as keyed:
@@ -46,7 +46,7 @@ def test_it_needs_no_key_but_says_that_the_rest_does(tmp_path: Path, server: Ser
         assert keyed.http.get("/v1/config").status_code == 401
 
 
-def test_it_is_no_part_of_the_api(server: Served) -> None:
+def test_page_is_not_in_the_openapi_document(server: Served) -> None:
     assert not set(PAGE_PATHS) & set(server.http.get("/openapi.json").json()["paths"])
     assert server.http.post("/").status_code == 405
     assert server.http.get("/page/app.py").status_code == 404

@@ -1,4 +1,4 @@
-"""The memory plan over HTTP: that of the engine, to the byte."""
+"""The memory plan over HTTP equals the engine's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ferrum.runtime.hub import BUILT_IN
 from serve_kit import serving
 
 
-def test_the_plan_is_the_engines() -> None:
+def test_plan_equals_the_engines() -> None:
     with load_executor(BUILT_IN, kv_capacity=1000) as executor:
         plan, capacity = executor.memory_plan, executor.kv_capacity()
     with serving(lambda: AsyncEngine(BUILT_IN, kv_capacity=1000, host="process")) as server:

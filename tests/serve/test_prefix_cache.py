@@ -1,4 +1,4 @@
-"""The prefix cache over HTTP: what was found is told in the usage and counted, and nothing is found across keys."""
+"""The prefix cache over HTTP: cached tokens in usage and metrics, and isolation of API keys."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def cached(server: Served, key: str = "key-one", more: str = "", **extra: Any) -
     return reply.usage.prompt_tokens_details.cached_tokens or 0
 
 
-def test_a_key_finds_what_it_has_computed_and_no_other_key_or_salt_does(server: Served) -> None:
+def test_cached_prefixes_are_found_by_the_same_key_and_salt_only(server: Served) -> None:
     assert [cached(server, more=more) for more in ("a", "b")] == [0, len(PROMPT)]
     assert [cached(server, "key-two", more=more) for more in ("a", "b")] == [0, len(PROMPT)]
     assert [cached(server, more=more, cache_salt="s") for more in ("a", "b")] == [0, len(PROMPT)]
 
 
-def test_a_stream_tells_it_too(server: Served) -> None:
+def test_streamed_usage_has_cached_tokens(server: Served) -> None:
     with openai.OpenAI(base_url=f"{server.http.base_url}/v1", api_key="key-one") as client:
         messages: Any = [{"role": "user", "content": PROMPT * 2}]
         found = []

@@ -1,4 +1,4 @@
-"""The server over a real model: what travels over HTTP is what `LLM` says, to the bit and to the byte."""
+"""The server over a real model: replies equal those of `LLM` in every bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def post(server: Served, **body: Any) -> Any:
 
 
 def scores_over_http(server: Served, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """The log-likelihood of a continuation and whether it is the greedy one, as evaluation harnesses ask for them."""
+    """Return a continuation's log-likelihood and whether it is greedy, as evaluation harnesses do."""
     tokens = [*context, *continuation]
     [choice] = post(server, prompt=[tokens], max_tokens=1, logprobs=1, echo=True, seed=1).json()["choices"]
     logprobs = choice["logprobs"]
@@ -56,7 +56,7 @@ def scores_over_http(server: Served, context: list[int], continuation: list[int]
     return total, greedy
 
 
-def test_a_harness_over_http_agrees_with_the_scores_of_llm(real: Served, llm: LLM) -> None:
+def test_scores_over_http_equal_those_of_llm(real: Served, llm: LLM) -> None:
     tokenizer = llm.client.tokenizer
     assert tokenizer is not None
     for prompt in PROMPTS:
@@ -71,7 +71,7 @@ def test_a_harness_over_http_agrees_with_the_scores_of_llm(real: Served, llm: LL
         assert scores_over_http(real, ids[:cut], output.outputs[0].token_ids)[1]
 
 
-def test_texts_and_log_probabilities_are_those_of_llm(real: Served, llm: LLM) -> None:
+def test_texts_and_log_probabilities_equal_those_of_llm(real: Served, llm: LLM) -> None:
     params = {"temperature": 0.9, "seed": 5, "max_tokens": 24, "logprobs": 2, "top_p": 0.9, "frequency_penalty": 0.5}
     outputs = llm.generate(PROMPTS, SamplingParams(**params), use_tqdm=False)
     reply = post(real, prompt=PROMPTS, **params).json()
@@ -86,7 +86,7 @@ def test_texts_and_log_probabilities_are_those_of_llm(real: Served, llm: LLM) ->
     assert reply["system_fingerprint"] == llm.info.numerics_id
 
 
-def test_offsets_point_at_their_tokens(real: Served) -> None:
+def test_text_offsets_point_at_their_tokens(real: Served) -> None:
     prompts = [*PROMPTS, "<|endoftext|>def f(x):", "a = 'é' <|endoftext|> # b"]
     for choice in post(real, prompt=prompts, echo=True, logprobs=0, temperature=1, seed=3).json()["choices"]:
         logprobs, text = choice["logprobs"], choice["text"]
@@ -95,8 +95,8 @@ def test_offsets_point_at_their_tokens(real: Served) -> None:
                 assert text[offset : offset + len(token)] == token
 
 
-def test_parts_of_characters_are_called_by_their_bytes_and_none_is_lost(real: Served) -> None:
-    """Else most of them have one name, and a harness takes whichever is told of for the likeliest."""
+def test_partial_characters_are_named_by_their_bytes(real: Served) -> None:
+    """With one name for all, harnesses could not tell the likeliest token."""
     scored = {"max_tokens": 0, "echo": True, "logprobs": 5, "prompt_logprobs": 5}
     [choice] = post(real, prompt="naïve 日本語🦀", **scored).json()["choices"]
     logprobs = choice["logprobs"]
@@ -118,7 +118,7 @@ def test_parts_of_characters_are_called_by_their_bytes_and_none_is_lost(real: Se
 
 
 @pytest.mark.parametrize("layout", text_samples.LAYOUTS)
-def test_offsets_fit_the_text_whatever_the_tokenizer_adds_to_it(layout: str, tmp_path: Path) -> None:
+def test_text_offsets_fit_for_every_tokenizer_layout(layout: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(text_samples.write(tmp_path, text_samples.LAYOUTS[layout]()))
     assert tokenizer is not None
     for text in ("The quick dog", "</s>The é dog", "日本 the 🦀 dog"):
@@ -130,17 +130,17 @@ def test_offsets_fit_the_text_whatever_the_tokenizer_adds_to_it(layout: str, tmp
                 assert "\ufffd" in name or echoed[offset:end] in (name, name.lstrip()) or tokenizer.is_special(token)
 
 
-def test_streams_are_their_replies_byte_for_byte(real: Served) -> None:
+def test_streams_equal_whole_replies(real: Served) -> None:
     check_streams(real, 12)
 
 
 @pytest.mark.soak
-def test_five_hundred_streams_are_their_replies(real: Served) -> None:
+def test_five_hundred_streams_equal_whole_replies(real: Served) -> None:
     check_streams(real, 500)
 
 
 def check_streams(server: Served, count: int) -> None:
-    """Random requests with stop strings out of their own text, streamed and whole."""
+    """Compare streamed and whole replies of random requests with stop strings from their text."""
     random.seed(count)
     for number in range(count):
         body: dict[str, Any] = {
@@ -167,8 +167,8 @@ def check_streams(server: Served, count: int) -> None:
                 assert streamed == choice["logprobs"]["token_logprobs"]
 
 
-def test_penalties_are_over_generated_tokens_alone(real: Served) -> None:
-    """The first token of all knows none, whatever the prompt repeats; later ones do."""
+def test_penalties_count_generated_tokens_only(real: Served) -> None:
+    """The first token is not penalised for the prompt; later ones are, for generated tokens."""
     client = real.openai()
     plain, penalised = (
         client.completions.create(
@@ -180,7 +180,7 @@ def test_penalties_are_over_generated_tokens_alone(real: Served) -> None:
     assert tokens[0][0] == tokens[1][0] and tokens[0] != tokens[1]
 
 
-def test_a_chat_with_a_template_of_its_own(real: Served) -> None:
+def test_chat_with_a_template_in_the_request(real: Served) -> None:
     body = {"model": BUILT_IN, "messages": [{"role": "user", "content": "def f"}], "chat_template": TEMPLATE}
     reply = real.post("/v1/chat/completions", **body, max_tokens=8, logprobs=True, top_logprobs=5).json()
     parsed = ChatCompletion.model_validate(reply)
@@ -192,7 +192,7 @@ def test_a_chat_with_a_template_of_its_own(real: Served) -> None:
         assert position.logprob <= best[0]
 
 
-def test_tokens_and_text_go_both_ways(real: Served, llm: LLM) -> None:
+def test_tokenize_and_detokenize_are_inverse(real: Served, llm: LLM) -> None:
     tokenizer = llm.client.tokenizer
     assert tokenizer is not None and tokenizer.piece(tokenizer.encode(" x")[0]) == "\u0120x", "as the vocabulary has it"
     for prompt in PROMPTS:
@@ -215,7 +215,7 @@ def test_tokens_and_text_go_both_ways(real: Served, llm: LLM) -> None:
     ],
 )
 @pytest.mark.parametrize("choosing", [{"temperature": 0}, {"temperature": 1, "seed": 1}])
-def test_a_request_that_forbids_every_token_is_its_clients_fault(
+def test_request_that_forbids_every_token_is_a_400(
     real: Served, caplog: pytest.LogCaptureFixture, rules: dict[str, Any], choosing: dict[str, Any]
 ) -> None:
     body = {"model": BUILT_IN, "prompt": "def f", "max_tokens": 4, **rules, **choosing}
@@ -225,7 +225,7 @@ def test_a_request_that_forbids_every_token_is_its_clients_fault(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_one_that_forbids_every_token_later_on_is_told_so_in_its_stream(real: Served) -> None:
+def test_stream_reports_when_every_token_becomes_forbidden(real: Served) -> None:
     word = "q" * 40
     ids = real.post("/tokenize", prompt=word, add_special_tokens=False).json()["tokens"]
     assert len(set(ids)) == 1

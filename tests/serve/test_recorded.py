@@ -1,4 +1,4 @@
-"""Recorded requests over HTTP: found by the ids that clients have, explained, run again, and nobody else's."""
+"""Recorded requests over HTTP: lookup by id, schedule, replay, and isolation of API keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def records(server: Served, id: str, **options: Any) -> Any:
     return body["records"]
 
 
-def test_the_id_of_any_reply_finds_what_was_done_for_it(recording: Served) -> None:
+def test_record_is_found_by_the_reply_id(recording: Served) -> None:
     reply = recording.complete(prompt=[5] * 70, n=2, return_token_ids=True, **LOUD).json()
     (record,) = records(recording, reply["id"])
     assert record["finished"] and record["request"]["prompt"] == [5] * 70 and record["prompt"] == "$" * 70
@@ -50,7 +50,7 @@ def test_the_id_of_any_reply_finds_what_was_done_for_it(recording: Served) -> No
     assert records(recording, stream[0]["id"])[0]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_name_of_ones_own_finds_all_prompts_of_a_body(recording: Served) -> None:
+def test_request_id_finds_all_prompts_of_a_body(recording: Served) -> None:
     recording.complete(prompt=["ab", "cd", "ef"], request_id="three", **LOUD)
     recording.chat(request_id="one", **LOUD)
     assert [each["prompt"] for each in records(recording, "three")] == ["ab", "cd", "ef"]
@@ -59,7 +59,7 @@ def test_a_name_of_ones_own_finds_all_prompts_of_a_body(recording: Served) -> No
     assert [each["request"]["pooling"] for each in records(recording, embedded["id"])] == ["mean", "mean"]
 
 
-def test_prompts_of_a_body_are_no_requests_of_other_names(recording: Served) -> None:
+def test_prompts_of_a_body_are_not_separate_requests(recording: Served) -> None:
     for name, prompt in (("kin-0", "x"), ("kin-1", "y")):
         recording.complete(prompt=prompt, request_id=name, **LOUD)
     assert error_of(recording.http.get("/v1/requests/kin"), 404)["code"] == "record_not_found"
@@ -68,13 +68,13 @@ def test_prompts_of_a_body_are_no_requests_of_other_names(recording: Served) -> 
     assert told == {"kin": ["ab", "cd"], "kin-0": ["x"], "kin-1": ["y"]}
 
 
-def test_the_last_body_of_a_name_is_found_however_many_prompts_the_earlier_ones_had(recording: Served) -> None:
+def test_last_body_of_a_reused_id_is_found(recording: Served) -> None:
     for prompts in (["a", "b", "c"], ["d", "e"], "f", ["g", "h"], "i"):
         recording.complete(prompt=prompts, request_id="again", **LOUD)
         assert [each["prompt"] for each in records(recording, "again")] == list(prompts)
 
 
-def test_a_request_runs_again_with_the_same_bits(recording: Served) -> None:
+def test_replay_equals_the_record_in_every_bit(recording: Served) -> None:
     reply = recording.complete(prompt=["ab", "cd"], n=2, logprobs=1, **LOUD).json()
     again = recording.post(f"/v1/requests/{reply['id']}/replay", top_logprobs=2).json()
     assert again["same"] and [each["differences"] for each in again["replays"]] == [[], []]
@@ -87,7 +87,7 @@ def test_a_request_runs_again_with_the_same_bits(recording: Served) -> None:
     assert recording.post(path, odd=1).headers["x-ferrum-ignored"] == "odd"
 
 
-def test_what_runs_again_ends_when_its_client_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_replay_ends_when_its_client_disconnects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
         server.complete(request_id="long", max_tokens=500, ignore_eos=True)
     slow = replace(RECIPE, seconds_per_step=0.2, drafts=0)
@@ -98,22 +98,22 @@ def test_what_runs_again_ends_when_its_client_leaves(tmp_path: Path, caplog: pyt
                 b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
             )
             wait_for(lambda: server.service.num_live == 1)
-        server.wait_idle()  # for less time than the whole answer takes
+        server.wait_idle()  # sooner than the whole replay would take
     assert [record.fields["status"] for record in caplog.records if hasattr(record, "fields")][-1] == CLIENT_GONE
 
 
-def test_all_prompts_of_a_body_run_again_though_the_server_drains(tmp_path: Path) -> None:
+def test_started_replay_finishes_while_the_server_drains(tmp_path: Path) -> None:
     parts = recorded(chat_parts(replace(RECIPE, seconds_per_step=0.02)), tmp_path)
     with serving(parts) as server, ThreadPoolExecutor(1) as pool:
         server.complete(prompt=["ab", "cd"], request_id="two", **LOUD)
-        server.wait_idle()  # the reply is there before the request has left
+        server.wait_idle()  # the reply arrives before the request is removed
         again = pool.submit(server.post, "/v1/requests/two/replay")
         wait_for(lambda: server.service.num_live == 1)
         server.service.drain()
         assert len(again.result().json()["replays"]) == 2
 
 
-def test_a_request_runs_again_for_several_at_a_time(tmp_path: Path) -> None:
+def test_concurrent_replays_of_one_request(tmp_path: Path) -> None:
     slow = replace(RECIPE, seconds_per_step=0.01)
     with serving(recorded(chat_parts(slow), tmp_path)) as server, ThreadPoolExecutor(3) as pool:
         server.complete(request_id="it", max_tokens=30, ignore_eos=True)
@@ -121,7 +121,7 @@ def test_a_request_runs_again_for_several_at_a_time(tmp_path: Path) -> None:
         assert [(each.status_code, each.json().get("same")) for each in again] == [(200, True)] * 3
 
 
-def test_what_is_ended_while_it_runs_again_is_no_difference(tmp_path: Path) -> None:
+def test_cancelled_replay_is_not_a_difference(tmp_path: Path) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
         server.complete(request_id="long", max_tokens=100, ignore_eos=True)
     slow, path = replace(RECIPE, seconds_per_step=0.05, drafts=0), "/v1/requests/long/replay"
@@ -134,7 +134,7 @@ def test_what_is_ended_while_it_runs_again_is_no_difference(tmp_path: Path) -> N
         assert error_of(server.post(path), 408)["code"] == "deadline_exceeded"
 
 
-def test_what_failed_may_fail_again_and_nothing_else_may(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_of_a_failure_may_fail_the_same_way_only(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     error_of(recording.complete(prompt=[POISON, 5], request_id="bad", **LOUD), 500)
     assert recording.post("/v1/requests/bad/replay").json()["same"]
     monkeypatch.setattr(Replay, "_has_failed", lambda replay, choice: False)
@@ -142,11 +142,11 @@ def test_what_failed_may_fail_again_and_nothing_else_may(recording: Served, monk
 
 
 @pytest.mark.parametrize("pages", [20, 3])
-def test_room_for_more_or_fewer_tokens_is_no_difference_of_bits(tmp_path: Path, pages: int) -> None:
+def test_replay_is_equal_with_another_kv_capacity(tmp_path: Path, pages: int) -> None:
     with serving(recorded(chat_parts(replace(RECIPE, num_pages=5)), tmp_path)) as server:
         reply = server.complete(prompt=[5] * 70, n=2, request_id="full", ignore_eos=True).json()
         assert [each["finish_reason"] for each in reply["choices"]] == ["length"] * 2
-        assert reply["usage"]["completion_tokens"] == 2 * (5 * 16 + 1 - 70)  # the context ended them
+        assert reply["usage"]["completion_tokens"] == 2 * (5 * 16 + 1 - 70)  # limited by the context
     with serving(recorded(chat_parts(replace(RECIPE, num_pages=pages)), tmp_path)) as server:
         again = server.post("/v1/requests/full/replay")
         if pages > 5:
@@ -155,7 +155,7 @@ def test_room_for_more_or_fewer_tokens_is_no_difference_of_bits(tmp_path: Path, 
             assert error_of(again, 409)["code"] == "record_mismatch"
 
 
-def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_is_reported(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id = recording.complete(**LOUD).json()["id"]
     monkeypatch.setattr(Record, "sampled", lambda record, choice: [(95, -1.0)])
     again = recording.post(f"/v1/requests/{id}/replay").json()
@@ -164,9 +164,7 @@ def test_a_difference_is_told(recording: Served, monkeypatch: pytest.MonkeyPatch
     assert (difference["what"], difference["position"], difference["recorded"]) == ("token", 0, 95)
 
 
-def test_what_other_numerics_have_recorded_is_refused_by_name(
-    recording: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_of_other_numerics_is_rejected(recording: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id = recording.complete(**LOUD).json()["id"]
     recorder = recording.service.client.router.recorder
     assert recorder is not None
@@ -177,14 +175,14 @@ def test_what_other_numerics_have_recorded_is_refused_by_name(
     assert error["code"] == "record_mismatch" and "numerics_id" in error["message"]
 
 
-def test_what_is_not_recorded_is_not_found(recording: Served, server: Served) -> None:
+def test_unrecorded_request_is_not_found(recording: Served, server: Served) -> None:
     id = server.complete(**LOUD).json()["id"]
     for each, name in ((server, id), (recording, "unheard-of"), (recording, "..")):
         assert error_of(each.http.get(f"/v1/requests/{name}"), 404)
         assert error_of(each.post(f"/v1/requests/{name}/replay"), 404)
 
 
-def test_keys_see_their_own_requests(tmp_path: Path) -> None:
+def test_keys_see_only_their_own_requests(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("ann:a\nbob:b\n")
     ann, bob = ({"x-api-key": key} for key in "ab")
     parts = recorded(chat_parts(RECIPE), tmp_path / "records")
@@ -198,12 +196,12 @@ def test_keys_see_their_own_requests(tmp_path: Path) -> None:
         assert error_of(server.http.post("/v1/requests/hers/replay", json={}, headers=bob), 404)
 
 
-def test_a_live_request_is_told_as_far_as_it_has_come(tmp_path: Path) -> None:
+def test_live_request_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     parts = recorded(chat_parts(FakeRecipe(recorded=True, seconds_per_step=0.01)), tmp_path)
     with serving(parts) as server:
         body = {"model": "fake", "prompt": "ab", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", "/v1/completions", json={**body, "request_id": "it"}) as response:
-            chunks = response.iter_raw()  # to lose it would close the connection
+            chunks = response.iter_raw()  # a lost reference would close the connection
             next(chunks)
             told = server.http.get("/v1/requests/it").json()
             assert told["live"] and not told["records"][0]["finished"] and told["records"][0]["choices"][0]["token_ids"]
@@ -212,7 +210,7 @@ def test_a_live_request_is_told_as_far_as_it_has_come(tmp_path: Path) -> None:
         assert not told["live"] and told["records"][0]["choices"][0]["finish_reason"] == "abort"
 
 
-def test_a_recorder_that_breaks_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_recorder_harms_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(recorded(chat_parts(RECIPE), tmp_path)) as server:
         recorder = server.service.client.router.recorder
         assert recorder is not None

@@ -1,4 +1,4 @@
-"""docs/server.md says what the code does."""
+"""docs/server.md agrees with the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def own(body: type[Body], table: str) -> set[str]:
     return set(getattr(body, table)) - set(getattr(GenerationBody, table))
 
 
-def test_the_lists_of_fields_are_those_of_the_code() -> None:
+def test_documented_fields_equal_those_of_the_code() -> None:
     both, chats = re.split(r"in\s+chats also", paragraph("No effect"))
     options = {f"stream_options.{name}" for name in StreamOptions.NO_OPS}
     assert names(both) - {"x-ferrum-ignored"} == {*GenerationBody.NO_OPS, *options}
@@ -33,7 +33,7 @@ def test_the_lists_of_fields_are_those_of_the_code() -> None:
     assert names(chats) == own(ChatRequest, "REFUSED")
 
 
-def test_every_route_is_listed(server: Served) -> None:
+def test_every_route_is_documented(server: Served) -> None:
     paths = server.http.get("/openapi.json").json()["paths"]
     listed = set(re.findall(r"(/[\w/{}]+)`", TEXT.split("## Fields")[0]))
     assert {re.sub(r"\{\w+_id\}", "{id}", path) for path in paths} <= listed

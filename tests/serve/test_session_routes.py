@@ -1,4 +1,4 @@
-"""Sessions over HTTP: the text of one prompt, however it came about; bounded, and nobody else's."""
+"""Sessions over HTTP: equal to one prompt, limited, and isolated by API key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def do(server: Served, id: str, verb: str, **body: Any) -> Any:
     return response.json()
 
 
-def test_a_session_goes_on_as_one_prompt_would(server: Served) -> None:
+def test_session_equals_one_prompt(server: Served) -> None:
     id = begin(server)
     for more in (" there", [5, 6, 7]):
         before = state(server, id)
@@ -51,7 +51,7 @@ def test_a_session_goes_on_as_one_prompt_would(server: Served) -> None:
         assert added["length"] == after["length"] + len(more) and "token_ids" not in added
 
 
-def test_a_stream_joins_the_session_when_it_is_over(server: Served) -> None:
+def test_streamed_tokens_join_the_session_at_the_end(server: Served) -> None:
     id = begin(server)
     parts = events(server.post(f"/v1/sessions/{id}/generate", **LOUD, stream=True, return_token_ids=True))
     told = [token for part in parts[:-1] for choice in part["choices"] for token in choice["token_ids"]]
@@ -59,7 +59,7 @@ def test_a_stream_joins_the_session_when_it_is_over(server: Served) -> None:
     assert state(server, id)["token_ids"] == [*LetterTokenizer().encode("hello"), *told]
 
 
-def test_forks_go_their_own_ways_and_truncation_goes_back(server: Served) -> None:
+def test_forks_are_independent_and_truncation_removes_the_end(server: Served) -> None:
     base = begin(server)
     do(server, base, "generate", **LOUD)
     fork = do(server, base, "fork")["id"]
@@ -72,7 +72,7 @@ def test_forks_go_their_own_ways_and_truncation_goes_back(server: Served) -> Non
     assert state(server, fork)["length"] == 12
 
 
-def test_what_a_session_cannot_do_is_refused_by_name_and_leaves_it_as_it_was(server: Served) -> None:
+def test_rejected_request_is_named_and_leaves_the_session_unchanged(server: Served) -> None:
     id = begin(server)
     context = server.service.context
     for verb, body, param in (
@@ -115,10 +115,10 @@ def slow() -> Iterator[Served]:
         yield served
 
 
-def test_a_session_that_generates_is_not_changed_by_others(slow: Served) -> None:
+def test_generating_session_rejects_changes(slow: Served) -> None:
     id = begin(slow)
     with slow.http.stream("POST", f"/v1/sessions/{id}/generate", json=ENDLESS) as response:
-        chunks = response.iter_raw()  # to lose it would close the connection
+        chunks = response.iter_raw()  # a lost reference would close the connection
         next(chunks)
         for verb, body in (("generate", LOUD), ("append", {"prompt": "x"}), ("truncate", {"length": 1})):
             assert error_of(slow.post(f"/v1/sessions/{id}/{verb}", **body), 409)["code"] == "session_busy"
@@ -129,9 +129,7 @@ def test_a_session_that_generates_is_not_changed_by_others(slow: Served) -> None
     assert state(slow, id)["length"] == 11
 
 
-def test_long_sessions_are_told_and_gone_on_with_beside_the_streams_of_others(
-    server: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_sessions_are_processed_off_the_event_loop(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     id, tell, make = begin(server, "hello" * 100), GrowingText.text, session_routes.check_completion
     on_loop: list[bool] = []
 
@@ -159,7 +157,7 @@ def _has_loop() -> bool:
         return False
 
 
-def test_keys_see_their_own_sessions_and_have_only_so_many(tmp_path: Path) -> None:
+def test_keys_see_only_their_own_sessions_up_to_the_limit(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("ann:a\nbob:b\n")
     ann, bob = ({"x-api-key": key} for key in "ab")
     with serving(api_key_file=str(tmp_path / "keys"), max_sessions=2) as server:
@@ -178,7 +176,7 @@ def test_keys_see_their_own_sessions_and_have_only_so_many(tmp_path: Path) -> No
         begin(server, headers=ann)
 
 
-def test_sessions_that_nobody_uses_make_room() -> None:
+def test_idle_sessions_are_dropped() -> None:
     now = 0.0
     sessions = Sessions(2, 10.0, lambda: now)
     first, second = (sessions.add("t", GrowingText(None)) for _ in range(2))
@@ -195,7 +193,7 @@ def test_sessions_that_nobody_uses_make_room() -> None:
     assert sessions.get("t", first.id) is first and sessions.of("t") == [third, first]
 
 
-def test_a_session_is_used_for_as_long_as_it_generates() -> None:
+def test_generating_session_is_not_idle() -> None:
     now = 0.0
     sessions = Sessions(2, 10.0, lambda: now)
     first, _ = (sessions.add("t", GrowingText(None)) for _ in range(2))
@@ -207,7 +205,7 @@ def test_a_session_is_used_for_as_long_as_it_generates() -> None:
     assert not sessions.of("t")
 
 
-def test_prefixes_of_sessions_are_found(server: Served) -> None:
+def test_session_prefixes_are_cached(server: Served) -> None:
     with serving(chat_parts(FakeRecipe(prefixes=True))) as server:
         id = begin(server, [5] * 100)
         do(server, id, "generate", **LOUD)

@@ -1,4 +1,4 @@
-"""How a server ends: by one signal when all is served, by two at once, and with an error that is told."""
+"""Shutdown: one signal drains, two abort, and a failure ends with its error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from serve_kit import ENDLESS_TOKENS, LARGE, SLOW, USER, chat_parts, error_of, h
 SCRIPT = """
 import signal, sys
 from ferrum.cli.start import _end
-signal.signal(signal.SIGHUP, _end)  # as the command does; nohup may have started the tests
+signal.signal(signal.SIGHUP, _end)  # as the command does; the tests may run under nohup
 from dataclasses import replace
 tests, port, hold, loading, process, drain = sys.argv[1:]
 sys.path.insert(0, tests)
@@ -47,7 +47,7 @@ TESTS = Path(__file__).parents[1] / "support"
 
 @dataclass
 class Started:
-    """A server in a process of its own: its steps, or its loading, wait while there is the file `hold`."""
+    """A server process whose steps, or loading, wait while the file `hold` exists."""
 
     process: subprocess.Popen[str]
     client: httpx.Client
@@ -56,7 +56,7 @@ class Started:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port that nobody but our servers gets: it is bound within the block, and only they listen on it."""
+    """Reserve a port within the block: it is bound, and only our servers listen on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ def reserved_port() -> Iterator[int]:
 def started(
     port: int, place: Path, *, process: bool = False, loads: bool = False, drain: float = 300.0
 ) -> Iterator[Started]:
-    """A ready server; its engine in another process, if asked for. Or one that is loading."""
+    """Start a server, optionally with an engine process, and wait until it is ready or loading."""
     hold = place / "hold"
     if loads:
         hold.touch()
@@ -104,12 +104,12 @@ def stream(client: httpx.Client, max_tokens: int, into: list[str]) -> None:
     with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
         for line in response.iter_lines():
             if line:
-                into.append(line)  # noqa: PERF401 - as they come: the test looks on
+                into.append(line)  # noqa: PERF401 - the test reads the list meanwhile
 
 
-@pytest.mark.parametrize("told", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)])  # of a closed terminal two tell
-def test_one_signal_lets_streams_finish_and_takes_nothing_new(
-    port: int, tmp_path: Path, told: tuple[signal.Signals, ...]
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)])  # a closed terminal sends two
+def test_one_signal_finishes_streams_and_rejects_new_requests(
+    port: int, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     with started(port, tmp_path) as server:
         server.hold.touch()
@@ -117,7 +117,7 @@ def test_one_signal_lets_streams_finish_and_takes_nothing_new(
         running = Thread(target=stream, args=(server.client, 30, lines))
         running.start()
         wait_for(lambda: bool(lines))
-        for number in told:
+        for number in signals:
             server.process.send_signal(number)
         wait_for(lambda: server.client.get("/ready").status_code == 503)
         assert error_of(server.client.get("/health"), 503)["code"] == "draining"
@@ -133,7 +133,7 @@ def test_one_signal_lets_streams_finish_and_takes_nothing_new(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_two_signals_end_what_runs(port: int, tmp_path: Path, number: signal.Signals) -> None:
+def test_two_signals_abort_running_requests(port: int, tmp_path: Path, number: signal.Signals) -> None:
     with started(port, tmp_path) as server:
         lines: list[str] = []
         running = Thread(target=stream, args=(server.client, ENDLESS_TOKENS, lines))
@@ -148,13 +148,13 @@ def test_two_signals_end_what_runs(port: int, tmp_path: Path, number: signal.Sig
 
 
 @pytest.mark.parametrize("process", [False, True])
-def test_two_signals_end_a_server_whose_engine_is_stuck_in_a_step(port: int, tmp_path: Path, process: bool) -> None:
+def test_two_signals_end_a_server_with_a_stuck_engine(port: int, tmp_path: Path, process: bool) -> None:
     with started(port, tmp_path, process=process) as server:
         server.hold.touch()
         lines: list[str] = []
         running = Thread(target=_cut_off, args=(server.client, lines))
         running.start()
-        wait_for(lambda: bool(lines))  # it is kept alive
+        wait_for(lambda: bool(lines))  # a keep-alive comment
         children = _children(server.process.pid)
         assert len(children) == process
         server.process.send_signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_two_signals_end_a_server_whose_engine_is_stuck_in_a_step(port: int, tmp
 
 @pytest.mark.parametrize("process", [False, True])
 def test_one_signal_under_load_finishes_every_accepted_stream(port: int, tmp_path: Path, process: bool) -> None:
-    """Running and queued ones alike."""
+    """Both running and queued streams."""
     with started(port, tmp_path, process=process) as server:
         stream(server.client, 30, lines := [])
         alone = said(lines)
@@ -176,7 +176,7 @@ def test_one_signal_under_load_finishes_every_accepted_stream(port: int, tmp_pat
         running = [Thread(target=stream, args=(server.client, 30, lines)) for lines in streams]
         for thread in running:
             thread.start()
-        wait_for(lambda: all(streams))  # each has been kept alive
+        wait_for(lambda: all(streams))  # each got a keep-alive comment
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.client.get("/ready").status_code == 503)
         server.hold.unlink()
@@ -187,7 +187,7 @@ def test_one_signal_under_load_finishes_every_accepted_stream(port: int, tmp_pat
 
 
 def said(lines: list[str]) -> str:
-    """The text of a stream with a good end."""
+    """Return the text of a stream that ended normally."""
     *chunks, done = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
     assert done == "[DONE]" and choices[-1]["finish_reason"] == "length"
@@ -204,7 +204,7 @@ CLIENTS = {
 
 @contextmanager
 def asked(server: Started, port: int, request: bytes) -> Iterator[socket.socket]:
-    """A connection on which somebody asks, and waits until the engine has done its part."""
+    """Send a request on a connection and wait until the engine has finished it."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         if len(request) >= len(LARGE_ONE):
@@ -213,13 +213,13 @@ def asked(server: Started, port: int, request: bytes) -> Iterator[socket.socket]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_that_stands_still_holds_up_no_end(port: int, tmp_path: Path, name: str) -> None:
+def test_stalled_client_does_not_delay_shutdown(port: int, tmp_path: Path, name: str) -> None:
     with started(port, tmp_path, drain=0.5) as server, asked(server, port, CLIENTS[name]):
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
 
 
-def test_a_second_signal_is_enough_for_a_client_that_stands_still(port: int, tmp_path: Path) -> None:
+def test_second_signal_cuts_a_stalled_client(port: int, tmp_path: Path) -> None:
     with started(port, tmp_path) as server, asked(server, port, CLIENTS["reads no stream"]):
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.client.get("/ready").status_code == 503)
@@ -227,7 +227,7 @@ def test_a_second_signal_is_enough_for_a_client_that_stands_still(port: int, tmp
         assert server.process.wait(20) == 0
 
 
-def test_a_server_takes_all_descriptors_that_it_may_and_fills_no_log_where_they_end(
+def test_file_limit_is_raised_and_exhaustion_is_logged_once(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -243,8 +243,8 @@ def test_a_server_takes_all_descriptors_that_it_may_and_fills_no_log_where_they_
         assert len(list(server.process.stderr)) < 20
 
 
-def test_a_reply_is_sent_to_its_end_before_the_server_ends(port: int, tmp_path: Path) -> None:
-    """Though nothing runs any more: its client takes longer than connections have when all is over."""
+def test_reply_is_sent_completely_before_shutdown(port: int, tmp_path: Path) -> None:
+    """Although no request runs: the client reads for longer than CLOSE_SECONDS."""
     with started(port, tmp_path) as server, asked(server, port, LARGE_ONE) as connection:
         server.process.send_signal(signal.SIGTERM)
         head, _, body = heard(connection, pause=0.02).partition(b"\r\n\r\n")
@@ -255,10 +255,8 @@ def test_a_reply_is_sent_to_its_end_before_the_server_ends(port: int, tmp_path: 
 @pytest.mark.parametrize(
     ("number", "process"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGKILL, True)]
 )
-def test_a_signal_ends_a_server_that_is_loading(
-    port: int, tmp_path: Path, number: signal.Signals, process: bool
-) -> None:
-    """Though nothing ends the loading itself; and the process that does it."""
+def test_signal_ends_a_loading_server(port: int, tmp_path: Path, number: signal.Signals, process: bool) -> None:
+    """The loading itself cannot be interrupted; its process ends too."""
     with started(port, tmp_path, process=process, loads=True) as server:
         wait_for(lambda: server.hold.read_text() == "loading")
         children = _children(server.process.pid)
@@ -268,7 +266,7 @@ def test_a_signal_ends_a_server_that_is_loading(
         wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
 
 
-def test_an_engine_that_comes_when_its_server_has_ended_is_closed() -> None:
+def test_engine_built_after_shutdown_is_closed() -> None:
     go = Event()
     built: list[Built] = []
 
@@ -284,7 +282,7 @@ def test_an_engine_that_comes_when_its_server_has_ended_is_closed() -> None:
 
 
 @pytest.mark.parametrize("process", [False, True])
-def test_a_server_that_was_killed_starts_again_on_its_port(port: int, tmp_path: Path, process: bool) -> None:
+def test_killed_server_can_restart_on_its_port(port: int, tmp_path: Path, process: bool) -> None:
     with started(port, tmp_path, process=process) as server:
         lines: list[str] = []
         running = Thread(target=_cut_off, args=(server.client, lines))
@@ -312,5 +310,5 @@ def _children(pid: int) -> list[str]:
 
 
 def _all_generated(client: httpx.Client) -> bool:
-    sleep(0.2)  # who asks all the time slows down what it waits for
+    sleep(0.2)  # polling without a pause would slow the server
     return 'vllm:request_params_n_count{engine="0",model_name="fake"} 2.0' in client.get("/metrics").text

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span a request, with its queue, prefill and decode, in the trace that the client began."""
+"""OpenTelemetry: a span per request with queue, prefill and decode, in the client's trace."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def by_name(spans: tuple[ReadableSpan, ...]) -> dict[str, ReadableSpan]:
     return {span.name: span for span in spans}
 
 
-def tell(*news: tuple[float, Delta], **fields: Any) -> dict[str, ReadableSpan]:
-    """The spans of a request that arrives at 10 s and has these news; the wall clock is 1000 s ahead."""
+def spans_of(*deltas: tuple[float, Delta], **fields: Any) -> dict[str, ReadableSpan]:
+    """Return the spans of a request that arrives at 10 s; the wall clock is 1000 s ahead."""
     request = Request("r", (1, 2, 3), greedy(2), 0, arrival=10.0, **fields)
     now = [0.0]
     with exporting() as (provider, exporter):
         traces = Traces(provider, "m", lambda: now[0], lambda: round((now[0] + 1000) * 1e9))
-        for now[0], delta in news:
+        for now[0], delta in deltas:
             traces.delta(request, delta)
         return by_name(exporter.get_finished_spans())
 
@@ -59,8 +59,8 @@ def seconds(span: ReadableSpan) -> tuple[float, float]:
     return span.start_time / 1e9, span.end_time / 1e9
 
 
-def test_spans_lie_where_the_moments_were() -> None:
-    spans = tell(
+def test_spans_have_the_times_of_the_request() -> None:
+    spans = spans_of(
         (14.0, Delta("r", token_ids=(5,), scheduled=12.0)),
         (17.0, Delta("r", token_ids=(6,), scheduled=12.0)),
         (18.0, Delta("r", finish_reason=FinishReason.LENGTH, scheduled=12.0, usage=USAGE)),
@@ -92,20 +92,20 @@ def test_spans_lie_where_the_moments_were() -> None:
     }
 
 
-def test_a_request_that_never_ran_has_no_other_spans() -> None:
-    spans = tell((11.0, Delta("r", finish_reason=FinishReason.ABORT, usage=USAGE)), trace_id="not a parent")
+def test_request_that_never_ran_has_only_a_queue_span() -> None:
+    spans = spans_of((11.0, Delta("r", finish_reason=FinishReason.ABORT, usage=USAGE)), trace_id="not a parent")
     assert spans.keys() == {"llm_request"} and spans["llm_request"].parent is None
 
 
-def test_a_failure_is_told_by_its_kind() -> None:
+def test_failure_sets_the_error_type() -> None:
     failed = Delta("r", finish_reason=FinishReason.ERROR, error=StepError("secret"), scheduled=11.0, usage=USAGE)
-    spans = tell((12.0, failed))
+    spans = spans_of((12.0, failed))
     assert spans.keys() == {"llm_request", "queue"}
     status = spans["llm_request"].status
     assert (status.status_code, status.description) == (StatusCode.ERROR, "StepError")
 
 
-def test_a_client_finds_its_request_in_its_own_trace(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_joins_the_clients_trace(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     router = server.service.client.router
     with exporting() as (provider, exporter):
         monkeypatch.setattr(router, "observers", [Traces(provider, "fake")])
@@ -146,7 +146,7 @@ def test_spans_reach_a_collector_before_the_server_ends() -> None:
     assert ("service.name", "ferrum") in {(each.key, each.value.string_value) for each in resource.resource.attributes}
 
 
-def test_a_collector_that_takes_nothing_holds_up_no_end(
+def test_unresponsive_collector_does_not_delay_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ferrum.server.traces.CLOSE_SECONDS", 0.01)
@@ -160,20 +160,20 @@ def test_a_collector_that_takes_nothing_holds_up_no_end(
     provider.add_span_processor(Stuck())
     Traces(provider, "m").close()
     taken.set()
-    assert "not taken" in caplog.text
+    assert "0.01 s" in caplog.text
 
 
 @pytest.mark.parametrize(
     "endpoint",
     ["", "notaurl", "localhost:4318", "ftp://x/v1/traces", "http:///v1/traces", "http://x:port", "http://[x"],
 )
-def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
+def test_invalid_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         create_app(lambda: pytest.fail("it was built"), ServerConfig(otlp_traces_endpoint=endpoint))
     assert caught.value.param == "otlp_traces_endpoint"
 
 
-def test_without_the_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_trace_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:

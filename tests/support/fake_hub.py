@@ -1,4 +1,4 @@
-"""A hub on this machine: the few requests that `huggingface_hub` makes to download a snapshot, and their refusals."""
+"""A fake hub on this machine: the requests of `huggingface_hub` for a snapshot, and their errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FakeRepo:
 
 @dataclass
 class FakeHub:
-    """`break_after` maps a file to the bytes sent before the connection drops, and `breaks` says how often it does."""
+    """A fake hub. `break_after`: bytes by file before the connection drops; `breaks`: how many times."""
 
     repos: dict[str, FakeRepo]
     url: str = ""
@@ -149,7 +149,7 @@ def serve(repos: dict[str, FakeRepo]) -> Iterator[FakeHub]:
 
 @contextmanager
 def hub_of(repos: dict[str, FakeRepo], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub that this process's `huggingface_hub` asks for a while, with a cache in the folder and no patience."""
+    """Redirect this process's `huggingface_hub` to a fake hub, with a cache in the folder and short timeouts."""
     with serve(repos) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(

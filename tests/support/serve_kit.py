@@ -1,4 +1,4 @@
-"""A real server on 127.0.0.1, over a fake engine or a given one, and what tests ask of it."""
+"""A real server on 127.0.0.1 over a fake or given engine, and requests of tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from openai import OpenAI
 
 from engine_fakes import EOS, FakeRecipe, parts
 from ferrum.core.types import Request
-from ferrum.engine.async_engine import AsyncEngine
-from ferrum.engine.async_engine import AsyncStream
+from ferrum.engine.async_engine import AsyncEngine, AsyncStream
 from ferrum.engine.model_client import Parts
 from ferrum.engine.router import QueueSlots
 from ferrum.server.app import create_app
@@ -34,15 +33,15 @@ TEMPLATE = (
 USER = [{"role": "user", "content": "hi"}]
 ENDLESS_TOKENS = 30_000
 SLOW = FakeRecipe(seconds_per_step=0.01, num_pages=32_768, context=32_000)
-"""So many tokens take it five minutes at least, and there is room for a dozen of such requests and others."""
+"""A recipe on which ENDLESS_TOKENS take five minutes, with pages for a dozen such requests."""
 
 LARGE: Final = {"model": "fake", "prompt": ["a" * 30_000] * 2, "n": 128, "max_tokens": 1, "echo": True}
-"""The body of a completion whose reply, eight megabytes, is larger than all buffers on its way."""
+"""A completion whose reply of 8 MB exceeds all buffers between server and client."""
 
 
 @dataclass
 class Served:
-    """A running server: its address, its state, its connections, and the requests that its engine was given."""
+    """A running server: address, state, connections, and the requests given to its engine."""
 
     url: str
     service: Service
@@ -51,7 +50,7 @@ class Served:
     requests: list[Request] = field(default_factory=list)
 
     def openai(self, **options: Any) -> OpenAI:
-        """The official client; all share one pool of connections."""
+        """Return an official client; all share one connection pool."""
         options = {"api_key": "none", "max_retries": 0, "http_client": self.http, **options}
         return OpenAI(base_url=f"{self.url}/v1", **options)
 
@@ -65,19 +64,19 @@ class Served:
         return self.post("/v1/completions", **{"model": "fake", "prompt": "ab", **body})
 
     def wait_idle(self) -> None:
-        """Until the engine knows of no request."""
+        """Wait until no request is in progress."""
         wait_for(lambda: self.service.num_live == 0 and self.service.engine.num_live == 0)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "it never came"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.002)
 
 
 def chat_parts(recipe: FakeRecipe | None = None, *, sampling: dict[str, Any] | None = None, **options: Any) -> Parts:
-    """A fake engine whose model has a chat template."""
+    """Return a fake engine whose model has a chat template."""
     return replace(
         parts(recipe, **options),
         chat_template=ChatTemplate(TEMPLATE),
@@ -89,7 +88,7 @@ def chat_parts(recipe: FakeRecipe | None = None, *, sampling: dict[str, Any] | N
 def serving(
     make: Callable[[], AsyncEngine] | Parts | None = None, *, ready: bool = True, **config: Any
 ) -> Iterator[Served]:
-    """A server, by default over the fake engine; it is ready when the block begins, if it is to be waited for."""
+    """Run a server, by default over the fake engine; wait until it is ready unless `ready` is false."""
     made = chat_parts() if make is None else make
     options = ServerConfig(port=0, **config)
     app = create_app((lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, options)
@@ -115,7 +114,7 @@ def serving(
 
 
 def _record(served: Served) -> None:
-    """Keep every request that the engine is given."""
+    """Store every request given to the engine."""
     engine = served.service.engine
     opened = engine.open
 
@@ -128,21 +127,21 @@ def _record(served: Served) -> None:
 
 @contextmanager
 def wire(server: Served) -> Iterator[socket.socket]:
-    """A bare connection to the server."""
+    """Open a bare connection to the server."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         yield connection
 
 
 def post_bytes(path: str, **body: Any) -> bytes:
-    """A request as it goes over the wire; the server closes the connection after it."""
+    """Return a raw HTTP request after which the server closes the connection."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
 def heard(connection: socket.socket, *, pause: float = 0.0, size: int = 1 << 16) -> bytes:
-    """All that comes until the connection is closed or reset, read in pieces of a size with a pause after each."""
+    """Read until the connection is closed or reset, in pieces with a pause after each."""
     said = bytearray()
     with suppress(ConnectionError):
         while piece := connection.recv(size):
@@ -152,7 +151,7 @@ def heard(connection: socket.socket, *, pause: float = 0.0, size: int = 1 << 16)
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The objects of a stream, whose form is checked to the byte; the last one is [DONE] as None."""
+    """Return the objects of a stream after checking its format; [DONE] becomes None."""
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     text = response.text
     assert text.endswith("\n\n")
@@ -167,7 +166,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of a reply, whose form is checked."""
+    """Return the error of a reply after checking its format."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()

@@ -1,4 +1,7 @@
-"""API keys and their limits: read from a file; keys are compared in constant time."""
+"""API keys and their limits, read from a file. Keys are compared in constant time.
+
+The limits are enforced in `key_limits`, the keys in `http_guard`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import hmac
 import re
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,19 +17,20 @@ from ferrum.core.errors import ConfigError
 from ferrum.server.key_limits import KeyLimits
 
 _UNNAMED: Final = "key "
-"""Begins the name of a key without one, and no name that is given: those hold no space."""
+"""Prefix of tenants without a name. Given names contain no space."""
 
+_error: Final = partial(ConfigError, param="api_key_file")
 _LIMIT: Final = re.compile("([a-z_]+)=([1-9][0-9]{0,17})")
 
 
 class ApiKeys:
-    """The accepted keys and whose they are.
+    """The accepted API keys and their tenants.
 
-    Only their digests are kept: those have one length, so that the time of a comparison tells nothing of a key.
+    Only digests of keys are stored. They have equal length, so comparison time reveals nothing about a key.
 
     Args:
-        keys: names by key.
-        limits: by name.
+        keys: tenants by key.
+        limits: by tenant.
     """
 
     def __init__(self, keys: dict[str, str], limits: dict[str, KeyLimits]) -> None:
@@ -33,7 +38,7 @@ class ApiKeys:
         self._names = [(_digest(key), name) for key, name in keys.items()]
 
     def tenant(self, key: str) -> str | None:
-        """The name of a key's owner; None for a key that is not accepted. Every key is compared."""
+        """Return the tenant of a key, or None for an unknown key. Compares every key."""
         digest, found = _digest(key), None
         for each, name in self._names:
             if hmac.compare_digest(each, digest):
@@ -46,20 +51,21 @@ def _digest(key: str) -> bytes:
 
 
 def read_keys(path: str, limits: KeyLimits) -> ApiKeys:
-    """The keys of a file: a line each, `key` or `name:key`; empty lines and those that begin with # are skipped.
+    """Read a file of API keys: one per line, `key` or `name:key`.
 
-    Limits of its own may follow a key, as `tokens_per_minute=1000`. Keys of one name have them in common.
+    Empty lines and lines that begin with # are skipped. A key may be followed by limits such as
+    `tokens_per_minute=1000`. Keys with the same name share their limits.
 
     Args:
-        limits: of the keys that have none of their own.
+        limits: defaults for keys without limits in the file.
 
     Raises:
-        ConfigError: no such file, no key in it, a key twice or not of ASCII, or a limit that is none.
+        ConfigError: the file is missing or has no keys; a key is repeated or not ASCII; a limit is invalid.
     """
     try:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", param="api_key_file") from None
+        raise _error(f"cannot read {path}: {error}") from None
     keys: dict[str, str] = {}
     by_name: dict[str, KeyLimits] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -67,26 +73,25 @@ def read_keys(path: str, limits: KeyLimits) -> ApiKeys:
             continue
         entry, *words = line.split()
         name, _, key = entry.rpartition(":")
-        if not key or key in keys or not key.isascii():  # others arrive in whatever encoding a client takes
-            fault = "no key" if not key else "a key twice" if key in keys else "a key has ASCII letters only"
-            raise ConfigError(f"{path}, line {number}: {fault}", param="api_key_file")
+        if not key or key in keys or not key.isascii():  # the encoding of other characters depends on the client
+            fault = "no key" if not key else "repeated key" if key in keys else "a key must be ASCII"
+            raise _error(f"{path}, line {number}: {fault}")
         keys[key] = name = name or f"{_UNNAMED}{number}"
         own = _own_limits(words, limits, f"{path}, line {number}")
         if by_name.setdefault(name, own) != own:
-            raise ConfigError(f"{path}, line {number}: {name} has other limits above", param="api_key_file")
+            raise _error(f"{path}, line {number}: limits of {name} differ from an earlier line")
     if not keys:
-        raise ConfigError(f"{path} has no keys", param="api_key_file")
+        raise _error(f"{path} contains no keys")
     return ApiKeys(keys, by_name)
 
 
 def _own_limits(words: list[str], limits: KeyLimits, place: str) -> KeyLimits:
-    """The limits with those that a line names in their place."""
+    """Return the limits with those of a line replaced."""
     known = {each.name for each in fields(KeyLimits)}
     own: dict[str, int] = {}
     for word in words:
         match = _LIMIT.fullmatch(word)
         if match is None or match[1] not in known:
-            told = f"{place}: {word!r} is no limit; there are {', '.join(sorted(known))}"
-            raise ConfigError(told, param="api_key_file")
+            raise _error(f"{place}: {word!r} is not a limit; use NAME=NUMBER with {', '.join(sorted(known))}")
         own[match[1]] = int(match[2])
     return replace(limits, **own)

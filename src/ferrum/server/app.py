@@ -1,4 +1,4 @@
-"""The application: routes, guard and the engine's life, put together."""
+"""The ASGI application: routes, guard, error handlers and the engine's lifetime, put together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from fastapi import FastAPI
@@ -15,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
+from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.server.api_keys import ApiKeys, read_keys
 from ferrum.server.error_replies import error_response
@@ -40,23 +40,24 @@ EXPOSED_HEADERS: Final = (
     "x-should-retry",
     *(f"x-ratelimit-{what}-{rate}" for what in ("limit", "remaining", "reset") for rate in ("requests", "tokens")),
 )
-"""What a page of another origin may read of a reply beside its body."""
+"""Response headers that pages of other origins may read (CORS)."""
 
 
 def create_app(
     make_engine: Callable[[], AsyncEngine], config: ServerConfig, traces: TracerProvider | None = None
 ) -> FastAPI:
-    """An application that serves one engine, built while the server answers its probes.
+    """Create an application that serves one engine.
+
+    The engine is built in the background; meanwhile the server answers probes.
 
     Args:
-        make_engine: builds the engine; it is closed with the application.
+        make_engine: builds the engine, which is closed with the application.
         config: the server's options.
-        traces: takes the spans of requests; None: what the options say.
+        traces: exports spans of requests; None: as the options say.
 
     Raises:
-        Unsupported: traces are asked for, and their libraries are not there.
-        ConfigError: the file of API keys cannot be used, there is none for the limits of keys, or traces have no
-            address to go to.
+        Unsupported: traces are enabled and their libraries are not installed.
+        ConfigError: the file of API keys is invalid, key limits are set without it, or the traces' address is invalid.
     """
     keys = _keys(config)
     if traces is None and config.otlp_traces_endpoint is not None:
@@ -72,7 +73,12 @@ def create_app(
         await service.close()
 
     app = FastAPI(
-        title="ferrum", version=version("ferrum"), lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="ferrum",
+        version=installed_version(),
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     router = make_router(service)
@@ -85,7 +91,7 @@ def create_app(
         app.add_exception_handler(kind, error_response)
     app.openapi = partial(document, app, service)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service, keys=keys)
-    if config.allow_origin is not None:  # around the guard: a browser shows its refusals only to whom they allow it
+    if config.allow_origin is not None:  # outermost: browsers hide errors without CORS headers
         app.add_middleware(
             CORSMiddleware,
             allow_origins=[config.allow_origin],
@@ -97,10 +103,10 @@ def create_app(
 
 
 def _keys(config: ServerConfig) -> ApiKeys | None:
-    """The API keys; None: everybody may come in."""
+    """Return the API keys; None: no key is required."""
     limits = KeyLimits(config.key_max_live, config.key_requests_per_minute, config.key_tokens_per_minute)
     if config.api_key_file is not None:
         return read_keys(config.api_key_file, limits)
     if limits != KeyLimits():
-        raise ConfigError("is needed by the limits of keys", param="api_key_file")
+        raise ConfigError("is required by the --key-* limits", param="api_key_file")
     return None

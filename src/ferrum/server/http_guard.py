@@ -1,4 +1,7 @@
-"""What every request passes through first: its id, its key, the limits of its body, and one line in the log."""
+"""The outermost layer of the application: request id, API key, body limits, log line, metrics.
+
+Limits of rates are in `key_limits`; timeouts of headers and of writing are in `http_timeouts`.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,35 @@ from ferrum.server.service import Service
 from ferrum.server.web_ui import PAGE_PATHS
 
 CLIENT_GONE: Final = 499
-"""What log and metrics say of a client that left; nobody reads the response."""
+"""Status in logs and metrics if the client left before the response."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
-"""What probes, collectors and browsers read; no key is asked for."""
+"""Paths without an API key: probes, metrics and the web page."""
 
 LOG: Final = logging.getLogger("ferrum.server.requests")
 
 CLOSE: Final = {"connection": "close"}
-"""For what leaves a body unread: what comes after it cannot be told from it."""
+"""For responses before the end of the body: the connection is out of step."""
 
 LINGER_BYTES: Final = 64 << 20
-"""How much of a refused body is still received, and dropped."""
+"""Bytes of a rejected body that are received and dropped."""
 
 _ORIGIN: Final = re.compile("^https?://[^/]*", re.IGNORECASE)
-"""What stands before the path where a target has the form for proxies; servers take it, too (RFC 9112, 3.2.2)."""
+"""The origin of a request target in absolute form (RFC 9112, 3.2.2)."""
 
 _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
 class Guard:
-    """The outermost part of the application.
+    """ASGI middleware around the whole application.
 
-    It gives the scope's state `request_id`, `tenant`, `service`, `log`: what the request's log line is to tell, and
-    `send`: for the parts of a response that has begun, past the layers that only look for its beginning.
+    It sets in the scope's state: `request_id`, `tenant`, `service`, `log` (fields of the request's log line) and `send`
+    (sends parts of a response past the middleware in between).
 
     Args:
-        app: what it guards.
+        app: the application.
         service: the server's state.
-        keys: who may come in; None: everybody.
+        keys: accepted API keys; None: no key is required.
     """
 
     def __init__(self, app: ASGIApp, service: Service, keys: ApiKeys | None) -> None:
@@ -58,7 +61,7 @@ class Guard:
         self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handle a request; see ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -82,19 +85,20 @@ class Guard:
         finally:
             self._held -= body.received
             self._record(scope, sender, body, time.monotonic() - began)
-            state.clear()  # what it holds knows it again: all of it would wait for a search for garbage
+            state.clear()  # breaks a reference cycle, which would keep the body until the next garbage collection
 
     def _hold(self, size: int) -> None:
-        """Count bytes that a request holds until it is over. Raises ApiError, 429, when all together hold too many."""
+        """Count received bytes of a request. Raises ApiError, 429, above `max_held_bytes`."""
         self._held += size
-        if self._held > self._service.config.max_held_bytes:
+        limit = self._service.config.max_held_bytes
+        if self._held > limit:
             wait = {"retry-after": str(self._service.retry_after()), **CLOSE}
             raise ApiError(
-                429, "the bodies of other requests leave no room for this one", code="queue_full", headers=wait
+                429, f"request bodies exceed {limit} bytes in total; retry later", code="queue_full", headers=wait
             )
 
     def _record(self, scope: Scope, sender: _Sender, body: _Body, seconds: float) -> None:
-        """Log and count a request that is over; one without a status was cut off."""
+        """Log and count a finished request. Without a status it was cut off."""
         state = scope["state"]
         status = CLIENT_GONE if body.cut else sender.status or CLIENT_GONE
         log = {"status": status, **state["log"], "seconds": round(seconds, 6)}
@@ -105,7 +109,7 @@ class Guard:
         self._service.http.observe(handler, scope["method"], log["status"], seconds, body.received, sender.sent)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Refuse a request by its head.
+        """Check a request's headers.
 
         Raises:
             ApiError: 401 or 413.
@@ -122,22 +126,27 @@ class Guard:
             key = headers.get("x-api-key", "")
         tenant = keys.tenant(key.strip())
         if tenant is None:
-            raise ApiError(401, "no valid API key", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            raise ApiError(
+                401,
+                "no valid API key; send `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
         return tenant
 
     async def _answer(self, error: Exception, scope: Scope, receive: Receive, sender: _Sender) -> None:
-        """Tell the client of an error that nobody else did; too late for it, the connection is cut."""
-        told = as_api_error(error, scope["state"]["request_id"], self._service.retry_after())
+        """Send the error response; if a response has begun, raise, which cuts the connection."""
+        failure = as_api_error(error, scope["state"]["request_id"], self._service.retry_after())
         if sender.status is not None:
             raise error
-        await response_of(told)(scope, receive, sender)
+        await response_of(failure)(scope, receive, sender)
 
 
 class _Sender:
-    """Sends, names the request and its key's rates in the head, and remembers the status.
+    """A send function that adds request id and rate limits, and records the status.
 
-    A response that closes the connection ends after the body that it refuses: where one is closed over unread bytes,
-    TCP resets it, and a client that is still sending loses the response.
+    A response that closes the connection ends only after the rejected body is received: TCP resets a connection that is
+    closed with unread bytes, and a client that is still sending would lose the response.
     """
 
     def __init__(
@@ -170,11 +179,11 @@ class _Sender:
 
 
 class _Body:
-    """Receives, as long as the body is neither too large nor too slow, and all of them together leave room.
+    """A body's receive function, which limits size and time.
 
     Attributes:
         received: bytes so far.
-        cut: the client left before the body's end.
+        cut: whether the client left before the end.
     """
 
     def __init__(self, receive: Receive, limit: int, seconds: float, hold: Callable[[int], None]) -> None:
@@ -193,7 +202,7 @@ class _Body:
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, "the body took too long", code="body_timeout", headers=CLOSE) from None
+            raise ApiError(408, "the request body took too long", code="body_timeout", headers=CLOSE) from None
         self._complete = not message.get("more_body", False)
         self.cut = message["type"] == "http.disconnect"
         size = len(message.get("body", b""))
@@ -204,7 +213,7 @@ class _Body:
         return message
 
     async def drop_rest(self) -> None:
-        """Receive what is left of the body, at most `LINGER_BYTES` and as long as a body may take, and drop it."""
+        """Receive and drop the rest of the body, up to `LINGER_BYTES` and the body's deadline."""
         left = LINGER_BYTES
         with suppress(TimeoutError):
             async with asyncio.timeout(self._until - time.monotonic()):
@@ -215,5 +224,5 @@ class _Body:
 
 
 def too_large(limit: int) -> ApiError:
-    """A body over the limit."""
-    return ApiError(413, f"the body has more than {limit} bytes", code="body_too_large", headers=CLOSE)
+    """Return the error for a body over the limit."""
+    return ApiError(413, f"the request body exceeds {limit} bytes", code="body_too_large", headers=CLOSE)

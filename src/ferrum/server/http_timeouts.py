@@ -1,4 +1,7 @@
-"""HTTP connections that do not wait for ever."""
+"""Timeouts of HTTP connections that uvicorn lacks: headers, unread bodies and unread responses.
+
+uvicorn's keep-alive timeout covers the time between requests; `http_guard` limits the time of bodies.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ferrum.server.error_replies import ApiError
 
 LOOKS: Final = 4
-"""How often it is looked, within the time that a client may take nothing, whether it has taken something."""
+"""Checks for progress within `write_seconds`."""
 
 
 class PunctualProtocol(H11Protocol):
-    """uvicorn's connection, which is closed when the head of a request takes too long to arrive.
+    """uvicorn's protocol with timeouts for slow clients.
 
-    The time begins with the connection and, for later requests, with their first byte; between them uvicorn's own
-    keep-alive limit holds. It is closed as well when the rest of a body takes too long whose request is answered, for
-    nobody reads it. A connection whose client takes nothing of what is sent is cut; what the client does take, however
-    little, gives it the whole time again.
+    - Headers: from the connection, or the first byte of a later request.
+    - Rest of a body whose request is already answered.
+    - Response: time in which the client reads nothing; any progress restarts it.
 
     Args:
-        head_seconds: longest time for a head.
-        body_seconds: longest time for such a rest.
-        write_seconds: longest time without a byte being taken while some are waiting.
+        head_seconds: limit for headers.
+        body_seconds: limit for the rest of a body.
+        write_seconds: limit for a pause in reading the response.
         options: uvicorn's.
     """
 
@@ -41,13 +43,11 @@ class PunctualProtocol(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # whatever waits, a small rest too, is watched
+        transport.set_write_buffer_limits(high=0)  # report any waiting byte to pause_writing
         self._start_timer(self._head_seconds)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         between = self.conn.their_state is h11.IDLE
         if not between and self.conn.our_state is not h11.DONE:
@@ -56,25 +56,22 @@ class PunctualProtocol(H11Protocol):
             self._start_timer(self._head_seconds if between else self._body_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._stop_timer()
         self._stop_watching()
         super().connection_lost(exc)
-        # asyncio's transport knows itself by a method of its own: it would wait for a search for garbage.
+        # Breaks a reference cycle of asyncio's transport with its own method.
         self.loop.call_soon(vars(self.transport).pop, "_read_ready_cb", None)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._watch(self._unsent(), LOOKS)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._stop_watching()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """See uvicorn: what is no HTTP is told so as other faults are told."""
+        """Answer invalid HTTP in the JSON form of other errors."""
         body = ApiError(400, msg, code="invalid_http").body()
         kind, length = (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())
         head = h11.Response(status_code=400, headers=[kind, length, (b"connection", b"close")], reason=b"Bad Request")
@@ -83,7 +80,7 @@ class PunctualProtocol(H11Protocol):
         self.transport.close()
 
     def _watch(self, unsent: int, looks: int) -> None:
-        """Cut the connection after so many looks that see no fewer bytes unsent."""
+        """Cut the connection after this many checks without progress."""
         if looks:
             self._write_timer = self.loop.call_later(self._write_seconds / LOOKS, self._look, unsent, looks)
         else:
@@ -94,11 +91,14 @@ class PunctualProtocol(H11Protocol):
         self._watch(unsent, LOOKS if unsent < before else looks - 1)
 
     def _unsent(self) -> int:
-        """Bytes that the client's machine has not taken, here and in the kernel, which asks for more of them late."""
+        """Return the bytes that the client has not acknowledged, here and in the kernel.
+
+        The kernel asks for more data only when much of its buffer is free, so the buffer here would hide slow progress.
+        """
         here, connection = self.transport.get_write_buffer_size(), self.transport.get_extra_info("socket")
         try:
             (in_kernel,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
-        except OSError:  # not every system tells it of connections
+        except OSError:  # some systems lack this for sockets
             return here
         return here + int(in_kernel)
 

@@ -1,4 +1,7 @@
-"""The OpenAPI document of a server: that of its routes, and of the model that it serves."""
+"""The OpenAPI document: generated from the routes, corrected, and completed with limits of the model.
+
+What the types of fields cannot express is in `openapi_rules`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def document(app: FastAPI, service: Service) -> dict[str, Any]:
-    """The document, without the status that the framework thinks it sends for faulty bodies: ours is 400."""
+    """Return the document, without FastAPI's status 422: faulty bodies get 400."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -45,7 +48,7 @@ def _bound_top_tokens(schema: dict[str, Any], service: Service) -> None:
 
 
 def _write_whole(schema: dict[str, Any]) -> None:
-    """Bounds in all their digits: the framework makes floats of them, and 2**63 would be written with 16."""
+    """Write integral bounds as integers: the framework makes floats, which cannot represent 2**63 exactly."""
     for name in _BOUNDS:
         bound = schema.get(name)
         if isinstance(bound, float) and bound.is_integer():
@@ -53,7 +56,7 @@ def _write_whole(schema: dict[str, Any]) -> None:
 
 
 def _objects(part: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a part of a document, outermost first."""
+    """Yield all objects in a part of a document, outermost first."""
     if isinstance(part, dict):
         yield part
         part = list(part.values())

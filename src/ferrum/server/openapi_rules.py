@@ -1,7 +1,7 @@
-"""What JSON Schema can say of bodies beyond the types of their fields, for the OpenAPI document; and its integers.
+"""JSON Schema rules of bodies beyond the types of fields, for the OpenAPI document.
 
-It is said here and checked elsewhere, where the values are used; `tests/serve/test_document.py` holds the two together,
-and lists the rules that no schema can say.
+The values are checked where they are used; `tests/serve/test_document.py` compares rules and checks, and lists checks
+that no schema can express.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Schema: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Whole:
-    """Tells pydantic of integers as JSON Schema has them: 4.0 is one, for JSON knows no other numbers than those.
+    """A pydantic type of integers as in JSON Schema: 4.0 is one.
 
     Args:
-        most: they are less than it and more than its opposite; None: no bound, which takes half the time.
+        most: exclusive bound of the absolute value; None: no bound, which takes half the time.
     """
 
     most: int | None = None
@@ -46,29 +46,29 @@ def _whole(number: float) -> int:
 
 
 Whole: TypeAlias = Annotated[int, _Whole(1 << (MOST_BITS - 1))]
-"""An integer that somebody can mean; true and "4" are none."""
+"""An integer of bounded size; true and "4" are rejected."""
 
 TokenId: TypeAlias = Annotated[int, _Whole()]
-"""An integer, of which there may be many: admission knows which ones are token ids."""
+"""An integer in a long list; the engine checks that it is a token id."""
 
 Element = TypeVar("Element")
 
 
 class _FailFast(FailFast):
-    """In a union, typing compares the marks of its members."""
+    """`FailFast` with a hash: in a union, typing compares the annotations of its members."""
 
     __hash__ = object.__hash__
 
 
 Items: TypeAlias = Annotated[list[Element], _FailFast()]
-"""A list, of whose faults the first is told: millions of them, of which none will be read, would fill the memory."""
+"""A list that reports its first fault only: millions of faults would fill the memory."""
 
 NOT_EMPTY: Final[Schema] = {"minLength": 1, "minItems": 1}
-"""Of a text or a list."""
+"""The rule of a text or list that must not be empty."""
 
 MAX_ID: Final = 512
 ID: Final[Schema] = {"minLength": 1, "maxLength": MAX_ID, "pattern": "^[^/]*$", "not": {"enum": [".", ".."]}}
-"""Of an id, which is to stand in a path: there, a slash is none of its letters, and dots alone are directions."""
+"""The rule of an id, which is used in a path: no slash, and not "." or ".."."""
 
 TEXTS: Final[Schema] = {
     "anyOf": [
@@ -81,7 +81,7 @@ TEXTS: Final[Schema] = {
 """A text or its token ids, or several."""
 
 TEXT: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "array", "items": TOKEN_SCHEMA}]}
-"""A text or its token ids, which may be empty."""
+"""A text or its token ids, possibly empty."""
 
 EVENT: Final[Schema] = {
     "type": "object",
@@ -89,59 +89,60 @@ EVENT: Final[Schema] = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
+"""The events of a stream."""
 
 
 def between(low: int, high: int | None = None) -> Schema:
-    """A number within bounds."""
+    """Return the rule of a number within bounds."""
     return {"minimum": low} | ({} if high is None else {"maximum": high})
 
 
 TOP_TOKENS: Final = "top-tokens"
-"""The format of a number of top tokens; the most that a server tells of is an option."""
+"""The format of a number of top tokens; `openapi` sets its limit from an option."""
 
 
 def top_tokens(low: int, high: int | None = None) -> Schema:
-    """A number of top tokens at each position."""
+    """Return the rule of a number of top tokens per position."""
     return {"format": TOP_TOKENS} | between(low, high)
 
 
 def not_this(value: Any) -> Schema:
-    """Anything but one value."""
+    """Return the rule that excludes one value."""
     return {"not": {"const": value}}
 
 
 def refused(why: str) -> Schema:
-    """A field that is not served."""
+    """Return the schema of an unsupported field."""
     return {"type": "null", "description": f"Refused: {why}."}
 
 
 def given(name: str, schema: Schema | None = None) -> Schema:
-    """An object whose field is there, and as it is to be: by default, not null."""
+    """Return the rule of an object with a field, by default any but null."""
     return {"properties": {name: {"not": {"type": "null"}} if schema is None else schema}, "required": [name]}
 
 
 def absent(name: str) -> Schema:
-    """An object whose field is not there, or null."""
+    """Return the rule of an object without a field, or with null."""
     return {"properties": {name: {"type": "null"}}}
 
 
 def without(name: str, value: Any) -> Schema:
-    """An object whose field is not there, or has another value."""
+    """Return the rule of an object whose field is absent or has another value."""
     return {"properties": {name: not_this(value)}}
 
 
 def either(*schemas: Schema) -> Schema:
-    """At least one of several."""
+    """Return the rule that at least one schema matches."""
     return {"anyOf": list(schemas)}
 
 
 def rules(*schemas: Schema) -> Schema:
-    """All of several, beside what the types of the fields say."""
+    """Return the rule that all schemas match, in addition to the types of fields."""
     return {"allOf": list(schemas)}
 
 
 def exactly_one(*names: str) -> Schema:
-    """One of these fields is there, and the others are not."""
+    """Return the rule that exactly one of the fields is given."""
     return either(*({"allOf": [given(name), *(absent(each) for each in names if each != name)]} for name in names))
 
 
@@ -164,7 +165,7 @@ FORM_OF: Final = {
     "chat_template": ("messages",),
     "chat_template_kwargs": ("messages",),
 }
-"""Fields of /tokenize that mean something beside one of these only."""
+"""Fields of /tokenize that require one of these other fields."""
 
 TOKENIZE: Final = rules(
     ONE_TURN,

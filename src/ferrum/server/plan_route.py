@@ -1,4 +1,4 @@
-"""The route of the memory plan: every byte that the engine holds, by purpose, and how many sequences fit."""
+"""The route of the memory plan: the engine's memory by purpose, and fitting sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ferrum.server.service import Service
 
 
 class PlannedPool(Reply):
-    """A layer group of the KV pool; `resident_tokens` of a sequence are held at most, null: all of them."""
+    """A layer group of the KV pool. A sequence holds at most `resident_tokens`; null: all."""
 
     name: str
     num_pages: int
@@ -24,14 +24,14 @@ class PlannedPool(Reply):
 
 
 class Fitting(Reply):
-    """How many sequences of a length fit in the pool together."""
+    """The number of sequences of a length that fit in the pool."""
 
     length: int
     sequences: int
 
 
 class Plan(Reply):
-    """The reply of GET /v1/plan; sizes are bytes, `activation_row` that of one token of a step."""
+    """The reply of GET /v1/plan, in bytes; `activation_row` is for one token."""
 
     object: Literal["plan"]
     model: str
@@ -54,11 +54,11 @@ def add_plan(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/plan", responses={200: {"model": Plan}, 401: ERRORS[401], 404: ERRORS[404], 503: ERRORS[503]})
     async def plan() -> Response:
-        """What the engine holds in memory, and what fits."""
+        """Return the engine's memory and what fits in it."""
         info = service.engine.info
         memory = info.memory
         if memory is None:
-            raise ApiError(404, "the engine has no memory plan", code="plan_not_found")
+            raise ApiError(404, "this engine has no memory plan", code="plan_not_found")
         parts = memory.to_dict()
         return reply(
             Plan(

@@ -1,90 +1,68 @@
-"""The options of the server; every field tells what it does in its metadata."""
+"""The options of the HTTP server. A field's metadata has its help text.
+
+Options of the model and the engine are in `core/config.py`.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
-from ferrum.core.option_fields import about, check_options
+from ferrum.core.option_fields import check_options, option
 from ferrum.core.types import Pooling
 
 _ORIGIN: Final = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")
-"""Origins as browsers spell them (RFC 6454, 6.2): in small letters, without a path or the port of their scheme."""
+"""Origins as browsers write them (RFC 6454, 6.2): in lower case, without path or default port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(JsonRecord):
-    """How requests come in. Raises ConfigError, naming the field, for a value that cannot be."""
+    """The options of the server. Raises ConfigError for an invalid value; `param` names the field."""
 
-    host: str = field(default="127.0.0.1", metadata=about("Address to listen on."))
-    port: int = field(default=8000, metadata=about("Port to listen on; 0 takes a free one.", least=0, most=65535))
-    served_model_name: str | None = field(
-        default=None, metadata=about("Name of the model for clients; none: the name it was loaded by.")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535)
+    served_model_name: str | None = option(None, "Model name for clients (default: the name it was loaded by).")
+    api_key_file: str | None = option(
+        None, "File of accepted API keys, one per line as `key` or `name:key` (default: no key is required)."
     )
-    api_key_file: str | None = field(
-        default=None,
-        metadata=about("File of accepted API keys, one a line, each `key` or `name:key`; none: no key is asked for."),
+    key_max_live: int | None = option(None, "Maximum requests in progress per API key (default: --max-queue).", least=1)
+    key_requests_per_minute: int | None = option(
+        None, "Maximum requests per minute of an API key (default: no limit).", least=1
     )
-    key_max_live: int | None = field(
-        default=None, metadata=about("Most requests of one API key that wait or run; none: as many as of all.", least=1)
+    key_tokens_per_minute: int | None = option(
+        None, "Maximum prompt and generated tokens per minute of an API key (default: no limit).", least=1
     )
-    key_requests_per_minute: int | None = field(
-        default=None, metadata=about("Most requests of one API key in a minute; none: any.", least=1)
+    max_sessions: int = option(64, "Maximum sessions per API key, or in total without API keys.", least=1)
+    session_seconds: float = option(3600.0, "Drop a session after this many idle seconds.", least=0.001)
+    strict: bool = option(False, "Reject unknown request fields instead of ignoring and naming them.")
+    max_body_bytes: int = option(16 << 20, "Maximum size of a request body, in bytes.", least=1)
+    max_held_bytes: int = option(256 << 20, "Maximum size of all request bodies in memory, in bytes.", least=1)
+    max_logprobs: int = option(20, "Maximum top log-probabilities per position in a request.", least=0)
+    head_seconds: float = option(15.0, "Maximum time to receive request headers, in seconds.", least=0.001)
+    body_seconds: float = option(30.0, "Maximum time to receive a request body, in seconds.", least=0.001)
+    request_seconds: float | None = option(
+        None, "Maximum time of a request from arrival to its end, in seconds (default: no limit).", least=0.001
     )
-    key_tokens_per_minute: int | None = field(
-        default=None, metadata=about("Most prompt and generated tokens of one API key in a minute; none: any.", least=1)
+    keep_alive_seconds: float = option(15.0, "Send a comment on a stream idle for this many seconds.", least=0.001)
+    drain_seconds: float = option(300.0, "Maximum time for running requests after SIGTERM, in seconds.", least=0.0)
+    pooling: str = option(
+        "auto",
+        "Pooling of hidden states for embeddings; auto takes the model's own, else the mean.",
+        ("auto", *map(str, Pooling)),
     )
-    max_sessions: int = field(
-        default=64, metadata=about("Most sessions of one API key, or of all clients where there are no keys.", least=1)
+    otlp_traces_endpoint: str | None = option(
+        None, "URL for OpenTelemetry traces, as in http://localhost:4318/v1/traces (default: no traces)."
     )
-    session_seconds: float = field(
-        default=3600.0, metadata=about("A session that nobody used for so long is dropped.", least=0.001)
-    )
-    strict: bool = field(default=False, metadata=about("Refuse unknown request fields instead of naming them."))
-    max_body_bytes: int = field(default=16 << 20, metadata=about("Largest request body.", least=1))
-    max_held_bytes: int = field(
-        default=256 << 20, metadata=about("Most bytes of request bodies that are held at a time, over all.", least=1)
-    )
-    max_logprobs: int = field(
-        default=20,
-        metadata=about("Most top tokens whose log-probabilities a request may ask for at each position.", least=0),
-    )
-    head_seconds: float = field(
-        default=15.0, metadata=about("Longest time that a request's head may take.", least=0.001)
-    )
-    body_seconds: float = field(default=30.0, metadata=about("Longest time that a request body may take.", least=0.001))
-    request_seconds: float | None = field(
-        default=None, metadata=about("Longest time that a request may wait and run; none: any.", least=0.001)
-    )
-    keep_alive_seconds: float = field(
-        default=15.0, metadata=about("A silent stream gets a comment after this time.", least=0.001)
-    )
-    drain_seconds: float = field(
-        default=300.0, metadata=about("How long running requests may go on after SIGTERM.", least=0.0)
-    )
-    pooling: str = field(
-        default="auto",
-        metadata=about(
-            "How hidden states become an embedding; auto: as the model's files say, else their mean.",
-            ("auto", *map(str, Pooling)),
-        ),
-    )
-    otlp_traces_endpoint: str | None = field(
-        default=None,
-        metadata=about("Where to send OpenTelemetry traces, as in http://localhost:4318/v1/traces; none: nowhere."),
-    )
-    allow_origin: str | None = field(
-        default=None, metadata=about("Origin that may use the server from a browser (CORS); none: no other.")
+    allow_origin: str | None = option(
+        None, "Origin whose pages may use the server (CORS), or * for all (default: same origin only)."
     )
 
     def __post_init__(self) -> None:
         check_options(self)
+        # A browser never sends an origin of another form, so the option would have no effect.
         if self.allow_origin is not None and not _ORIGIN.fullmatch(self.allow_origin):
-            # No browser would ever name it so, and the option would have no effect.
-            raise ConfigError(
-                f"must be *, or as in http://localhost:3000, with nothing behind it, not {self.allow_origin!r}",
-                param="allow_origin",
-            )
+            wanted = "* or an origin as in http://localhost:3000"
+            raise ConfigError(f"must be {wanted}, not {self.allow_origin!r}", param="allow_origin")

@@ -259,7 +259,7 @@ def _session_builder(
 
 
 class SessionReplyBuilder(CompletionReplyBuilder):
-    """Builds the reply to a session's completion; its tokens join the session when it has ended well."""
+    """A builder of a session's completion, whose tokens join the session at the end."""
 
     def __init__(self, held: HeldSession, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,4 +1,7 @@
-"""Sessions that clients hold over HTTP: bounded for each key, and dropped when nobody has used them for long."""
+"""Sessions that clients hold over HTTP: limited per API key, and dropped when idle.
+
+Their routes are in `session_routes`; the tokens of a session are a `GrowingText`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from ferrum.server.error_replies import ApiError
 
 @dataclass(slots=True, eq=False)
 class HeldSession:
-    """A session of a client.
+    """A client's session.
 
     Attributes:
         created: seconds since 1970.
-        used: monotonic seconds when it was used last.
-        busy: it is generating.
+        used: monotonic time of the last use, in seconds.
+        busy: whether it is generating.
     """
 
     id: str
@@ -32,55 +35,56 @@ class HeldSession:
     busy: bool = False
 
     def check_idle(self) -> None:
-        """Refuse to change what is generating. Raises ApiError, 409."""
+        """Raise ApiError, 409, if the session is generating."""
         if self.busy:
             raise ApiError(409, "the session is generating", code="session_busy", param="id")
 
 
 class Sessions:
-    """All sessions. Not safe to use from several threads: the event loop owns them.
+    """All sessions of a server. Not thread-safe: used by the event loop only.
 
     Args:
-        most: of one tenant.
-        seconds: without use after which one is dropped.
+        max_sessions: limit per tenant.
+        seconds: idle time after which a session is dropped.
         clock: monotonic seconds.
     """
 
-    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
+    def __init__(self, max_sessions: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_sessions = max_sessions
         self._seconds = seconds
         self._clock = clock
-        self._held: OrderedDict[str, HeldSession] = OrderedDict()  # those used longest ago first
+        self._held: OrderedDict[str, HeldSession] = OrderedDict()  # least recently used first
 
     def add(self, tenant: str, text: GrowingText) -> HeldSession:
-        """Hold a new session. Raises ApiError, 429, where the tenant has as many as it may."""
-        now = self._drop_idle()
-        its = [each for each in self._held.values() if each.tenant == tenant]
-        if len(its) >= self._most:
-            wait = math.ceil(max(1.0, its[0].used + self._seconds - now))
-            headers = {"retry-after": str(wait)}
-            raise ApiError(
-                429, f"{len(its)} sessions are held, as many as may be", code="session_limit", headers=headers
-            )
+        """Add a session. Raises ApiError, 429, if the tenant has the maximum."""
+        own = self.of(tenant)
+        now = self._clock()
+        if len(own) >= self._max_sessions:
+            wait = math.ceil(max(1.0, own[0].used + self._seconds - now))
+            reason = f"the limit of {self._max_sessions} sessions is reached; delete one (--max-sessions)"
+            raise ApiError(429, reason, code="session_limit", headers={"retry-after": str(wait)})
         held = HeldSession(f"sess-{uuid.uuid4().hex}", tenant, text, int(time.time()), now)
         self._held[held.id] = held
         return held
 
     def get(self, tenant: str, id: str) -> HeldSession:
-        """A session of the tenant, used now. Raises ApiError, 404."""
-        now = self._drop_idle()
+        """Return a session of the tenant and mark it as used. Raises ApiError, 404."""
+        self._drop_idle()
         held = self._held.get(id)
         if held is None or held.tenant != tenant:
             raise ApiError(404, f"no session {id!r}", code="session_not_found", param="id")
-        self._use(held, now)
+        self._use(held)
         return held
 
     @contextmanager
     def generating(self, held: HeldSession, begun: tuple[int, ...]) -> Iterator[None]:
-        """Within the block it generates, from the tokens that it had when the request was checked; so long it is used.
+        """Mark a session as generating within the block.
+
+        Args:
+            begun: its tokens when the request was checked.
 
         Raises:
-            ApiError: 409; it generates for another request, or has changed.
+            ApiError: 409 if it is generating for another request, or has changed.
         """
         held.check_idle()
         if held.text.token_ids is not begun:
@@ -91,14 +95,14 @@ class Sessions:
         finally:
             held.busy = False
             if held.id in self._held:
-                self._use(held, self._clock())
+                self._use(held)
 
-    def _use(self, held: HeldSession, now: float) -> None:
-        held.used = now
+    def _use(self, held: HeldSession) -> None:
+        held.used = self._clock()
         self._held.move_to_end(held.id)
 
     def of(self, tenant: str) -> list[HeldSession]:
-        """The sessions of the tenant; this uses none of them."""
+        """Return the tenant's sessions, least recently used first, without marking them as used."""
         self._drop_idle()
         return [each for each in self._held.values() if each.tenant == tenant]
 
@@ -108,15 +112,13 @@ class Sessions:
         del self._held[id]
 
     def expires_in(self, held: HeldSession) -> float:
-        """Seconds until it is dropped, if nobody uses it."""
+        """Return the seconds until an unused session is dropped."""
         return max(0.0, held.used + self._seconds - self._clock())
 
-    def _drop_idle(self) -> float:
-        """Drop what nobody has used for long; the time."""
+    def _drop_idle(self) -> None:
         now = self._clock()
         for held in list(self._held.values()):
             if held.used + self._seconds > now:
                 break
             if not held.busy:
                 del self._held[held.id]
-        return now

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces, an extra: one span a request, and in it the queue, the prefill and the decode.
+"""OpenTelemetry traces (optional): a span per request, with child spans queue, prefill and decode.
 
-A request's span continues the trace of its `traceparent` header (W3C Trace Context). Attributes carry the names of the
-semantic conventions for generative AI.
+A request's span continues the trace of its `traceparent` header (W3C Trace Context). Attributes follow the semantic
+conventions for generative AI.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 NANOSECONDS: Final = 1e9
 
 CLOSE_SECONDS: Final = 2.0
-"""How long a server that ends waits for the collector of its traces. An exporter would try for four times as long."""
+"""How long a closing server waits for the trace collector (the exporter's default: 8)."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Moments of a request so far, in monotonic seconds, and what it came to."""
+    """Times of a request so far, in monotonic seconds, and its results."""
 
     scheduled: float | None = None
     first: float | None = None
@@ -44,12 +44,12 @@ class _Seen:
 
 
 class Traces:
-    """Makes the spans of requests when they are over. An `Observer` of the engine.
+    """An `Observer` of the engine that creates the spans of finished requests.
 
     Args:
-        provider: takes the spans.
-        model: as clients know it.
-        clock: monotonic seconds, as those of a request's arrival.
+        provider: exports the spans.
+        model: served name.
+        clock: monotonic seconds, as in a request's arrival.
         wall: nanoseconds since 1970.
     """
 
@@ -71,10 +71,10 @@ class Traces:
         self._seen: dict[str, _Seen] = {}
 
     def step(self, stats: EngineStats) -> None:
-        """See `Observer`."""
+        """Do nothing; see `Observer`."""
 
     def delta(self, request: Request, delta: Delta) -> None:
-        """See `Observer`. The news of a request's choices, and with the last of them its spans."""
+        """Record a delta; the last one of a request creates its spans. See `Observer`."""
         seen = self._seen.setdefault(request.request_id, _Seen())
         now = self._clock()
         if delta.scheduled is not None and (seen.scheduled is None or seen.first is None):
@@ -89,9 +89,9 @@ class Traces:
             seen.error = type(delta.error).__name__
         if delta.usage is not None:
             del self._seen[request.request_id]
-            self._tell(request, seen, now)
+            self._export(request, seen, now)
 
-    def _tell(self, request: Request, seen: _Seen, now: float) -> None:
+    def _export(self, request: Request, seen: _Seen, now: float) -> None:
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         wall = self._wall()
@@ -117,7 +117,7 @@ class Traces:
 
     def _attributes(self, request: Request, seen: _Seen) -> dict[str, Any]:
         params = request.params
-        told = {
+        attributes = {
             "gen_ai.request.model": self._model,
             "gen_ai.response.id": request.request_id,
             "gen_ai.request.max_tokens": params.max_tokens,
@@ -129,35 +129,36 @@ class Traces:
             "gen_ai.response.finish_reasons": seen.reasons,
             "error.type": seen.error,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in attributes.items() if value is not None}
 
     def close(self) -> None:
-        """Send what is left; what the collector does not take within `CLOSE_SECONDS` is lost."""
+        """Send the remaining spans; those not accepted within `CLOSE_SECONDS` are lost."""
         sending = threading.Thread(target=self._provider.shutdown, name="ferrum-traces", daemon=True)
         sending.start()
         sending.join(CLOSE_SECONDS)
         if sending.is_alive():
-            _LOG.warning("the last traces were not taken within %g s", CLOSE_SECONDS)
+            _LOG.warning("the trace collector did not accept the last spans within %g s; they are lost", CLOSE_SECONDS)
 
 
 def _is_address(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
         _ = parts.port
-    except ValueError:  # of an address or a port that is none
+    except ValueError:  # invalid address or port
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def otlp_provider(endpoint: str) -> TracerProvider:
-    """A provider that sends spans by OTLP over HTTP, in the background.
+    """Return a provider that exports spans by OTLP over HTTP in the background.
 
     Raises:
-        ConfigError: the endpoint is no address of a collector.
+        ConfigError: the endpoint is not a valid URL.
         Unsupported: the libraries are not installed.
     """
     if not _is_address(endpoint):
-        raise ConfigError(f"must be http:// or https:// and a host, not {endpoint!r}", param="otlp_traces_endpoint")
+        wanted = "a URL as in http://localhost:4318/v1/traces"
+        raise ConfigError(f"must be {wanted}, not {endpoint!r}", param="otlp_traces_endpoint")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -165,7 +166,7 @@ def otlp_provider(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise Unsupported("otlp_traces_endpoint", f"{error.name} is missing: pip install 'ferrum[otel]'") from None
-    # `Traces.close` ends it: at the interpreter's exit there would be no limit of time.
+    # `Traces.close` shuts it down with a timeout; a shutdown at exit would have none.
     provider = TracerProvider(resource=Resource.create({"service.name": "ferrum"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return provider

@@ -1,4 +1,4 @@
-"""The page at `/`: a few files of its own, which ask nobody but this server for anything."""
+"""The web page at `/`: static files that send requests to this server only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MEDIA_TYPES: Final = {
     "tokens.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""The files, and what they are."""
+"""The files and their media types."""
 
 PAGE_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in MEDIA_TYPES}
-"""Where each file is served. No key is asked for: they are the same for everybody."""
+"""The path of each file. No API key is required: the files contain no secrets."""
 
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -30,15 +30,15 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""A browser is to hold the page to its promise."""
+"""Headers that make browsers enforce the page's restrictions."""
 
 
 def add_page(router: APIRouter, *, keys: bool) -> None:
-    """Serve the page.
+    """Add a route for each file of the page.
 
     Args:
-        router: gets a route for each file, none of which is part of the API's document.
-        keys: whether the page is to ask its user for a key first.
+        router: gets the routes, which are not part of the OpenAPI document.
+        keys: whether the page asks its user for an API key.
     """
     for path, name in PAGE_PATHS.items():
         content = (files("ferrum.server") / "static" / name).read_bytes()

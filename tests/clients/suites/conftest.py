@@ -41,7 +41,7 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture
 def open_page(browser: object) -> Iterator[Callable[..., object]]:
-    """Opens a page; its console must stay empty, and it may ask nobody but its server for anything."""
+    """Open a page whose console stays empty and which sends requests to its server only."""
     faults: list[str] = []
     contexts = []
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on two tiny tasks of its own; every log-likelihood that it took goes to PLACE/scores.json."""
+"""lm-evaluation-harness on two tiny tasks; writes every log-likelihood to PLACE/scores.json."""
 
 from __future__ import annotations
 

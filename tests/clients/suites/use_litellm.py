@@ -23,7 +23,7 @@ def test_a_chat_whole_streamed_and_async(options: dict[str, Any]) -> None:
     assert text and whole.usage.completion_tokens == 12 and whole.choices[0].finish_reason == "length"
     pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**body, stream=True)]
     assert "".join(pieces) == text
-    # Whoever is slow for a moment gets a dozen tokens in one piece.
+    # A slow reader gets several tokens in one chunk.
     assert len(list(litellm.completion(**{**body, "max_tokens": 300}, stream=True))) > 5
     later = asyncio.run(litellm.acompletion(**body))
     assert later.choices[0].message.content == text

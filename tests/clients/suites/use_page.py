@@ -12,7 +12,7 @@ import pytest
 
 Open = Callable[..., Any]
 PROMPT = "def read_lines(path):\n"
-DONE = "#news:has-text('done')"
+DONE = "#progress:has-text('done')"
 
 
 def complete(page: Any, prompt: str = PROMPT, **options: str) -> None:
@@ -33,7 +33,7 @@ def test_a_completion_shows_every_token(open_page: Open, url: str) -> None:
     complete(page, max_tokens="24", temperature="0")
     assert page.locator(".given").text_content() == PROMPT
     assert page.locator(".token").count() == 24
-    assert "24 out" in page.locator("#news").text_content()
+    assert "24 out" in page.locator("#progress").text_content()
 
 
 def test_probabilities_are_shown_on_hover_and_by_the_arrow_keys(open_page: Open, url: str) -> None:
@@ -65,7 +65,7 @@ def test_a_chat_goes_on(open_page: Open, url: str) -> None:
         page.keyboard.press("Control+Enter")
         page.wait_for_selector(DONE)
         assert page.locator(".turn[data-role=you]").count() == turns
-        page.locator("#news").evaluate("element => (element.textContent = '')")
+        page.locator("#progress").evaluate("element => (element.textContent = '')")
     page.get_by_role("button", name="Clear").click()
     assert page.locator("#output").text_content() == ""
 
@@ -90,7 +90,7 @@ def test_everything_has_a_name(open_page: Open, url: str) -> None:
     page = open_page(url)
     page.wait_for_selector("#send:not([disabled])")
     page.get_by_text("Options").click()
-    for name in ("Prompt", "Most tokens", "Temperature", "Top p", "Seed"):
+    for name in ("Prompt", "Max tokens", "Temperature", "Top p", "Seed"):
         assert page.get_by_label(name, exact=True).is_visible()
     for name in ("Send", "Stop", "Clear"):
         assert page.get_by_role("button", name=name).is_visible()
@@ -128,7 +128,7 @@ def test_stop_stops(open_page: Open, url: str) -> None:
     page = open_page(url)
     page.evaluate(STOP_EARLY)
     begin_long(page, "Complete", PROMPT)
-    page.wait_for_selector("#news:has-text('stopped')")
+    page.wait_for_selector("#progress:has-text('stopped')")
     assert page.locator(".token").count() < 900
 
 
@@ -152,7 +152,7 @@ def test_charts_follow_the_server(open_page: Open, url: str) -> None:
     page.locator("figure").filter(has_text="To the first token").get_by_text(re.compile("mean [1-9]")).wait_for()
 
 
-def test_a_refusal_is_told(browser: Any, busy_url: str) -> None:
+def test_error_is_shown(browser: Any, busy_url: str) -> None:
     """The console is not empty here: browsers write every refused request there."""
     page = browser.new_page()
     page.goto(f"{busy_url}/")

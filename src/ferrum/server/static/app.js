@@ -1,4 +1,4 @@
-// The page: a conversation or a completion with one server, and how busy that server is.
+// The page: chat or complete with one server, and see its load.
 
 import { watch } from "./charts.js";
 import { events, pieceOf, refusal } from "./stream.js";
@@ -14,7 +14,7 @@ let running = null;
 const mode = () => new FormData($("form")).get("mode");
 const headers = () => ($("key").value ? { authorization: `Bearer ${$("key").value}` } : {});
 
-/** Learn what is served; chats come first where the model has a template for them, else not at all. */
+/** Load the model's properties; select chat mode if it has a chat template, else disable it. */
 async function connect() {
   const response = await fetch("v1/config", { headers: headers() });
   if (!response.ok) throw await refusal(response);
@@ -28,7 +28,7 @@ async function connect() {
   $("no-chat").hidden = config.chat_template;
 }
 
-/** Connect until it works: a server that loads answers 503. */
+/** Connect, and retry on failure: a loading server answers 503. */
 async function keepConnecting() {
   try {
     await connect();
@@ -40,7 +40,7 @@ async function keepConnecting() {
   }
 }
 
-/** The fields of a request that the options set; an empty one is the server's default. */
+/** Return the request fields of the options; empty ones use the server's defaults. */
 function options() {
   const named = ["max_tokens", "temperature", "top_p", "seed"].filter((name) => $(name).value !== "");
   return Object.fromEntries(named.map((name) => [name, Number($(name).value)]));
@@ -54,7 +54,7 @@ function turn(role) {
   return made;
 }
 
-/** Where a request goes, its body, and where its text is shown. */
+/** Return the path and body of a request, and the element for its text. */
 function request(prompt) {
   if (mode() === "complete") {
     text.clear();
@@ -72,7 +72,7 @@ function request(prompt) {
   return { chat: true, path: "v1/chat/completions", body, place: turn(model) };
 }
 
-/** Send the prompt, and show what comes back as it comes. */
+/** Send the prompt and show the streamed text. */
 async function send() {
   const prompt = $("prompt").value;
   const { chat, path, body, place } = request(prompt);
@@ -104,20 +104,20 @@ async function send() {
     busy(false);
   }
   if (chat) finishTurn(conversation, answer, prompt);
-  $("news").textContent = told(ending, usage, began, first);
+  $("progress").textContent = summary(ending, usage, began, first);
 }
 
-/** A turn without an answer is taken back: roles have to alternate. The conversation may have been cleared meanwhile. */
+/** Remove a turn without an answer, because roles must alternate, unless the conversation was cleared. */
 function finishTurn(conversation, answer, prompt) {
   if (answer) {
     conversation.push({ role: "assistant", content: answer });
-    if ($("prompt").value === prompt) $("prompt").value = ""; // else the next one is being written
+    if ($("prompt").value === prompt) $("prompt").value = ""; // unless the next prompt is being written
   } else {
     conversation.pop();
   }
 }
 
-function told(ending, usage, began, first) {
+function summary(ending, usage, began, first) {
   if (!usage || first === null) return ending;
   const seconds = (performance.now() - first) / 1000;
   const speed = usage.completion_tokens > 1 ? `, ${((usage.completion_tokens - 1) / seconds).toFixed(1)} per second` : "";
@@ -134,7 +134,7 @@ function busy(is) {
   if (focused) other.focus();
   if (is) {
     $("alert").textContent = "";
-    $("news").textContent = "generating";
+    $("progress").textContent = "generating";
   } else {
     running = null;
   }
@@ -152,13 +152,13 @@ $("clear").addEventListener("click", () => {
   running?.abort();
   messages = [];
   text.clear();
-  $("alert").textContent = $("news").textContent = "";
+  $("alert").textContent = $("progress").textContent = "";
   $("prompt").focus();
 });
 $("key").addEventListener("change", keepConnecting);
 
 if (document.body.dataset.keys === "needed") {
-  $("model").textContent = "an API key is needed";
+  $("model").textContent = "enter an API key in Options";
   $("options").open = true;
   $("key").closest("label").hidden = false;
   $("key").focus();

@@ -1,9 +1,9 @@
-// Live charts of what /metrics tells, drawn by hand as SVG.
+// Live SVG charts of /metrics.
 
 const SECONDS = 60;
 const SVG = "http://www.w3.org/2000/svg";
 
-/** What is drawn: series are functions of the change between two readings, `null` where there is nothing to tell. */
+/** Charts and their series: functions of the change between two readings; null without a value. */
 const CHARTS = [
   ["Tokens per second", { generated: rate("vllm:generation_tokens_total"), prompts: rate("vllm:prompt_tokens_total") }],
   ["Sequences", { running: now("vllm:num_requests_running"), waiting: now("vllm:num_requests_waiting") }],
@@ -20,7 +20,7 @@ function now(name) {
   return ({ after }) => after[name];
 }
 
-/** The mean of a histogram's new observations, in milliseconds. */
+/** Return the mean of a histogram's new observations, in milliseconds. */
 function meanOf(name) {
   return ({ before, after }) => {
     const count = after[`${name}_count`] - before[`${name}_count`];
@@ -28,7 +28,7 @@ function meanOf(name) {
   };
 }
 
-/** Values by name, summed over labels. */
+/** Return values by name, summed over labels. */
 export function parse(text) {
   const values = {};
   for (const line of text.split("\n")) {
@@ -38,7 +38,7 @@ export function parse(text) {
   return values;
 }
 
-/** Draw into `place` for ever, a reading a second while the page is looked at. */
+/** Draw into `place`, with a reading per second while the page is visible. */
 export function watch(place) {
   const charts = CHARTS.map(([title, series]) => new Chart(place, title, series));
   let before = null;
@@ -48,7 +48,7 @@ export function watch(place) {
     if (!response?.ok) return;
     const reading = { at: performance.now() / 1000, values: parse(await response.text()) };
     if ("vllm:num_requests_running" in reading.values) {
-      const since = "vllm:generation_tokens_created"; // a server that was started again counts from zero
+      const since = "vllm:generation_tokens_created"; // a restarted server counts from zero
       if (before && before.values[since] === reading.values[since]) {
         const change = { before: before.values, after: reading.values, seconds: reading.at - before.at };
         for (const chart of charts) chart.add(reading.at, change);
@@ -91,12 +91,12 @@ class Chart {
     }
     const values = this.series.flatMap(({ points }) => points.map(({ value }) => value ?? 0));
     const top = niceTop(Math.max(...values));
-    const told = this.series.map(({ name, points }) => {
+    const readings = this.series.map(({ name, points }) => {
       return `${name} ${short(points.findLast(({ value }) => value !== null)?.value ?? null)}`;
     });
-    this.items.forEach((element, place) => (element.textContent = told[place]));
+    this.items.forEach((element, place) => (element.textContent = readings[place]));
     this.paths.forEach((path, place) => path.setAttribute("d", line(this.series[place].points, at, top)));
-    this.svg.setAttribute("aria-label", `${this.title}, the last ${SECONDS} seconds, last: ${told.join(", ")}`);
+    this.svg.setAttribute("aria-label", `${this.title}, the last ${SECONDS} seconds, last: ${readings.join(", ")}`);
     this.scale.replaceChildren(item(`${SECONDS} s ago`, "span"), item(`0 to ${short(top)}`, "span"));
   }
 }
@@ -107,7 +107,7 @@ function item(text, kind = "li") {
   return made;
 }
 
-/** A path through the points, with gaps where there is nothing to tell; a point alone is a dot. */
+/** Return a path through the points, with gaps for null; a single point is a dot. */
 function line(points, at, top) {
   let path = "";
   let drawing = false;
@@ -121,7 +121,7 @@ function line(points, at, top) {
   return path;
 }
 
-/** The least of 1, 2, 5, 10, ... that is not below a value. */
+/** Return the smallest of 1, 2, 5, 10, ... that is at least the value. */
 function niceTop(value) {
   const decade = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].map((each) => each * decade).find((each) => each >= value) ?? decade;

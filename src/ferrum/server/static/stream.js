@@ -1,6 +1,6 @@
-// What a server-sent stream of completions says, one event after the other.
+// Reads server-sent events of chats and completions.
 
-/** Post a body and yield the stream's events; throws an Error with `status` where the server refuses. */
+/** Post a body and yield the stream's events; throw an Error with `status` for an error response. */
 export async function* events(path, body, headers, signal) {
   const response = await fetch(path, {
     method: "POST",
@@ -24,23 +24,23 @@ export async function* events(path, body, headers, signal) {
   throw new Error("the stream was cut off");
 }
 
-/** The parts of a body as text. Not every browser iterates over streams. */
+/** Yield the parts of a body as text. Some browsers cannot iterate over streams. */
 async function* texts(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
 }
 
-/** What the server says is wrong, as an Error. */
+/** Return the server's error message as an Error. */
 export async function refusal(response) {
-  const told = await response.json().catch(() => null);
-  const error = new Error(told?.error?.message ?? `the server answered ${response.status}`);
+  const answer = await response.json().catch(() => null);
+  const error = new Error(answer?.error?.message ?? `the server answered ${response.status}`);
   error.status = response.status;
   return error;
 }
 
 /**
- * The text of an event and its tokens: `{text, logprob, top: [{text, logprob}]}`, the likeliest first in `top`.
- * Chats and completions say the same in different words.
+ * Return the text of an event and its tokens: `{text, logprob, top: [{text, logprob}]}`, with `top` by probability.
+ * Events of chats and completions differ in form.
  */
 export function pieceOf(event) {
   const choice = event.choices?.[0];

@@ -1,15 +1,15 @@
-// Generated text as tokens that tell their probability: by pointer, by touch and by the arrow keys.
+// Generated text as tokens that show their probability on pointer, touch and arrow keys.
 
 const ARROWS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
-/** Text whose tokens can be looked at. `output` holds it, `panel` shows what a token tells. */
+/** Text with tokens to inspect: `output` contains it, `panel` shows a token's probabilities. */
 export class TokenText {
   constructor(output, panel) {
     this.output = output;
     this.panel = panel;
     this.shown = null;
     this.byKey = false;
-    this.told = new WeakMap();
+    this.entries = new WeakMap();
     const at = (event) => event.target.closest?.(".token");
     output.addEventListener("pointerover", (event) => {
       this.byKey = false;
@@ -22,28 +22,28 @@ export class TokenText {
     output.addEventListener("keydown", (event) => this.move(event));
   }
 
-  /** Begin a run of text inside `parent`; the returned function takes pieces of it. */
+  /** Begin a text inside `parent`; the returned function appends pieces. */
   begin(parent) {
     let pending = [];
     return ({ text, tokens }) => {
       pending.push(...tokens);
       if (!text) return;
       const follows = this.output.scrollHeight - this.output.scrollTop - this.output.clientHeight < 40;
-      // A character of several tokens is one piece of text: their entries then share it.
+      // A character of several tokens is one piece of text, which their entries share.
       const apart = pending.map((each) => each.text).join("") === text;
       const parts = apart ? pending.map((each) => [each.text, [each]]) : [[text, pending]];
-      for (const [part, told] of parts) parent.append(this.span(part, told));
+      for (const [part, entries] of parts) parent.append(this.span(part, entries));
       pending = [];
       if (follows) this.output.scrollTop = this.output.scrollHeight;
     };
   }
 
-  span(text, told) {
+  span(text, entries) {
     const span = document.createElement("span");
     span.className = "token";
     span.textContent = text;
-    this.told.set(span, told);
-    if (told.length) span.style.setProperty("--doubted", 1 - Math.exp(Math.min(...told.map((each) => each.logprob))));
+    this.entries.set(span, entries);
+    if (entries.length) span.style.setProperty("--doubted", 1 - Math.exp(Math.min(...entries.map((each) => each.logprob))));
     return span;
   }
 
@@ -65,15 +65,15 @@ export class TokenText {
     this.show(next);
   }
 
-  /** Show what a token tells, beside it; nothing for null. */
+  /** Show a token's probabilities next to it; hide them for null. */
   show(token) {
     this.shown?.classList.remove("shown");
     this.shown = token ?? null;
-    const told = token ? this.told.get(token) : [];
-    this.panel.hidden = !told?.length;
+    const entries = token ? this.entries.get(token) : [];
+    this.panel.hidden = !entries?.length;
     if (this.panel.hidden) return;
     token.classList.add("shown");
-    this.panel.replaceChildren(...told.map(table));
+    this.panel.replaceChildren(...entries.map(table));
     const box = token.getBoundingClientRect();
     const { width, height } = this.panel.getBoundingClientRect();
     const below = box.bottom + height + 8 < window.innerHeight;
@@ -82,7 +82,7 @@ export class TokenText {
   }
 }
 
-/** The chosen token and the likeliest ones. */
+/** Return a table of the chosen token and the top tokens. */
 function table({ text, logprob, top }) {
   const made = document.createElement("table");
   const rows = top.some((each) => each.text === text) ? top : [...top, { text, logprob }];
@@ -95,7 +95,7 @@ function table({ text, logprob, top }) {
   return made;
 }
 
-/** Blanks as marks that can be seen. */
+/** Return the text with visible marks for white space. */
 const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "(nothing)";
 
 function percent(logprob) {
