@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], object], str]] = {
     ),
     "a tensor more": (
         lambda tensors: tensors.update({LAYER + "extra": np.ones((2, 2), np.float32)}),
-        rf"1 tensors that the model does not have: '{LAYER}extra'",
+        rf"1 unexpected tensors: '{LAYER}extra'",
     ),
     "a scalar more": (lambda tensors: tensors.update(scale=np.ones((), np.float32)), "1 tensors .* 'scale'"),
     "rows and columns are exchanged": (

@@ -110,36 +110,6 @@ def test_copying_stops_after_many_slow_copies_and_is_retried() -> None:
     assert all(tried[AGAIN - 3 :]), "an occasional copy shows that copies are fast again"
 
 
-def test_copying_stops_for_pages_that_are_never_requested_again() -> None:
-    clock = Clock()
-    swap, _ = keeper(1000, recompute=20.0, clock=clock)
-
-    def leave(number: int) -> None:
-        clock.copies = [1.0]
-        swap.evicted("main", HashedPage(0, b"%d" % number))
-
-    for number in range(100):
-        leave(number)
-    found = [brought(swap, b"%d" % number) for number in range(100)]
-    assert found[:18] == [True] * 18 and sum(found[18:]) == 1, (
-        "one in 19 must be requested again, and none is; one is tried"
-    )
-    leave(100)
-    assert brought(swap, b"100"), "all but that one were requested by now"
-
-
-def test_pages_evicted_repeatedly_are_copied_each_time() -> None:
-    clock = Clock()
-    swap, _ = keeper(1000, recompute=20.0, clock=clock)
-    for _ in range(5):
-        found = []
-        for number in range(100):
-            found.append(brought(swap, b"%d" % number))
-            clock.copies = [1.0]
-            swap.evicted("main", HashedPage(0, b"%d" % number))
-    assert all(found), "each of them is requested again"
-
-
 def test_swapping_needs_the_prefix_cache() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=ModelConfig(model="m"), prefix_cache=False, swap_gib=1)

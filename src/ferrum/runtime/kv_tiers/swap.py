@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -22,57 +21,10 @@ AGAIN: Final = 64
 """One of this many pages is copied even if copies do not pay, since the machine may have become faster."""
 
 
-@dataclass(slots=True, eq=False)
-class _Eviction:
-    """An evicted page, and whether it was requested after that."""
-
-    page: tuple[str, PageHash]
-    asked: bool = False
-
-
-class ReuseHistory:
-    """The share of evicted pages that are requested again, copied or not.
-
-    A page that is evicted several times counts each time, since each time there was a copy to make.
-
-    Args:
-        size: number of evictions remembered.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._evictions: deque[_Eviction] = deque()
-        self._last: dict[tuple[str, PageHash], _Eviction] = {}
-        self._count = 0
-
-    @property
-    def share(self) -> float:
-        """The share, above 0 and at most 1; 1 while nothing is known."""
-        return (self._count + 1) / (len(self._evictions) + 1)
-
-    def left(self, page: tuple[str, PageHash]) -> None:
-        """Record that a page is evicted."""
-        self._last[page] = _Eviction(page)
-        self._evictions.append(self._last[page])
-        if len(self._evictions) > self._size:
-            oldest = self._evictions.popleft()
-            self._count -= oldest.asked
-            if self._last[oldest.page] is oldest:
-                del self._last[oldest.page]
-
-    def asked(self, page: tuple[str, PageHash]) -> None:
-        """Record that a page is requested."""
-        eviction = self._last.get(page)
-        if eviction is not None and not eviction.asked:
-            eviction.asked = True
-            self._count += 1
-
-
 class SwapTier:
     """A tier of host buffers that holds pages from their eviction until they are restored.
 
-    A page is copied if copying costs less time than recomputing, by measurements on this machine and by the share of
-    evicted pages that are requested again: most pages of finished requests never are.
+    A page is copied while copying it out and back takes less time than recomputing it, as measured on this machine.
 
     Args:
         pages: the page table to attach to.
@@ -101,8 +53,6 @@ class SwapTier:
         self._bytes = 0
         self._rates: deque[float] = deque(maxlen=WINDOW)
         self._refused = 0
-        # As many as the buffers would hold if every page were copied.
-        self._history = ReuseHistory(max(1, capacity // min(kernels.page_bytes(group.name) for group in pages.groups)))
         pages.attach(self)
 
     def keep(self, group: str, hashed: HashedPage) -> None:
@@ -111,9 +61,7 @@ class SwapTier:
 
     def evicted(self, group: str, hashed: HashedPage) -> None:
         size = self._kernels.page_bytes(group)
-        pays = self._pays(size)
-        self._history.left((group, hashed.page_hash))
-        if size > self._capacity or not pays:
+        if size > self._capacity or not self._pays(size):
             return
         begun = self._clock()
         try:
@@ -145,7 +93,6 @@ class SwapTier:
         return whole
 
     def _fill(self, wanted: WantedPage) -> bool:
-        self._history.asked((wanted.group, wanted.page_hash))
         content = self._buffers.pop((wanted.group, wanted.page_hash), None)
         if content is None:
             return False
@@ -154,12 +101,9 @@ class SwapTier:
         return True
 
     def _pays(self, size: int) -> bool:
-        """Whether copying a page out, and back with the measured probability, takes less time than recomputing it.
-
-        True while either time is unknown.
-        """
-        known, share = self._recompute(), self._history.share
-        if not (known and self._rates) or (1 + share) * size * median(self._rates) < share * known:
+        """Whether copying a page out and back takes less time than recomputing it; True while either is unknown."""
+        recompute = self._recompute()
+        if not (recompute and self._rates) or 2 * size * median(self._rates) < recompute:
             return True
         self._refused += 1
         return self._refused % AGAIN == 0
