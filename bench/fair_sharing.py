@@ -1,11 +1,11 @@
-"""What a polite API key notices of a greedy one: 100 queued requests beside one request a second.
+"""Measure time to first token for a polite API key while a greedy one keeps 100 requests queued.
 
     python bench/fair_sharing.py --out bench/results/fair_sharing.json
     python bench/fair_sharing.py --engine-host thread --policy fcfs --out bench/results/fair_sharing.json
 
-A server of its own serves the built-in model. The polite key's times to the first token are measured alone, then while
-the greedy key, in a process of its own, keeps its 100 requests queued; a step is the mean one of that time, by the
-server's count. That is a series; the file keeps those of earlier runs.
+A new server serves the built-in model. The polite key sends one request a second, first alone, then while a separate
+process sends the greedy key's requests. The mean step time comes from the server's metrics. Each run adds a series to
+the file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from own_server import own_server
 
 PROMPT: Final = "def read(path):\n"
 GREEDY_PAUSE: Final = 0.02
-"""The greedy key's client looks so seldom, for it shares two processors with the server that is measured."""
+"""Seconds between two polls of the greedy client: it shares the processors with the measured server."""
 
 
 @contextmanager
 def server(host: str, policy: str) -> Iterator[str]:
-    """The address of a server that knows the two keys."""
+    """Run a server that accepts the two keys, and yield its address."""
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
         keys.write("polite:polite\ngreedy:greedy\n")
         keys.flush()
@@ -50,7 +50,7 @@ def server(host: str, policy: str) -> Iterator[str]:
 
 
 def request(key: str, max_tokens: int) -> bytes:
-    """A streamed completion."""
+    """Return the bytes of a request for a streamed completion."""
     asked = {"model": "ferrum-tiny", "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
@@ -58,13 +58,13 @@ def request(key: str, max_tokens: int) -> bytes:
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port."""
+    """Return host and port."""
     host, port = url.removeprefix("http://").split(":")
     return host, int(port)
 
 
 def first_token(url: str) -> float:
-    """Seconds until the first token of a polite request came. A thread reads it, which does nothing else."""
+    """Send a polite request and return the seconds until its first token."""
     asked = time.perf_counter()
     with socket.create_connection(address(url)) as connection:
         connection.sendall(request("polite", 8))
@@ -80,7 +80,7 @@ def first_token(url: str) -> float:
 
 
 def polite(url: str, seconds: int) -> list[float]:
-    """Times to the first token of one request a second."""
+    """Return the times to first token of one request a second."""
     with ThreadPoolExecutor(seconds) as threads:
         asked = []
         for _ in range(seconds):
@@ -90,14 +90,14 @@ def polite(url: str, seconds: int) -> list[float]:
 
 
 def steps(url: str) -> float:
-    """How many steps the server's engine has taken."""
+    """Return the number of steps of the server's engine so far."""
     with urlopen(f"{url}/metrics") as response:
         lines = response.read().decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith("vllm:iteration_tokens_total_count"))
 
 
 def greedy(url: str, requests: int) -> None:
-    """So many requests at any time, of different lengths, without end."""
+    """Keep this many requests of different lengths in progress, for ever."""
     streams = selectors.DefaultSelector()
     lengths = Random(0)
 
@@ -120,7 +120,7 @@ def greedy(url: str, requests: int) -> None:
 
 @contextmanager
 def pressed(url: str, requests: int) -> Iterator[None]:
-    """Within the block a greedy key presses the server."""
+    """Load the server with a greedy key within the block."""
     process = get_context("fork").Process(target=greedy, args=(url, requests), daemon=True)
     process.start()
     time.sleep(5.0)
@@ -130,12 +130,12 @@ def pressed(url: str, requests: int) -> Iterator[None]:
 
 
 def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
-    """The polite key's times alone and beside the greedy one."""
+    """Measure the polite key alone and next to the greedy one."""
     polite(url, 3)  # warm-up
     alone = polite(url, seconds)
     with pressed(url, requests):
         before, stolen, began = steps(url), stolen_seconds(), time.perf_counter()
-        time.sleep(1.0)  # the server has written its metrics, which is no part of anybody's load
+        time.sleep(1.0)  # until the request for metrics is no longer part of the load
         beside = polite(url, seconds)
         took = time.perf_counter() - began
         step, stolen = took / (steps(url) - before), (stolen_seconds() - stolen) / took
@@ -152,13 +152,13 @@ def measure(url: str, seconds: int, requests: int) -> dict[str, Any]:
 
 
 def stolen_seconds() -> float:
-    """How long processors of this machine, wanted here, have served other machines of the same host."""
+    """Return the processor seconds that the hypervisor gave to other machines (steal time)."""
     _, *spent = Path("/proc/stat").read_text().splitlines()[0].split()
     return int(spent[7]) / os.sysconf("SC_CLK_TCK")
 
 
 def p99(values: list[float]) -> float:
-    """The 99th percentile, by the nearest rank."""
+    """Return the 99th percentile, by the nearest rank."""
     return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
@@ -173,8 +173,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with server(arguments.engine_host, arguments.policy) as url:
         result = measure(url, arguments.seconds, arguments.requests)
-    told = {name: f"{1e3 * value:.1f} ms" for name, value in result.items() if isinstance(value, float)}
-    print(arguments.engine_host, arguments.policy, *(f"{name} {value}" for name, value in told.items()), sep="  ")
+    shown = {name: f"{1e3 * value:.1f} ms" for name, value in result.items() if isinstance(value, float)}
+    print(arguments.engine_host, arguments.policy, *(f"{name} {value}" for name, value in shown.items()), sep="  ")
     if arguments.out is not None:
         add(arguments.out, {"engine_host": arguments.engine_host, "policy": arguments.policy, **result})
 

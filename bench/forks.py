@@ -1,10 +1,10 @@
-"""What forks of a long context cost: their time, their pages, and the tokens that they compute.
+"""Measure forks of a long context: time, pages, and computed tokens.
 
     python bench/forks.py --out bench/results/forks.json
 
-A model of the shape of Qwen3-0.6B with random weights, packed to int8, has a context of 2,000 tokens. 64 sessions fork
-from it, and all go on at once, each with a token of its own. Timed are the forks themselves, which share all; and, of
-the first step that they take together, letting them in and copying the page that each goes on in.
+The model has the shape of Qwen3-0.6B with random weights, packed to int8. 64 sessions fork from a context of 2,000
+tokens and continue in one step, each with a different token. Timed are the forks, and the admission and page copies of
+that first step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-from packed import SHAPE, options_of, packed_model, write
-
 from ferrum import SamplingParams
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.types import Request, TokenEvent
@@ -27,16 +25,17 @@ from ferrum.engine.engine import Engine
 from ferrum.engine.messages import Message
 from ferrum.engine.session import Session
 from ferrum.runtime.load import load_executor
+from packed import SHAPE, options_of, packed_model, write
 
 VOCABULARY: Final = 100_000
 CONTEXT: Final = 2000
 FORKS: Final = 64
-NOBODY: Any = None
-"""Who completes the sessions: here they are only forked."""
+NO_ENGINE: Any = None
+"""Engine of the sessions, which are only forked here."""
 
 
 def measure(model: str) -> dict[str, Any]:
-    """The forks of one context, and the steps that they take."""
+    """Fork one context and run the forks' first step."""
     executor = load_executor(model, kv_capacity=CONTEXT + (FORKS + 4) * 64, max_batch_size=FORKS)
     config = EngineConfig(model=ModelConfig(model=model, max_batch_size=FORKS), decode_seconds=0)  # all at once
     built = with_scheduler(executor, config, SHAPE)
@@ -49,9 +48,9 @@ def measure(model: str) -> dict[str, Any]:
     inbox.put(Request("context", context, SamplingParams(max_tokens=2, ignore_eos=True), seed=0))
     while engine.step():
         pass
-    session = Session(NOBODY, None, (*context, *(token for event in events for token in event.token_ids)))
+    session = Session(NO_ENGINE, None, (*context, *(token for event in events for token in event.token_ids)))
     params = SamplingParams(max_tokens=2, ignore_eos=True)
-    for first in (0, FORKS):  # the second time: memory that was never used takes its time, once
+    for first in (0, FORKS):  # the first round touches memory for the first time and does not count
         fork_seconds, forks = [], []
         for index in range(FORKS):
             begun = time.perf_counter()
@@ -80,7 +79,7 @@ def measure(model: str) -> dict[str, Any]:
 
 @contextmanager
 def timed(owner: object, name: str) -> Iterator[list[float]]:
-    """Within the block a method is timed; the seconds of its calls."""
+    """Time a method within the block, and yield the seconds of its calls."""
     seconds: list[float] = []
     method = getattr(owner, name)
 
@@ -98,7 +97,7 @@ def timed(owner: object, name: str) -> Iterator[list[float]]:
 
 
 def main() -> None:
-    """Measure, and print it."""
+    """Measure and print."""
     options = options_of(__doc__).parse_args()
     with packed_model(options.model) as model:
         report = measure(model)

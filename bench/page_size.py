@@ -1,10 +1,11 @@
-"""What the size of a page costs: decoding and prefilling with pages of 16 to 256 tokens, and the copy of a page.
+"""Measure decode, prefill and page copies for page sizes of 16 to 256 tokens.
 
     python bench/page_size.py --out bench/results/page_size.json
 
-A model of the shape of Qwen3-0.6B with random weights, packed to int8, runs the same workloads with pools of every size
-in turns. Speeds are shares of the best size's in the same turn, medians over the turns. Beside them stand what a fork
-copies, and what lies behind the last full page of a sequence on average: tokens that a shared prefix ends before.
+The model has the shape of Qwen3-0.6B with random weights, packed to int8, and runs the same workloads with each page
+size in rounds. Speeds are relative to the best size of the same round, medians over the rounds. The report also has
+the bytes a fork copies, and the mean number of tokens after a sequence's last full page, which a shared prefix leaves
+out.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, Final
 
-from packed import SHAPE, options_of, packed_model, write
-
 from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import WORKLOADS, Workload
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
+from packed import SHAPE, options_of, packed_model, write
 
 SIZES: Final = (16, 32, 64, 128, 256)
 MEASURED: Final = ("decode@1024", "decode@4096", "prefill512")
@@ -29,7 +29,7 @@ COPIES: Final = 8
 
 
 def copy_seconds(executor: LocalExecutor) -> float:
-    """Of one page of every layer group."""
+    """Return the seconds to copy one page of every layer group."""
     groups = executor.lm.pages.groups
     pairs = [PageCopy(group.name, 0, 1) for group in groups]
     times = []
@@ -41,7 +41,7 @@ def copy_seconds(executor: LocalExecutor) -> float:
 
 
 def measure(model: str, kv_dtype: str, turns: int) -> dict[str, Any]:
-    """All sizes and workloads in turns."""
+    """Run all sizes and workloads alternately."""
     workloads = [each for each in WORKLOADS if each.name in MEASURED]
     capacity = max(each.sequences * (each.length + max(SIZES)) for each in workloads) + max(SIZES)
     subjects = {size: subject_of(model, kv_dtype, size, capacity) for size in SIZES}
@@ -54,7 +54,7 @@ def measure(model: str, kv_dtype: str, turns: int) -> dict[str, Any]:
 
 
 def subject_of(model: str, kv_dtype: str, size: int, capacity: int) -> ExecutorSubject:
-    """An executor with pages of that size."""
+    """Load an executor with pages of this size."""
     executor = load_executor(model, kv_dtype=kv_dtype, kv_capacity=capacity, page_size=size)
     return ExecutorSubject(executor, EngineConfig(model=ModelConfig(model=model)), SHAPE)
 
@@ -62,7 +62,7 @@ def subject_of(model: str, kv_dtype: str, size: int, capacity: int) -> ExecutorS
 def told(
     size: int, executor: LocalExecutor, workloads: list[Workload], seconds: Mapping[tuple[str, int], list[float]]
 ) -> dict[str, Any]:
-    """One size: its shares of the best one's speed, and what a page of it is."""
+    """Return one size's speeds relative to the best, and the properties of its pages."""
     shares = {}
     for workload in workloads:
         turns = zip(*(seconds[workload.name, each] for each in SIZES), strict=True)

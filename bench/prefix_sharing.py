@@ -1,11 +1,10 @@
-"""What a long prompt costs the first time, and every other: shared, seen before, and after the death of its process.
+"""Measure a long prompt cold, shared between requests, cached, and restored from disk after a crash.
 
     python bench/prefix_sharing.py --out bench/results/prefix_sharing.json
 
-A model of the shape of Qwen3-0.6B with random weights, packed to int8, is given a prompt of 4,000 tokens: cold; by
-requests that have all of it in common; by 32 at once that begin with one; and by engines that find it on disk, where a
-process left it that was killed (kill -9) right after. The time to the first token is taken from the request on, without
-the start of the engine.
+The model has the shape of Qwen3-0.6B with random weights, packed to int8. A prompt of 4,000 tokens runs cold; for
+requests that share all of it; for 32 requests at once that share its beginning; and in engines that find it on disk,
+written by a process that was killed (kill -9). The time to first token excludes the start of the engine.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
-from packed import options_of, packed_model, write
-
 from ferrum import LLM, SamplingParams
+from packed import options_of, packed_model, write
 
 VOCABULARY: Final = 100_000
 PROMPT: Final = 4000
@@ -34,20 +32,20 @@ FIRST: Final = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 def prompt(seed: int, length: int = PROMPT) -> list[int]:
-    """Random token ids."""
+    """Return random token ids."""
     draw = Random(seed)
     return [draw.randrange(VOCABULARY) for _ in range(length)]
 
 
 def opened(model: str, directory: str | None = None) -> LLM:
-    """An engine, warmed up by a prompt that nobody else begins with."""
+    """Start an engine and warm it up with an unrelated prompt."""
     llm = LLM(model, kv_capacity=CAPACITY, prefix_cache_dir=directory)
     first_token(llm, prompt(-1, 100))
     return llm
 
 
 def first_token(llm: LLM, tokens: Sequence[int]) -> tuple[float, int]:
-    """Seconds to the first token, and how many tokens of the prompt were not computed."""
+    """Return the time to first token, and the number of cached prompt tokens."""
     begun = time.perf_counter()
     for delta in llm.stream(list(tokens), FIRST):
         if delta.token_ids:
@@ -58,7 +56,7 @@ def first_token(llm: LLM, tokens: Sequence[int]) -> tuple[float, int]:
 
 
 def leave_on_disk(model: str, directory: str) -> None:
-    """In a process of its own: compute the prompt, wait for its pages to be written, and die."""
+    """Compute the prompt in a separate process, wait until its pages are written, and kill the process."""
     llm = opened(model, directory)
     before = pages_in(directory)
     first_token(llm, prompt(0))
@@ -68,12 +66,12 @@ def leave_on_disk(model: str, directory: str) -> None:
 
 
 def pages_in(directory: str) -> int:
-    """Whole pages on disk."""
+    """Return the number of complete pages on disk."""
     return len(list(Path(directory).glob("*.page")))
 
 
 def share(llm: LLM) -> dict[str, Any]:
-    """Requests that come at once and begin alike: what is computed of their prompts."""
+    """Send requests with a common prefix at once, and count the computed prompt tokens."""
     common = prompt(1000)
     prompts = [common + prompt(2000 + index, OWN) for index in range(REQUESTS)]
     begun = time.perf_counter()
@@ -84,7 +82,7 @@ def share(llm: LLM) -> dict[str, Any]:
 
 
 def measure(model: str, count: int) -> dict[str, Any]:
-    """All cases, `count` times each but the shared one."""
+    """Run every case `count` times, and the shared one once."""
     with opened(model) as llm:
         cold = [first_token(llm, prompt(1 + index)) for index in range(count)]
         warm = [first_token(llm, prompt(count)) for _ in range(count)]
@@ -108,7 +106,7 @@ def measure(model: str, count: int) -> dict[str, Any]:
 
 
 def told(cases: Sequence[tuple[float, int]], usual: float) -> dict[str, Any]:
-    """Median and all seconds, the share of the usual cold one, and the tokens found."""
+    """Return median and all seconds, the ratio to the median cold time, and the cached tokens."""
     seconds = [round(each, 4) for each, _ in cases]
     return {"median": median(seconds), "share": median(seconds) / usual, "seconds": seconds, "found": cases[-1][1]}
 

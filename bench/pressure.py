@@ -1,12 +1,12 @@
-"""Serving from a pool that holds a quarter of what is asked for, beside an unpressed run of as many as fit.
+"""Compare serving from a KV pool for a quarter of the demand with a run that fits.
 
     python bench/pressure.py --out bench/results/pressure.json
 
-All requests come at once. Pressed, all may run and the pool holds a quarter of their tokens; limited, the pool is ample
-and so many run at a time as fit in that quarter. Both answer the same requests, with limits that tell how long an
-answer becomes, and with answers that end somewhere before a limit that tells nothing. They step in turns, whoever has
-said less, so that a slow moment of the machine meets both. The share is that of the limited run's throughput, by the
-clock and by the processor time of this process, which tells the same with `--threads 1` where others work.
+All requests arrive at once. Pressed: all may run, and the pool holds a quarter of their tokens. Limited: the pool is
+ample and as many run at a time as fit in that quarter. Both answer the same requests, once with known answer lengths
+and once with stop tokens. They step alternately, the one with fewer generated tokens first, so a slow moment of the
+machine affects both. The share is the pressed run's throughput relative to the limited run's, by wall clock and by the
+processor time of this process; the latter needs `--threads 1` on a machine that others use.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Load:
 
     @property
     def fitting(self) -> int:
-        """How many fit in a quarter of the demand, at their mean length."""
+        """Number of requests of mean length that fit in a quarter of the demand."""
         return max(1, self.quarter // math.ceil(mean(self.lengths)))
 
     @property
     def quarter(self) -> int:
-        """Tokens of the pool under pressure."""
+        """Tokens of the pressed pool."""
         return sum(self.lengths) // 4
 
 
 def load_of(requests: int, vocabulary: int, *, known: bool, ends: Sequence[int] = ()) -> Load:
-    """A load of random prompts of 64 to 192 tokens.
+    """Return a load of random prompts of 64 to 192 tokens.
 
     Args:
         known: answers of 64 to 192 tokens by their limits; otherwise they end at one of the tokens `ends`.
@@ -82,7 +82,7 @@ def load_of(requests: int, vocabulary: int, *, known: bool, ends: Sequence[int] 
 
 
 class PressureArm(Arm):
-    """An engine with a pool of so many tokens, that serves so many at a time."""
+    """An engine with a given pool size and number of sequences."""
 
     def __init__(self, model: ModelConfig, capacity: int, sequences: int, **options: Any) -> None:
         loaded = replace(model, kv_capacity=capacity, max_batch_size=sequences)
@@ -93,7 +93,7 @@ class PressureArm(Arm):
         self.vocabulary = built.info.vocab_size
 
     def start(self, load: Load, time: int = 0) -> None:
-        """Queue the load once more. Nothing is found of earlier times, of which an ample pool keeps more."""
+        """Queue the load. A new salt each time keeps the prefix cache out of the measurement."""
         stops = frozenset(load.params[0].stop_token_ids)
         places = zip(load.prompts, load.params, strict=True)
         self.begin(
@@ -107,7 +107,7 @@ class PressureArm(Arm):
 
 
 def measure(model: ModelConfig, load: Load, pairs: int, **options: Any) -> dict[str, Any]:
-    """Both ways in turns, `pairs` times after a first one that warms up; the answers have to be the same."""
+    """Run both engines alternately, `pairs` times after a warm-up, and check that the answers are equal."""
     limited = PressureArm(model, sum(load.lengths) + len(load.lengths) * PAGE, load.fitting)
     pressed = PressureArm(model, load.quarter, len(load.prompts), **options)
     ratios, busy_ratios = [], []
@@ -136,7 +136,7 @@ def measure(model: ModelConfig, load: Load, pairs: int, **options: Any) -> dict[
 
 
 def open_ended(model: ModelConfig, requests: int, vocabulary: int) -> Load:
-    """Answers that end at the first of some frequent tokens; the demand is what they come to."""
+    """Return a load whose answers end at one of several frequent tokens, with the resulting lengths."""
     ends = range(0, vocabulary, 128)
     load = load_of(requests, vocabulary, known=False, ends=ends)
     arm = PressureArm(model, requests * (192 + LONGEST + PAGE), requests)

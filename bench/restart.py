@@ -1,11 +1,11 @@
-"""How soon a server that was killed serves again, beside one that starts for the first time.
+"""Measure how soon a killed server serves again, compared with a first start.
 
     python bench/restart.py --out bench/results/restart.json
 
-`ferrum serve` is started on a port of its own; timed are the moments from the start of its process at which it is ready
-and at which the first token of a stream comes. In the midst of eight streams it is killed (SIGKILL), and at once a
-server is started on the same port, timed alike, and ended by SIGTERM: the next one starts afresh. So they take turns,
-with the built-in model and with the packed one of `cold_start.py`.
+Timed from the start of the `ferrum serve` process: until it is ready, and until the first token of a stream. The
+server is killed (SIGKILL) while eight streams are open, a second one starts at once on the same port, is timed the
+same way, and stops on SIGTERM, so the next one is a first start again. Both the built-in model and the packed one of
+`cold_start.py` run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from statistics import median
 from typing import Any, Final
 
 from cold_start import SHAPE, asked
-
 from ferrum.runtime.hub import BUILT_IN
 
 STREAMS: Final = 8
@@ -34,7 +33,7 @@ FIRST: Final = "first token"
 
 
 class Server:
-    """A server in a process of its own, from its start on.
+    """A server in a separate process.
 
     Attributes:
         seconds: from the start of the process until it was ready, and until the first token of a stream.
@@ -65,7 +64,7 @@ class Server:
             connection.close()
 
     def _stream(self, stack: ExitStack) -> None:
-        """Begin a stream, and wait for its first token; it is left when the stack closes."""
+        """Start a stream and wait for its first token; the stack closes it."""
         connection = HTTPConnection("127.0.0.1", self._port, timeout=60)
         stack.callback(connection.close)
         asked = {"model": "served", "prompt": "def first(tokens):", "max_tokens": TOKENS, "return_token_ids": True}
@@ -75,7 +74,7 @@ class Server:
         assert response.status == 200 and json.loads(response.readline().removeprefix(b"data: "))["choices"]
 
     def kill(self) -> None:
-        """End it by SIGKILL, in the midst of streams."""
+        """Kill it with SIGKILL while streams are open."""
         with ExitStack() as stack:
             for _ in range(STREAMS):
                 self._stream(stack)
@@ -83,14 +82,14 @@ class Server:
             self._process.wait()
 
     def end(self) -> None:
-        """End it by SIGTERM, and wait for it."""
+        """Stop it with SIGTERM and wait for it."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
 
 def measure(model: str, count: int) -> dict[str, Any]:
-    """Medians and all times, of servers that start afresh and of those that start after a kill."""
+    """Return medians and all times of first starts and of starts after a kill."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

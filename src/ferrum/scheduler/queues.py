@@ -161,9 +161,9 @@ class WaitingQueue:
 def next_victim(
     running: Iterable[Sequence], tenant: Callable[[Sequence], str], exempt: Collection[str]
 ) -> tuple[Sequence, int] | None:
-    """Return the running sequence to preempt first, and how many of its own tenant stand before it.
+    """Return the running sequence to preempt first, and how many of its tenant stand before it.
 
-    It is the one with the most sequences of its own tenant before it, and of several such the one served last. The
+    It is the one with the most sequences of its tenant before it, and of several such the one served last. The
     sequence that is served first of all is never preempted for another one.
 
     Args:

@@ -7,7 +7,7 @@ to prompts: the tenant that was served least comes first, within it the lowest r
 A waiting request is admitted if its tokens fit and the sequences before it have pages to grow (`admission.py`). When
 pages run out, the running sequence served last is preempted and starts over. The sequence served first is never
 preempted for another one, so it ends, and then the next one is first: there is always progress. With several tenants
-the victim is the sequence with the most of its own tenant before it; it also gives way to a waiting request of a tenant
+the victim is the sequence with the most of its tenant before it; it also gives way to a waiting request of a tenant
 with fewer running sequences.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Sequence as Series
 
 from ferrum.cache.prefix_hash import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
+from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
@@ -53,6 +54,7 @@ class Scheduler:
         decode_seconds: target duration of a step in which sequences decode; see `StepBudget`.
         reserve: growth that admission reserves for each sequence; default: `growth_reserve`.
         prefixes: scope within which sequences share pages of equal prefixes; None: they do not.
+        config: constants of the policies.
 
     Attributes:
         drafter: drafts for sequences whose tokens are computed except the last one.
@@ -72,6 +74,7 @@ class Scheduler:
         decode_seconds: float | None = None,
         reserve: GrowthReserve | None = None,
         prefixes: PrefixScope | None = None,
+        config: PolicyConfig = POLICY,
     ) -> None:
         for name, value in (("max_tokens_per_step", max_tokens_per_step), ("max_sequences", max_sequences)):
             if value < 1:
@@ -83,21 +86,21 @@ class Scheduler:
         self._max_sequence_length = max_sequence_length
         self.drafter = drafter or NoDrafts()
         self._costs = costs or StepCosts()
-        self._step_budget = StepBudget(self._costs, decode_seconds)
+        self._step_budget = StepBudget(self._costs, decode_seconds, config)
         lengths = range(1, max_sequence_length + 1)
         self._storable = bisect_left(lengths, True, key=lambda length: not pages.fits_empty_pool(length, self._growth))
         # The last token of a sequence is never stored: only its successor would need its keys.
         self._context = min(max_sequence_length, self._storable + 1)
         self._live = LiveRequests(policy)
         self._running = Ranked(self._live.rank)
-        self._first_tokens = FirstTokenSteps(self._costs, self._live.tenant)
-        self._waiting = WaitingQueue(self._live.rank, self._live.tenant)
+        self._first_tokens = FirstTokenSteps(self._costs, self._live.tenant, config)
+        self._waiting = WaitingQueue(self._live.rank, self._live.tenant, config)
         self._admission = Admission(
             self._live, self._running, pages, growth=self._growth, context=self._context, reserve=reserve
         )
         self._prefixes = PrefixSharing(pages, prefixes, self._growth, self._admission)
         self._forks = ChoiceForks(self._live, self._running, self._waiting, pages, self._prefixes)
-        self._sources = PromptSources(self._live, self._forks, self._prefixes)
+        self._sources = PromptSources(self._live, self._forks, self._prefixes, config)
         self._in_flight: set[str] = set()
         self._unplaced: list[TokenEvent] = []
         self.preemptions = 0
