@@ -85,16 +85,16 @@ class Interpreter(Replay):
         return memory[: rows * value.columns].reshape(rows, value.columns)
 
 
-def row_counts(tables: StepTables, limits: Mapping[Extent, int]) -> dict[Extent, int]:
-    """Return the rows of each extent in this step."""
+def row_counts(tables: StepTables, limits: Mapping[Extent, int] | None = None) -> dict[Extent, int]:
+    """Return the rows of each extent in this step. Check them against the limits of a program."""
     counts = {
         Extent.ROWS: len(tables.token_ids),
         Extent.LOGITS: len(tables.logit_rows),
         Extent.HIDDEN: len(tables.hidden_rows),
         Extent.SPANS: len(tables.span_rows) - 1,
     }
-    for extent, count in counts.items():
-        assert count <= limits[extent], f"{count} {extent.value}, planned for {limits[extent]}"
+    for extent, limit in (limits or {}).items():
+        assert counts[extent] <= limit, f"{counts[extent]} {extent.value}, planned for {limit}"
     return counts
 
 

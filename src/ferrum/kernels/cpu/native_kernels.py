@@ -16,13 +16,15 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.native_rope import GrowingRope
 from ferrum.kernels.cpu.team_size import TeamSize
 from ferrum.kernels.cpu.weights import PackedWeight, pack
-from ferrum.kernels.interface import F32, Array, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interpreter import row_counts
+from ferrum.kernels.program_recorder import Extent, Rows, ShapedOperations
 
 _THREAD_BYTES: Final = 32 << 10
 """Stack bytes that a thread of the team uses."""
 
 
-class NativeKernels(Kernels):
+class NativeKernels(ShapedOperations, Kernels):
     """`Kernels` of the native library. Operations take weights from `weight` only.
 
     Args:
@@ -144,67 +146,21 @@ class NativeKernels(Kernels):
         self.table_bytes += rope.cosines.nbytes + rope.sines.nbytes
         return rope.cosines, rope.sines
 
-    def embed(self, table: Weight) -> F32:
-        return self._run("embed", (table,), (len(self.tables.token_ids), table.shape[1]))[0]
+    def _emit(
+        self, name: str, arguments: tuple[Any, ...], *shapes: tuple[Rows, int], dtype: type[np.generic] = np.float32
+    ) -> tuple[Any, ...]:
+        """Run one operation and return its results as new arrays."""
+        outs = [
+            np.zeros((row_counts(self.tables)[rows] if isinstance(rows, Extent) else rows, columns), dtype)
+            for rows, columns in shapes
+        ]
+        # Matrices are operands, vectors are parameters. The operands may be copies, so keep them during the run.
+        operands = tuple(operand(a) if isinstance(a, np.ndarray) and a.ndim == 2 else a for a in arguments)
+        self.lowering.runtime.run([self.lowering.operation(name, operands, tuple(map(operand, outs)))])
+        return tuple(outs)
 
-    def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        return self._run("norm", (operand(x), weight, eps), x.shape)[0]
-
-    def add_norm(self, residual: F32, delta: F32, weight: F32, eps: float) -> tuple[F32, F32]:
-        arguments = (operand(residual), operand(delta), weight, eps)
-        total, normed = self._run("add_norm", arguments, residual.shape, residual.shape)
-        return total, normed
-
-    def linear(self, x: F32, weights: tuple[Weight, ...], biases: tuple[F32 | None, ...]) -> tuple[F32, ...]:
-        return self._run("linear", (operand(x), weights, biases), *((len(x), weight.shape[0]) for weight in weights))
-
-    def gated_linear(self, x: F32, gate: Weight, up: Weight) -> F32:
-        return self._run("gated_linear", (operand(x), gate, up), (len(x), gate.shape[0]))[0]
-
-    def rope_store(
-        self,
-        q: F32,
-        k: F32,
-        v: F32,
-        shape: AttentionShape,
-        rope: tuple[F32, F32] | None,
-        q_norm: F32 | None,
-        k_norm: F32 | None,
-        eps: float,
-    ) -> F32:
-        arguments = (operand(q), operand(k), operand(v), shape, rope, q_norm, k_norm, eps)
-        return self._run("rope_store", arguments, q.shape)[0]
-
-    def attention(self, q: F32, shape: AttentionShape) -> F32:
-        return self._run("attention", (operand(q), shape), q.shape)[0]
-
-    def gather(self, x: F32) -> F32:
-        return self._run("gather", (operand(x),), (len(self.tables.logit_rows), x.shape[1]))[0]
-
-    def head(self, x: F32, weight: Weight) -> F32:
-        return self._run("head", (operand(x), weight), (len(x), weight.shape[0]))[0]
-
-    def best(self, logits: F32) -> np.ndarray[Any, np.dtype[np.int32]]:
-        out = np.zeros((len(logits), 1), np.int32)
-        rows = operand(logits)  # keep a reference during the run: it may be a copy
-        self.lowering.runtime.run([self.lowering.operation("best", (rows,), (operand(out),))])
-        return out
-
-    def gather_hidden(self, x: F32) -> F32:
-        return self._run("gather_hidden", (operand(x),), (len(self.tables.hidden_rows), x.shape[1]))[0]
-
-    def finite(self, x: F32) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        out = np.zeros((len(self.tables.span_rows) - 1, 1), np.bool_)
-        rows = operand(x)  # keep a reference, as above
-        self.lowering.runtime.run([self.lowering.operation("finite", (rows,), (operand(out),))])
-        return out
-
-    def _run(self, name: str, arguments: tuple[Any, ...], *shapes: tuple[int, ...]) -> tuple[F32, ...]:
-        """Run one operation and return its results as new arrays of the given shapes."""
-        outs = tuple(np.empty(shape, np.float32) for shape in shapes)
-        operation = self.lowering.operation(name, arguments, tuple(map(operand, outs)))
-        self.lowering.runtime.run([operation])
-        return outs
+    def _shape(self, x: F32) -> tuple[Rows, int]:
+        return x.shape[0], x.shape[1]
 
 
 def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:

@@ -23,7 +23,7 @@ def count_preemptions() -> int:
 
 
 class TeamSize:
-    """Chooser of the number of threads, by the preemptions of the thread that runs the steps. Use it on that thread.
+    """Policy for the number of threads, from the preemptions of the thread that runs the steps.
 
     Args:
         max_threads: size of the whole team.
