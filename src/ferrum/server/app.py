@@ -21,14 +21,14 @@ from ferrum.server.error_replies import error_response
 from ferrum.server.http_guard import Guard
 from ferrum.server.key_limits import KeyLimits
 from ferrum.server.openapi import document
-from ferrum.server.plan_route import add_plan
-from ferrum.server.record_routes import add_requests
+from ferrum.server.plan_route import add_plan_route
+from ferrum.server.record_routes import add_record_routes
 from ferrum.server.routes import make_router
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service
-from ferrum.server.session_routes import add_sessions
+from ferrum.server.session_routes import add_session_routes
 from ferrum.server.traces import otlp_provider
-from ferrum.server.web_ui import add_page
+from ferrum.server.web_ui import add_web_ui
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -82,9 +82,9 @@ def create_app(
     )
     app.state.service = service
     router = make_router(service)
-    for add in (add_requests, add_sessions, add_plan):
+    for add in (add_record_routes, add_session_routes, add_plan_route):
         add(router, service)
-    add_page(router, keys=config.api_key_file is not None)
+    add_web_ui(router, keys=config.api_key_file is not None)
     app.include_router(router)
     app.state.routes = router.routes
     for kind in (FerrumError, HTTPException, RequestValidationError):

@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ferrum.server.api_keys import ApiKeys
 from ferrum.server.error_replies import ApiError, as_api_error, response_of
 from ferrum.server.service import Service
-from ferrum.server.web_ui import PAGE_PATHS
+from ferrum.server.web_ui import WEB_UI_PATHS
 
 CLIENT_GONE: Final = 499
 """Status in logs and metrics if the client left before the response."""
 
-OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *WEB_UI_PATHS})
 """Paths without an API key: probes, metrics and the web page."""
 
 LOG: Final = logging.getLogger("ferrum.server.requests")
@@ -73,8 +73,8 @@ class Guard:
         state: dict[str, Any] = {"request_id": request_id, "service": self._service, "tenant": "", "log": log}
         scope["state"] = state = {**scope.get("state", {}), **state}
         config = self._service.config
-        body = _Body(receive, config.max_body_bytes, config.body_seconds, self._hold)
-        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]), body.drop_rest)
+        body = _Body(receive, config.max_body_bytes, config.body_seconds, self._count_held)
+        sender = _Sender(send, request_id, lambda: self._service.limits.headers(state["tenant"]), body.drain)
         state["send"] = sender
         began = time.monotonic()
         try:
@@ -87,7 +87,7 @@ class Guard:
             self._record(scope, sender, body, time.monotonic() - began)
             state.clear()  # breaks a reference cycle, which would keep the body until the next garbage collection
 
-    def _hold(self, size: int) -> None:
+    def _count_held(self, size: int) -> None:
         """Count received bytes of a request. Raises ApiError, 429, above `max_held_bytes`."""
         self._held += size
         limit = self._service.config.max_held_bytes
@@ -154,12 +154,12 @@ class _Sender:
         send: Send,
         request_id: str,
         rates: Callable[[], list[tuple[bytes, bytes]]],
-        drop_rest: Callable[[], Awaitable[None]],
+        drain: Callable[[], Awaitable[None]],
     ) -> None:
         self._send = send
         self._request_id = request_id.encode()
         self._rates = rates
-        self._drop_rest = drop_rest
+        self._drain = drain
         self._closes = False
         self.status: int | None = None
         self.sent = 0
@@ -173,7 +173,7 @@ class _Sender:
             message = {**message, "headers": [*message["headers"], *own]}
         elif self._closes and not message.get("more_body"):
             await self._send({**message, "more_body": True})
-            await self._drop_rest()
+            await self._drain()
             message = {"type": message["type"]}
         await self._send(message)
 
@@ -189,7 +189,7 @@ class _Body:
     def __init__(self, receive: Receive, limit: int, seconds: float, hold: Callable[[int], None]) -> None:
         self._receive = receive
         self._limit = limit
-        self._hold = hold
+        self._count_held = hold
         self.received = 0
         self.cut = False
         self._until = time.monotonic() + seconds
@@ -207,12 +207,12 @@ class _Body:
         self.cut = message["type"] == "http.disconnect"
         size = len(message.get("body", b""))
         self.received += size
-        self._hold(size)
+        self._count_held(size)
         if self.received > self._limit:
             raise too_large(self._limit)
         return message
 
-    async def drop_rest(self) -> None:
+    async def drain(self) -> None:
         """Receive and drop the rest of the body, up to `LINGER_BYTES` and the body's deadline."""
         left = LINGER_BYTES
         with suppress(TimeoutError):

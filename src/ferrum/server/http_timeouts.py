@@ -16,11 +16,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ferrum.server.error_replies import ApiError
 
-LOOKS: Final = 4
+PROGRESS_CHECKS: Final = 4
 """Checks for progress within `write_seconds`."""
 
 
-class PunctualProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """uvicorn's protocol with timeouts for slow clients.
 
     - Headers: from the connection, or the first byte of a later request.
@@ -57,17 +57,17 @@ class PunctualProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stop_watching()
+        self._stop_checks()
         super().connection_lost(exc)
         # Breaks a reference cycle of asyncio's transport with its own method.
         self.loop.call_soon(vars(self.transport).pop, "_read_ready_cb", None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch(self._unsent(), LOOKS)
+        self._schedule_check(self._unsent(), PROGRESS_CHECKS)
 
     def resume_writing(self) -> None:
-        self._stop_watching()
+        self._stop_checks()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -79,16 +79,18 @@ class PunctualProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _watch(self, unsent: int, looks: int) -> None:
+    def _schedule_check(self, unsent: int, checks: int) -> None:
         """Cut the connection after this many checks without progress."""
-        if looks:
-            self._write_timer = self.loop.call_later(self._write_seconds / LOOKS, self._look, unsent, looks)
+        if checks:
+            self._write_timer = self.loop.call_later(
+                self._write_seconds / PROGRESS_CHECKS, self._check_progress, unsent, checks
+            )
         else:
             self.transport.abort()
 
-    def _look(self, before: int, looks: int) -> None:
+    def _check_progress(self, before: int, checks: int) -> None:
         unsent = self._unsent()
-        self._watch(unsent, LOOKS if unsent < before else looks - 1)
+        self._schedule_check(unsent, PROGRESS_CHECKS if unsent < before else checks - 1)
 
     def _unsent(self) -> int:
         """Return the bytes that the client has not acknowledged, here and in the kernel.
@@ -102,7 +104,7 @@ class PunctualProtocol(H11Protocol):
             return here
         return here + int(in_kernel)
 
-    def _stop_watching(self) -> None:
+    def _stop_checks(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None

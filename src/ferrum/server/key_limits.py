@@ -64,7 +64,7 @@ class Bucket:
         return max(0.0, (level - self.left) * MINUTE / self.per_minute)
 
 
-class _Key:
+class _KeyState:
     """The state of one key."""
 
     def __init__(self, limits: KeyLimits, clock: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class Limits:
         retry_after: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keys = {tenant: _Key(each, clock) for tenant, each in limits.items()}
+        self._keys = {tenant: _KeyState(each, clock) for tenant, each in limits.items()}
         self._retry_after = retry_after
         self._lock = Lock()
 
@@ -104,7 +104,7 @@ class Limits:
             if "requests" in buckets:
                 buckets["requests"].take(1)
 
-    def together(self, tenant: str, most: int) -> int:
+    def max_live(self, tenant: str, most: int) -> int:
         """Return the tenant's limit of concurrent requests, at most `most`."""
         key = self._keys.get(tenant)
         return most if key is None or key.max_live is None else min(most, key.max_live)
@@ -131,7 +131,7 @@ class Limits:
         if key is not None:
             self._spend(key, len(delta.token_ids))
 
-    def _spend(self, key: _Key, tokens: int) -> None:
+    def _spend(self, key: _KeyState, tokens: int) -> None:
         with self._lock:
             if "tokens" in key.buckets:
                 key.buckets["tokens"].take(tokens)

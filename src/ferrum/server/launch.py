@@ -30,7 +30,7 @@ from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.hosts.process import SWITCH_SECONDS
 from ferrum.engine.progress import leave
 from ferrum.server.app import create_app
-from ferrum.server.http_timeouts import PunctualProtocol
+from ferrum.server.http_timeouts import TimeoutProtocol
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service, State
 
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         write_seconds = min(WRITE_SECONDS, config.request_seconds or WRITE_SECONDS)
         protocol = partial(
-            PunctualProtocol,
+            TimeoutProtocol,
             head_seconds=config.head_seconds,
             body_seconds=config.body_seconds,
             write_seconds=write_seconds,

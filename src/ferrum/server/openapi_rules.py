@@ -19,7 +19,7 @@ Schema: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _JsonInteger:
     """A pydantic type of integers as in JSON Schema: 4.0 is one.
 
     Args:
@@ -32,23 +32,23 @@ class _Whole:
         least = None if self.most is None else -self.most
         integers = core_schema.int_schema(strict=True, gt=least, lt=self.most)
         written = core_schema.float_schema(strict=True, gt=least, lt=self.most)
-        kinds = [integers, core_schema.no_info_after_validator_function(_whole, written)]
+        kinds = [integers, core_schema.no_info_after_validator_function(_to_int, written)]
         return core_schema.union_schema(list(kinds), mode="left_to_right", custom_error_type="int_type")
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
         return {"type": "integer"}
 
 
-def _whole(number: float) -> int:
+def _to_int(number: float) -> int:
     if not number.is_integer():
         raise ValueError
     return int(number)
 
 
-Whole: TypeAlias = Annotated[int, _Whole(1 << (MOST_BITS - 1))]
+JsonInteger: TypeAlias = Annotated[int, _JsonInteger(1 << (MOST_BITS - 1))]
 """An integer of bounded size; true and "4" are rejected."""
 
-TokenId: TypeAlias = Annotated[int, _Whole()]
+TokenId: TypeAlias = Annotated[int, _JsonInteger()]
 """An integer in a long list; the engine checks that it is a token id."""
 
 Element = TypeVar("Element")

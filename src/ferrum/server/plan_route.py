@@ -49,7 +49,7 @@ class Plan(Reply):
     fitting: list[Fitting]
 
 
-def add_plan(router: APIRouter, service: Service) -> None:
+def add_plan_route(router: APIRouter, service: Service) -> None:
     """Add the route."""
 
     @router.get("/v1/plan", responses={200: {"model": Plan}, 401: ERRORS[401], 404: ERRORS[404], 503: ERRORS[503]})

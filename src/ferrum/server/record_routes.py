@@ -29,7 +29,7 @@ from ferrum.server import openapi_rules, reply_bodies, reply_builder
 from ferrum.server.error_replies import ApiError, CancelledError
 from ferrum.server.generation import watched
 from ferrum.server.http_guard import CLIENT_GONE
-from ferrum.server.openapi_rules import Whole
+from ferrum.server.openapi_rules import JsonInteger
 from ferrum.server.reply_bodies import Reply
 from ferrum.server.reply_builder import finish_of
 from ferrum.server.request_bodies import MAX_TOP_LOGPROBS, Body
@@ -256,14 +256,14 @@ CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
 class ReplayRequest(Body):
     """The body of /v1/requests/{id}/replay."""
 
-    top_logprobs: Whole | None = Field(
+    top_logprobs: JsonInteger | None = Field(
         default=None,
         description=f"Number of top tokens per position, 0 to {MAX_TOP_LOGPROBS}.",
         json_schema_extra=openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
     )
 
 
-def add_requests(router: APIRouter, service: Service) -> None:
+def add_record_routes(router: APIRouter, service: Service) -> None:
     """Add the routes."""
 
     @router.get("/v1/requests/{request_id}", responses={200: {"model": RecordedRequests}, **ERRORS})

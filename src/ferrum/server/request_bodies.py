@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import openapi_rules
 from ferrum.server.error_replies import ApiError, field_path, unsupported
-from ferrum.server.openapi_rules import Items, TokenId, Whole
+from ferrum.server.openapi_rules import Items, JsonInteger, TokenId
 
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
@@ -169,20 +169,20 @@ class GenerationBody(Body):
     )
 
     model: str = Field(description="A name from /v1/models.")
-    n: Whole | None = _sampling("n")
+    n: JsonInteger | None = _sampling("n")
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
-    top_k: Whole | None = _sampling("top_k")
+    top_k: JsonInteger | None = _sampling("top_k")
     min_p: float | None = _sampling("min_p")
-    seed: Whole | None = _sampling("seed")
+    seed: JsonInteger | None = _sampling("seed")
     stop: str | Items[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
     stop_token_ids: Items[TokenId] | None = _sampling("stop_token_ids")
     bad_words: Items[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
     ignore_eos: bool | None = _sampling("ignore_eos")
-    max_tokens: Whole | None = _sampling("max_tokens")
-    min_tokens: Whole | None = _sampling("min_tokens")
-    prompt_logprobs: Whole | None = _optional(_HELP["prompt_logprobs"], openapi_rules.top_tokens(ALL_TOKENS))
+    max_tokens: JsonInteger | None = _sampling("max_tokens")
+    min_tokens: JsonInteger | None = _sampling("min_tokens")
+    prompt_logprobs: JsonInteger | None = _optional(_HELP["prompt_logprobs"], openapi_rules.top_tokens(ALL_TOKENS))
     presence_penalty: float | None = _sampling("presence_penalty")
     frequency_penalty: float | None = _sampling("frequency_penalty")
     repetition_penalty: float | None = _sampling("repetition_penalty")
@@ -195,12 +195,12 @@ class GenerationBody(Body):
     echo: bool | None = Field(
         default=None, description="Begin the reply with the prompt (chat: the message continued)."
     )
-    priority: Whole | None = Field(default=None, description="Smaller runs first; needs --policy priority.")
+    priority: JsonInteger | None = Field(default=None, description="Smaller runs first; needs --policy priority.")
     request_id: str | None = _optional("Id of the request; must differ from those of live ones.", openapi_rules.ID)
     cache_salt: str | None = _optional(
         "Requests share cached prefixes only under the same salt; not empty.", openapi_rules.NOT_EMPTY
     )
-    truncate_prompt_tokens: Whole | None = _optional(
+    truncate_prompt_tokens: JsonInteger | None = _optional(
         "Keep this many tokens at the end of the prompt; -1: as many as fit.",
         openapi_rules.between(-1) | openapi_rules.not_this(0),
     )
@@ -261,14 +261,14 @@ class ChatRequest(GenerationBody, TemplateBody):
     )
 
     logprobs: bool | None = Field(default=None, description="Send the log-probabilities of the tokens.")
-    top_logprobs: Whole | None = _optional(
+    top_logprobs: JsonInteger | None = _optional(
         f"Top tokens per position, 0 to {MAX_TOP_LOGPROBS}; needs logprobs.",
         openapi_rules.top_tokens(0, MAX_TOP_LOGPROBS),
     )
-    max_tokens: Whole | None = _optional(
+    max_tokens: JsonInteger | None = _optional(
         "Limit of generated tokens (default: the rest of the context).", openapi_rules.between(1)
     )
-    max_completion_tokens: Whole | None = _optional(
+    max_completion_tokens: JsonInteger | None = _optional(
         "As max_tokens; takes precedence over it.", openapi_rules.between(1)
     )
     prediction: Prediction | None = Field(
@@ -304,11 +304,11 @@ class CompletionRequest(GenerationBody):
     suffix: str | None = Field(
         default=None, description="Text after the completion, for models trained to fill in the middle."
     )
-    best_of: Whole | None = _optional(
+    best_of: JsonInteger | None = _optional(
         f"Choices to generate, of which the n likeliest per token are returned; up to {MAX_BEST_OF}.",
         openapi_rules.between(1, MAX_BEST_OF),
     )
-    logprobs: Whole | None = _optional(
+    logprobs: JsonInteger | None = _optional(
         f"Send log-probabilities of tokens and of this many top tokens, 0 to {MAX_LOGPROBS}.",
         openapi_rules.top_tokens(0, MAX_LOGPROBS),
     )
@@ -327,7 +327,7 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = Field(
         default=None, description="base64: little-endian 32-bit floats."
     )
-    dimensions: Whole | None = _optional("Must be those of the model.", openapi_rules.between(1))
+    dimensions: JsonInteger | None = _optional("Must be those of the model.", openapi_rules.between(1))
     user: str | None = Field(default=None, description="No effect.")
 
 

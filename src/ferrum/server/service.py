@@ -221,7 +221,7 @@ class Service:
             tenant=tenant,
             trace_id=traceparent if _TRACEPARENT.fullmatch(traceparent) else request_id,
             deadline=self.config.request_seconds,
-            max_requests=self.limits.together(tenant, self.client.max_requests),
+            max_requests=self.limits.max_live(tenant, self.client.max_requests),
             max_logprobs=self.config.max_logprobs,
             context=self.context,
         )

@@ -25,7 +25,7 @@ from ferrum.server import openapi_rules
 from ferrum.server.completions import CompletionReplyBuilder
 from ferrum.server.error_replies import invalid
 from ferrum.server.generation import Generation
-from ferrum.server.openapi_rules import Items, TokenId, Whole
+from ferrum.server.openapi_rules import Items, JsonInteger, TokenId
 from ferrum.server.reply_bodies import CompletionReply, Reply
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import MAX_LOGPROBS, Body, CompletionRequest, GenerationBody
@@ -61,7 +61,7 @@ class ForkRequest(Body):
 class TruncateRequest(Body):
     """The body of /v1/sessions/{id}/truncate."""
 
-    length: Whole = Field(description="Number of tokens to keep.", json_schema_extra=openapi_rules.between(0))
+    length: JsonInteger = Field(description="Number of tokens to keep.", json_schema_extra=openapi_rules.between(0))
 
 
 class SessionGenerateRequest(GenerationBody):
@@ -78,8 +78,8 @@ class SessionGenerateRequest(GenerationBody):
         }
     )
 
-    n: Whole | None = Field(default=None, description="Must be 1.", json_schema_extra=openapi_rules.between(1, 1))
-    logprobs: Whole | None = Field(
+    n: JsonInteger | None = Field(default=None, description="Must be 1.", json_schema_extra=openapi_rules.between(1, 1))
+    logprobs: JsonInteger | None = Field(
         default=None,
         description=f"Log-probabilities of each token and this many top tokens, 0 to {MAX_LOGPROBS}.",
         json_schema_extra=openapi_rules.top_tokens(0, MAX_LOGPROBS),
@@ -114,7 +114,7 @@ class SessionDeleted(Reply):
     deleted: bool
 
 
-def add_sessions(router: APIRouter, service: Service) -> None:
+def add_session_routes(router: APIRouter, service: Service) -> None:
     """Add the routes."""
     sessions = Sessions(service.config.max_sessions, service.config.session_seconds)
     _add_holding(router, service, sessions)

@@ -20,7 +20,7 @@ MEDIA_TYPES: Final = {
 }
 """The files and their media types."""
 
-PAGE_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in MEDIA_TYPES}
+WEB_UI_PATHS: Final = {"/" if name == "index.html" else f"/page/{name}": name for name in MEDIA_TYPES}
 """The path of each file. No API key is required: the files contain no secrets."""
 
 HEADERS: Final = {
@@ -33,14 +33,14 @@ HEADERS: Final = {
 """Headers that make browsers enforce the page's restrictions."""
 
 
-def add_page(router: APIRouter, *, keys: bool) -> None:
+def add_web_ui(router: APIRouter, *, keys: bool) -> None:
     """Add a route for each file of the page.
 
     Args:
         router: gets the routes, which are not part of the OpenAPI document.
         keys: whether the page asks its user for an API key.
     """
-    for path, name in PAGE_PATHS.items():
+    for path, name in WEB_UI_PATHS.items():
         content = (files("ferrum.server") / "static" / name).read_bytes()
         if keys:
             content = content.replace(b'data-keys="none"', b'data-keys="needed"')

@@ -26,7 +26,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READS_TEXT: Final = re.compile(r"""[.'"]text\b""")
 """Matches the access to a part's text, which every template that reads parts contains."""
 
-_OURS: Final = {"messages", "tools", "documents", "add_generation_prompt"}
+_RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
 # Appended to the message to continue, to find its end in the rendered text. It ends with a space: a template that trims
 # messages removes it, which is how trimming is detected.
@@ -85,7 +85,7 @@ class ChatTemplate:
         if add_generation_prompt and continue_final_message:
             raise RequestError("must be false if add_generation_prompt is true", param="continue_final_message")
         extra = template_kwargs or {}
-        if taken := sorted(_OURS & extra.keys()):
+        if taken := sorted(_RESERVED & extra.keys()):
             raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
         chat = _conversation(messages)
         final = _mark_end(chat) if continue_final_message else None
