@@ -45,7 +45,7 @@ OPTION_STEPS: Final = {
 }
 """What to do about an invalid option, where omitting it does not help."""
 
-_PHRASE: Final = re.compile(r"(must|cannot|has|have|is|needs|requires|holds) ")
+_PHRASE: Final = re.compile(r"(must|cannot be|has|have|is|needs|requires|holds) ")
 """How a message begins that continues the option's name."""
 
 _DEFAULT: Final = re.compile(r"[(;] ?default: ([^();]+)\)")

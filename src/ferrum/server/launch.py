@@ -179,7 +179,7 @@ def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
             raise
         reason = getattr(end.__context__, "strerror", None) or "see the log"
         why = reason.rpartition(": ")[2]  # asyncio puts the address before the reason
-        raise ConfigError(f"{config.port} cannot be opened on {config.host}: {why}", param="port") from None
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {why}", param="port") from None
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()  # the engine's cycles must be freed before the native library they use
