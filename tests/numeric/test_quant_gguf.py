@@ -1,4 +1,4 @@
-"""Q8_0 and Q4_0 of GGUF equal the numbers of the `gguf` package."""
+"""Integer formats can hold Q8_0 and Q4_0 of GGUF without loss, and quantise to the numbers of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
-from ferrum.quant.int4 import CLIPPING, from_q4_0, quantize_int4
-from ferrum.quant.int8 import from_q8_0, quantize_int8
+from ferrum.quant.int4 import CLIPPING, Int4Weight, pack_nibbles, quantize_int4
+from ferrum.quant.int8 import Int8Weight, quantize_int8
 from ferrum.quant.weight import GroupedWeight
 
 Q8_0, Q4_0 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
@@ -36,6 +36,32 @@ def plain(values: np.ndarray) -> GroupedWeight:
 def same(ours: GroupedWeight, theirs: GroupedWeight) -> None:
     np.testing.assert_array_equal(ours.scales, theirs.scales)
     np.testing.assert_array_equal(ours.signed_codes(slice(None)), theirs.signed_codes(slice(None)))
+
+
+def from_q8_0(blocks: np.ndarray) -> Int8Weight:
+    """Read a matrix of a GGUF file without loss.
+
+    Args:
+        blocks: uint8 [N, 34 G]: per group a float16 scale and 32 int8 codes.
+    """
+    parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 34)
+    scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]
+    codes = np.ascontiguousarray(parts[..., 2:]).view(np.int8).reshape(len(blocks), -1)
+    return Int8Weight(scales=scales, inputs=codes.shape[1], group=32, codes=codes)
+
+
+def from_q4_0(blocks: np.ndarray) -> Int4Weight:
+    """Read a matrix of a GGUF file without loss.
+
+    Args:
+        blocks: uint8 [N, 18 G]: per group a float16 scale and 16 bytes; byte j has input j in its low four bits and
+            input j + 16 in its high four bits.
+    """
+    parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 18)
+    scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]
+    halves = np.concatenate((parts[..., 2:] & 15, parts[..., 2:] >> 4), axis=-1)  # inputs 0 to 31 of the group
+    packed = pack_nibbles(halves.astype(np.float32) - np.float32(8))
+    return Int4Weight(scales=scales, inputs=halves.shape[1] * 32, group=32, packed=packed)
 
 
 CASES = [(Q8_0, from_q8_0, quantize_int8), (Q4_0, from_q4_0, plain)]

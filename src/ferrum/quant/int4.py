@@ -161,17 +161,3 @@ def pack_nibbles(codes: F32 | NDArray[np.int8]) -> NDArray[np.uint8]:
     """Pack codes -8..7 [n, G, group] two per byte -> uint8 [n, G x group / 2], as `Int4Weight.packed`."""
     unsigned = (codes + codes.dtype.type(_MIDDLE)).astype(np.uint8).reshape(len(codes), -1, 2)
     return unsigned[..., 0] | unsigned[..., 1] << np.uint8(4)
-
-
-def from_q4_0(blocks: NDArray[np.uint8]) -> Int4Weight:
-    """Read a matrix of a GGUF file without loss.
-
-    Args:
-        blocks: uint8 [N, 18 G]: per group a float16 scale and 16 bytes; byte j has input j in its low four bits and
-            input j + 16 in its high four bits.
-    """
-    parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 18)
-    scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]
-    halves = np.concatenate((parts[..., 2:] & 15, parts[..., 2:] >> 4), axis=-1)  # inputs 0 to 31 of the group
-    packed = pack_nibbles(halves.astype(np.float32) - np.float32(_MIDDLE))
-    return Int4Weight(scales=scales, inputs=halves.shape[1] * 32, group=32, packed=packed)

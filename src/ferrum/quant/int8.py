@@ -69,15 +69,3 @@ def round_half_away(x: F32) -> F32:
     whole = np.trunc(x)
     rounded: F32 = whole + np.trunc(2 * (x - whole))
     return rounded
-
-
-def from_q8_0(blocks: NDArray[np.uint8]) -> Int8Weight:
-    """Read a matrix of a GGUF file without loss.
-
-    Args:
-        blocks: uint8 [N, 34 G]: per group a float16 scale and 32 int8 codes.
-    """
-    parts = np.ascontiguousarray(blocks).reshape(len(blocks), -1, 34)
-    scales = np.ascontiguousarray(parts[..., :2]).view(np.float16)[..., 0]
-    codes = np.ascontiguousarray(parts[..., 2:]).view(np.int8).reshape(len(blocks), -1)
-    return Int8Weight(scales=scales, inputs=codes.shape[1], group=32, codes=codes)
