@@ -1,10 +1,10 @@
-"""Decoding attention alone beside the machine's read bandwidth, by context, batch and format of keys and values.
+"""Decode attention compared with the read bandwidth of the machine, by context, batch and KV format.
 
     python bench/attention.py --out attention.json
 
-The native kernels attend over pages in random order, of one layer of Qwen3-0.6B after another, until far more has been
-read than a cache holds. The machine is probed before and after each sample: one whose probes disagree is left out, and
-the others' medians are told for each level of bandwidth (`bench/probes.py`).
+The native kernels attend over pages in random order, one layer of Qwen3-0.6B after another, until they have read far
+more than the caches hold. Each sample is between two bandwidth probes. Samples with different probes are dropped;
+medians are reported per level of bandwidth (`bench/series.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferrum.bench.machine import NativeProber
+from ferrum.bench.machine import Prober
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.lowering import operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
@@ -32,37 +32,39 @@ HEAD_DIM: Final = 128
 LAYERS: Final = 28
 PAGE: Final = 64
 READ: Final = 192 << 20
-"""Bytes of keys and values that a sample goes over at least."""
+"""Minimum bytes of keys and values read per sample."""
 
 CELLS: Final = ((1, 128), (1, 1024), (1, 4096), (1, 16384), (8, 1024), (8, 4096), (32, 256), (32, 1024))
-"""Sequences and their context."""
+"""Number of sequences, and their context."""
 
 FORMATS: Final = ("bfloat16", "int8")
 
 
 class Cell:
-    """Attention of one token each of some sequences, ready to run; its pages are copies of a random one."""
+    """Prepared attention of one token per sequence over copies of a random page."""
 
     def __init__(self, format: str, threads: int | None, sequences: int, context: int) -> None:
         pages = sequences * -(-context // PAGE)
         layer = PoolGroup("all", pages + 1, PAGE, 1, KV_HEADS, HEAD_DIM, HEAD_DIM, format)
         self._kernels = NativeKernels(threads=threads)
-        self.bytes = sequences * context * self._kernels.planned_page_bytes(layer) // PAGE  # that a layer reads
+        self.bytes = sequences * context * self._kernels.planned_page_bytes(layer) // PAGE  # read by a layer
         self.layers = min(LAYERS, max(1, READ // self.bytes))
         self._kernels.allocate((replace(layer, num_layers=self.layers),))
         self._rng = np.random.default_rng(0)
         self._store(pages)
         order = self._rng.permutation(pages).astype(np.int32) + 1
         self._begin(np.full(sequences, context - 1, np.int32), order.reshape(sequences, -1), 1)
-        self._places = [operand(self._normal(sequences, HEADS)) for _ in range(2)]  # queries and results, only borrowed
-        q, out = self._places
+        self._operands = [
+            operand(self._normal(sequences, HEADS)) for _ in range(2)
+        ]  # queries and results; operations borrow them
+        q, out = self._operands
         lower, repeats = self._kernels.lowering.operation, -(-READ // (self.bytes * self.layers))
         self._operations = [
             lower("attention", (q, self._shape(layer)), (out,)) for _ in range(repeats) for layer in range(self.layers)
         ]
 
     def seconds(self) -> float:
-        """Of one layer."""
+        """Return the seconds of one layer."""
         begun = time.perf_counter()
         self._kernels.lowering.runtime.run(self._operations)
         return (time.perf_counter() - begun) / len(self._operations)
@@ -87,8 +89,8 @@ class Cell:
 
 
 def measure(format: str, threads: int | None, turns: int) -> list[dict[str, Any]]:
-    """Every cell of a format: microseconds of a layer, and its share of the bandwidth, at each level that was seen."""
-    prober = NativeProber(threads)
+    """Return every cell of a format: microseconds per layer, and share of the bandwidth, per bandwidth level."""
+    prober = Prober(threads)
     rows = []
     for sequences, context in CELLS:
         cell = Cell(format, threads, sequences, context)
@@ -99,12 +101,12 @@ def measure(format: str, threads: int | None, turns: int) -> list[dict[str, Any]
             if min(before, after) >= COUNTS * max(before, after):
                 samples.append((max(before, after), seconds))
             before = after
-        rows.append({"format": format, "sequences": sequences, "context": context, "at": told(samples, cell.bytes)})
+        rows.append({"format": format, "sequences": sequences, "context": context, "at": medians(samples, cell.bytes)})
     return rows
 
 
-def told(samples: list[tuple[float, float]], nbytes: int) -> list[dict[str, float]]:
-    """Medians of the samples, (bandwidth, seconds) each, by level of bandwidth, the fastest first."""
+def medians(samples: list[tuple[float, float]], nbytes: int) -> list[dict[str, float]]:
+    """Return medians of the samples (bandwidth, seconds) by level of bandwidth, the fastest first."""
     lines = []
     for level in state_levels([read for read, _ in samples]):
         own = [(read, seconds) for read, seconds in samples if COUNTS * level <= read <= level]
@@ -116,7 +118,7 @@ def told(samples: list[tuple[float, float]], nbytes: int) -> list[dict[str, floa
 
 
 def main() -> None:
-    """Measure, and print a line for each cell and level."""
+    """Measure, and print a line per cell and level."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int)
