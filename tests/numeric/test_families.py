@@ -79,10 +79,10 @@ def test_both_spellings_of_rope_are_equal(scaling):
         ({"architectures": ["Qwen3ForCausalLM"], "max_window_layers": "28"}, CheckpointError, ("max_window_layers",)),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": [[]] * 4}, CheckpointError, ("layer_types",)),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["chunked"] * 4}, CheckpointError, ("layer_types",)),
-        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, CheckpointError, ("yarn", "angles")),
+        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, CheckpointError, ("yarn", "rope")),
         ({"rope_scaling": {"type": "linear", "factor": 5e-324}}, CheckpointError, ("linear", "finite")),
         ({"rope_theta": 5e-324}, CheckpointError, ("default", "finite")),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, Unsupported, ("each kind of layer",)),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, Unsupported, ("rope", "kind of layer")),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
