@@ -170,7 +170,7 @@ def test_the_error_says_how_much_memory_is_missing(monkeypatch: pytest.MonkeyPat
     config = ModelConfig(model=BUILT_IN)
     wanted = plan_model(config).traits.memory.weights
     monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: wanted - 1000)
-    with pytest.raises(CapacityError, match=r"(\d+\.\d MiB) of the weights: \1 are free, which is 1000 B too little"):
+    with pytest.raises(CapacityError, match=r"(\d+\.\d MiB) of weights: \1 are free, which is 1000 B too little"):
         build_executor(config)
 
 

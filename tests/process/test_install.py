@@ -34,4 +34,4 @@ def test_without_a_compiler_ferrum_installs_with_the_reference_kernels(tmp_path:
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(site / "ferrum" / "__init__.py"), "reference"]
-    assert done.stderr.count("the slow reference kernels serve") == 1
+    assert done.stderr.count("using the slow reference kernels") == 1

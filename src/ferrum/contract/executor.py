@@ -29,7 +29,6 @@ from ferrum.contract.status import (
     ExecutorState,
     ExecutorStatus,
     Lifecycle,
-    memory_usage,
     stop_at_exit,
 )
 from ferrum.contract.verbs import NamedVerbs
@@ -366,7 +365,9 @@ class ModelExecutor(NamedVerbs):
         return plan.total - sum(self.pages.free(part.name) * part.page_bytes for part in plan.pool)
 
     def _memory_usage(self) -> ExecutorMemoryUsage:
-        return memory_usage(self.memory_plan.total, self._used_bytes(), self._peak)
+        allocated, used = self.memory_plan.total, self._used_bytes()
+        percent = 100.0 * used / allocated if allocated else 0.0
+        return ExecutorMemoryUsage(allocated, used, max(self._peak, used), percent)
 
 
 @runtime_checkable

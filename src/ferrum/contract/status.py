@@ -75,7 +75,7 @@ class Lifecycle:
         self.state = target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExecutorMemoryUsage(JsonRecord):
     """Memory of an executor, in bytes.
 
@@ -83,22 +83,13 @@ class ExecutorMemoryUsage(JsonRecord):
         allocated_bytes: everything held: weights, KV pool, buffers, tables.
         used_bytes: the same without the free pages of the pool.
         peak_bytes: the maximum of used_bytes so far.
+        utilization_percent: 100 x used_bytes / allocated_bytes.
     """
 
     allocated_bytes: int
     used_bytes: int
     peak_bytes: int
     utilization_percent: float
-
-
-def memory_usage(allocated: int, used: int, peak: int) -> ExecutorMemoryUsage:
-    """Return the usage with its percentage: 100 x used / allocated."""
-    return ExecutorMemoryUsage(
-        allocated_bytes=allocated,
-        used_bytes=used,
-        peak_bytes=max(peak, used),
-        utilization_percent=100.0 * used / allocated if allocated else 0.0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,8 +48,8 @@ USUAL_STEP: Final = 512
 MAX_THREADS: Final = 1024
 """Largest thread team: with far more threads than CPUs no step ends."""
 
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"", "0", "false", "no", "off"})
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,10 @@ class Switches(JsonRecord):
 
 def _switch(environment: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     variable = ENVIRONMENT_PREFIX + name
-    text = environment.get(variable)
-    if text is None:
-        return default
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ConfigError(f"must be 1 or 0, not {text!r}", param=variable)
+    text = environment.get(variable, "1" if default else "0").lower()
+    if text not in _TRUE + _FALSE:
+        raise ConfigError(f"must be 1 or 0, not {text!r}", param=variable)
+    return text in _TRUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,7 @@ def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | 
     if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
         return Piece(span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows())
     end = min(len(span.tokens), done + room)
-    if _between(wanted, done, end) > logit_room:
+    if len(_shift(wanted, done, end)) > logit_room:
         end = max(done, wanted.start) + logit_room
     if end <= done:
         return None
@@ -178,10 +178,6 @@ def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | 
         _shift(wanted, done, end),
         _shift(collected.hidden_rows(), done, end),
     )
-
-
-def _between(rows: range, begin: int, end: int) -> int:
-    return len(_shift(rows, begin, end))
 
 
 def _shift(rows: range, begin: int, end: int) -> range:
