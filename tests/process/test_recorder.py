@@ -1,4 +1,4 @@
-"""What a recorder keeps of requests: the same from an engine in a thread and in a process."""
+"""Recorded requests are the same from an engine in a thread and in a process."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ def record_of(llm: LLM, output: RequestOutput) -> Record:
     return recorder.find("", output.request_id)
 
 
-def told(record: Record) -> list[tuple[list[int], str]]:
+def recorded_result(record: Record) -> list[tuple[list[int], str]]:
     assert record.end is not None
     ends = enumerate(record.end.choices)
     return [([token for token, _ in record.sampled(choice)], end.finish_reason) for choice, end in ends]
 
 
-def given(output: RequestOutput) -> list[tuple[list[int], str | None]]:
+def client_result(output: RequestOutput) -> list[tuple[list[int], str | None]]:
     return [(choice.token_ids, choice.finish_reason) for choice in output.outputs]
 
 
 @BOTH
-def test_a_record_has_what_the_client_got_and_the_log_probabilities_that_nobody_asked_for(
-    tmp_path: Path, process: bool
-) -> None:
+def test_a_record_has_the_clients_result_and_log_probabilities(tmp_path: Path, process: bool) -> None:
     asked = greedy(30, n=3, logprobs=0, **LOUD)
     with LLM.from_parts(parts()) as llm:
         (plain,) = llm.generate([[3, 5, 7]], asked, use_tqdm=False)
@@ -50,7 +48,7 @@ def test_a_record_has_what_the_client_got_and_the_log_probabilities_that_nobody_
         outputs = llm.generate([[3, 5, 7], [4] * 70], greedy(30, n=3, **LOUD), use_tqdm=False)
         for output in outputs:
             record = record_of(llm, output)
-            assert told(record) == given(output) and output.outputs[0].logprobs is None
+            assert recorded_result(record) == client_result(output) and output.outputs[0].logprobs is None
             assert record.request.prompt == tuple(output.prompt_token_ids)
             assert record.request.seed == output.metrics.seed and record.request.params.logprobs is None
         record = record_of(llm, outputs[0])
@@ -61,7 +59,7 @@ def test_a_record_has_what_the_client_got_and_the_log_probabilities_that_nobody_
 
 
 @BOTH
-def test_what_a_request_asks_for_is_checked_once_recorded_or_not(
+def test_recording_does_not_check_parameters_again(
     tmp_path: Path, process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[SamplingParams] = []
@@ -73,7 +71,7 @@ def test_what_a_request_asks_for_is_checked_once_recorded_or_not(
     assert not made
 
 
-def test_the_schedule_tells_pieces_hits_and_guesses(tmp_path: Path) -> None:
+def test_the_schedule_shows_chunks_prefix_hits_and_drafts(tmp_path: Path) -> None:
     recipe = FakeRecipe(max_tokens_per_step=32, prefixes=True, drafts=2)
     with LLM.from_parts(recorded_parts(tmp_path, recipe)) as llm:
         (cold,) = llm.generate([[9] * 70], greedy(20, **LOUD), use_tqdm=False)
@@ -96,12 +94,12 @@ def test_a_record_ends_where_the_text_does(tmp_path: Path, process: bool) -> Non
         assert text is not None
         (output,) = llm.generate(["abc"], greedy(40, stop=[text[5:7]], **LOUD), use_tqdm=False)
         record = record_of(llm, output)
-        assert told(record) == given(output) and record.end is not None
+        assert recorded_result(record) == client_result(output) and record.end is not None
         assert record.end.choices[0].stop_reason == text[5:7]
 
 
 @BOTH
-def test_what_fails_is_kept_with_its_reason(tmp_path: Path, process: bool) -> None:
+def test_a_failure_is_recorded_with_its_error(tmp_path: Path, process: bool) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, process=process)) as llm:
         for token, reason in ((POISON, "NonFiniteLogits"), (CRASH, "StepError")):
             (output,) = llm.generate([[token]], greedy(5), use_tqdm=False)
@@ -111,7 +109,7 @@ def test_what_fails_is_kept_with_its_reason(tmp_path: Path, process: bool) -> No
             assert (end.tokens, end.finish_reason, end.error) == (0, "error", reason)
 
 
-def test_the_end_of_the_engines_process_is_in_the_records_of_what_it_ran(tmp_path: Path) -> None:
+def test_records_show_the_death_of_the_engine_process(tmp_path: Path) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, process=True)) as llm:
         running = llm.stream([5], greedy(None, **LOUD))
         begun = next(running)
@@ -125,7 +123,7 @@ def test_the_end_of_the_engines_process_is_in_the_records_of_what_it_ran(tmp_pat
     assert record.sampled(0)[: len(begun.token_ids)]
 
 
-def test_what_is_closed_early_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
+def test_an_aborted_request_is_recorded_up_to_its_end(tmp_path: Path) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(seconds_per_step=0.001))) as llm:
         running = llm.stream([5], SamplingParams(max_tokens=None, ignore_eos=True))
         begun = next(running)
@@ -148,16 +146,16 @@ def test_what_is_closed_early_is_kept_as_far_as_it_came(tmp_path: Path) -> None:
     ],
     ids=["answer", "score", "vector"],
 )
-def test_figures_of_a_prompt_that_a_request_did_not_live_to_see_are_no_difference(
+def test_missing_prompt_results_of_an_interrupted_request_are_no_difference(
     tmp_path: Path, params: SamplingParams, pooling: Pooling | None
 ) -> None:
     with LLM.from_parts(recorded_parts(tmp_path, FakeRecipe(max_tokens_per_step=32))) as llm:
         request = llm.client.input_processor.process([9] * 70, params, pooling=pooling, deadline=1e-9)
         (output,) = Batch(llm.client.router, None, [request], [None]).run(progress_bar(False, 1, ""))
         record = record_of(llm, output)
-        assert told(record) == [([], "deadline")]
+        assert recorded_result(record) == [([], "deadline")]
         again = Replay(record, 0)
         for delta in stream(llm.client.router, None, again.request):
             again.push(delta)
-    assert again.output().outputs[0].finish_reason == "length", "nobody ended it now"
+    assert again.output().outputs[0].finish_reason == "length", "the replay has no deadline"
     assert again.differences() == []

@@ -1,4 +1,4 @@
-"""What an engine's process reports comes to its clients, on a thread or on an event loop."""
+"""Reports of an engine process reach its clients, on a thread or on an event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from ferrum.engine.messages import Ended
 
 
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
-def test_a_report_that_cannot_be_delivered_keeps_back_none_of_those_behind_it(
-    on_loop: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[Any] = []
+def test_a_report_that_fails_does_not_stop_later_ones(on_loop: bool, caplog: pytest.LogCaptureFixture) -> None:
+    delivered: list[Any] = []
     over = threading.Event()
 
     def deliver(report: Any) -> None:
-        told.append(report)
+        delivered.append(report)
         if isinstance(report, Ended):
             over.set()
         elif report in (1, 3):
@@ -46,15 +44,15 @@ def test_a_report_that_cannot_be_delivered_keeps_back_none_of_those_behind_it(
             reports.join()
 
     asyncio.run(read())
-    *all_of_them, end = told
-    assert all_of_them == list(range(5)) and isinstance(end, Ended)
+    *before_end, end = delivered
+    assert before_end == list(range(5)) and isinstance(end, Ended)
     assert len(caplog.records) == 2
 
 
-def test_a_process_that_has_ended_before_its_recipe_came_tells_why(
+def test_a_process_that_ends_before_its_recipe_arrives_reports_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It imports what engines need while its parent still reads what the recipe is made of."""
+    """The process imports the engine's modules while its parent still builds the recipe."""
     (tmp_path / "numpy.py").write_text("raise ImportError('half of it is missing')")
     with monkeypatch.context() as broken:
         broken.syspath_prepend(tmp_path)

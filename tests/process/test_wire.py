@@ -1,4 +1,4 @@
-"""Objects between two processes: whole, in order, and nobody who sends them waits."""
+"""Objects between two processes arrive whole and in order, and writers never block."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def inbox(pair: Pair) -> Iterator[SocketInbox]:
         yield made
 
 
-def test_a_writer_never_waits_for_a_reader_that_is_behind(pair: Pair) -> None:
+def test_a_writer_never_waits_for_a_slow_reader(pair: Pair) -> None:
     here, there = pair
     items = [b"x" * size for size in (0, 1, 70_000, 3_000_000, 5)] * 3
     writer = Writer(here)
-    for item in items:  # far more than a socket holds, and nobody reads
+    for item in items:  # far more than the buffer of a socket, before any read
         writer.send(item)
     reader = Reader(there)
     assert [reader.wait() for _ in items] == items
@@ -48,42 +48,42 @@ def test_a_writer_never_waits_for_a_reader_that_is_behind(pair: Pair) -> None:
     writer.close()
 
 
-def test_a_look_takes_in_what_has_come_and_waits_for_nothing(pair: Pair) -> None:
+def test_polling_reads_what_has_arrived_without_waiting(pair: Pair) -> None:
     here, there = pair
     reader = Reader(there)
     data = pickle.dumps({"a": list(range(50))})
     for piece in (*struct.pack("!Q", len(data)), *data[:-1]):
-        assert not reader.look()
+        assert not reader.poll()
         here.send(bytes([piece]))
-    assert not reader.look() and not reader.ready
+    assert not reader.poll() and not reader.ready
     here.send(data[-1:] + b"\0")  # and the beginning of another one
-    assert reader.look() and reader.ready
+    assert reader.poll() and reader.ready
     assert reader.wait() == {"a": list(range(50))}
-    assert not reader.look()
+    assert not reader.poll()
 
 
-def test_what_has_come_behind_a_large_message_is_taken_in_with_it(pair: Pair, inbox: SocketInbox) -> None:
-    """An engine looks once a step: a prompt of 128,000 tokens, and an abort behind it, took nine steps to arrive."""
+def test_messages_behind_a_large_one_are_read_with_it(pair: Pair, inbox: SocketInbox) -> None:
+    """An engine polls once per step: a prompt of 128,000 tokens and an abort took nine steps to arrive."""
     for item in (Abort("x" * 150_000, 0), Abort("b", 0)):
         send(pair[0], item)
-    come = []
+    received = []
     while not inbox.empty():
-        come.append(inbox.get(block=False))
-    assert [len(each.request_id) for each in come if isinstance(each, Abort)] == [150_000, 1]
+        received.append(inbox.get(block=False))
+    assert [len(each.request_id) for each in received if isinstance(each, Abort)] == [150_000, 1]
 
 
-def test_the_end_of_the_other_side_is_told_after_all_that_it_sent(pair: Pair) -> None:
+def test_the_end_of_the_other_side_follows_everything_it_sent(pair: Pair) -> None:
     here, there = pair
     send(here, "last")
     here.close()
     reader = Reader(there)
-    assert reader.look() and reader.wait() == "last"
-    for read in (reader.look, reader.wait):
+    assert reader.poll() and reader.wait() == "last"
+    for read in (reader.poll, reader.wait):
         with pytest.raises(EOFError):
             read()
 
 
-def test_what_is_sent_to_nobody_is_dropped(pair: Pair) -> None:
+def test_objects_without_a_reader_are_dropped(pair: Pair) -> None:
     here, there = pair
     writer = Writer(here)
     writer.send(b"x" * 3_000_000)  # its thread is in the middle of it
@@ -93,7 +93,7 @@ def test_what_is_sent_to_nobody_is_dropped(pair: Pair) -> None:
     writer.close()
 
 
-def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: Pair, inbox: SocketInbox) -> None:
+def test_an_inbox_holds_messages_from_the_socket_and_from_threads(pair: Pair, inbox: SocketInbox) -> None:
     here, _ = pair
     assert inbox.empty()
     with pytest.raises(Empty):
@@ -107,7 +107,7 @@ def test_an_inbox_has_what_comes_by_the_socket_and_what_threads_put_there(pair: 
 
 
 @pytest.mark.parametrize("source", ["socket", "thread"])
-def test_who_waits_at_an_inbox_is_woken(pair: Pair, inbox: SocketInbox, source: str) -> None:
+def test_a_message_wakes_a_waiting_inbox(pair: Pair, inbox: SocketInbox, source: str) -> None:
     here, _ = pair
     later = threading.Timer(0.05, (lambda: send(here, Wake())) if source == "socket" else lambda: inbox.put(Wake()))
     later.start()
@@ -117,7 +117,7 @@ def test_who_waits_at_an_inbox_is_woken(pair: Pair, inbox: SocketInbox, source: 
     later.join()
 
 
-def test_an_inbox_whose_clients_are_gone_has_one_shutdown(pair: Pair, inbox: SocketInbox) -> None:
+def test_an_inbox_without_clients_has_one_shutdown(pair: Pair, inbox: SocketInbox) -> None:
     here, _ = pair
     send(here, Abort("a"))
     here.close()

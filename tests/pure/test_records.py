@@ -1,4 +1,4 @@
-"""Records on disk: what is written is read back to the bit, and what is damaged, too much or too late does no harm."""
+"""Records on disk are read back bit for bit; damage, overflow and write failures affect nothing else."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ferrum.engine.records.record import (
     Record,
     RecordedShare,
     RequestEnd,
-    head_line,
+    header_line,
     read_record,
     share_line,
 )
 from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name, find_record
-from ferrum.engine.records.step_shares import StepShare, TakenStep
+from ferrum.engine.records.step_shares import ComputedStep, StepShare
 from record_kit import ORIGIN, record_files
 
 REQUEST = Request(
@@ -53,17 +53,17 @@ END = RequestEnd(
 
 def write(files: RecordFiles, name: str = "it.jsonl", shares: int = 1, *, ends: bool = True) -> Path:
     record = OpenRecord(name)
-    files.put(record, lambda: head_line("it", 12.5, ORIGIN, REQUEST))
+    files.put(record, lambda: header_line("it", 12.5, ORIGIN, REQUEST))
     for number in range(shares):
-        files.put(record, lambda number=number: share_line(TakenStep(number, 9, (SHARE,)), SHARE))  # type: ignore[misc]
+        files.put(record, lambda number=number: share_line(ComputedStep(number, 9, (SHARE,)), SHARE))  # type: ignore[misc]
     if ends:
         files.put(record, END.to_dict, last=True)
     files.flush()
     return files.directory / name
 
 
-def test_a_directory_to_which_nothing_is_written_has_no_thread(tmp_path: Path) -> None:
-    """An engine that cannot be built after all leaves nothing behind."""
+def test_a_directory_without_writes_has_no_thread(tmp_path: Path) -> None:
+    """An engine that fails to build must not leave a thread."""
     before = threading.active_count()
     files = RecordFiles(tmp_path, 1 << 20)
     files.flush()
@@ -71,7 +71,7 @@ def test_a_directory_to_which_nothing_is_written_has_no_thread(tmp_path: Path) -
     files.close()
 
 
-def test_a_record_is_given_up_where_no_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_dropped_if_no_thread_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -92,14 +92,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert record.sampled(0) == [] and record.sampled(1) == [(4, -0.1)]
 
 
-def test_prompts_are_for_the_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_records(tmp_path: Path) -> None:
     with record_files(tmp_path / "new") as files:
         path = write(files)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("torn", [1, 30])
-def test_what_was_killed_while_it_wrote_is_read_as_far_as_it_came(tmp_path: Path, torn: int) -> None:
+def test_a_truncated_record_is_read_up_to_its_last_line(tmp_path: Path, torn: int) -> None:
     with record_files(tmp_path) as files:
         path = write(files, shares=3)
     path.write_bytes(path.read_bytes()[:-torn])
@@ -111,8 +111,8 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     with record_files(tmp_path) as files:
         path = write(files)
     data = path.read_bytes()
-    for place in range(0, len(data), 7):
-        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    for position in range(0, len(data), 7):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(RecordDamaged):
             read_record(path)
     for other in (b"", b"\n", b"[]\n", b"{}\n", b'{"version":2}\n'):
@@ -121,7 +121,7 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
             read_record(path)
 
 
-def test_the_oldest_records_make_room(tmp_path: Path) -> None:
+def test_the_oldest_records_are_evicted(tmp_path: Path) -> None:
     with record_files(tmp_path) as files:
         size = write(files).stat().st_size
     with record_files(tmp_path / "full", capacity=5 * size) as files:
@@ -133,10 +133,10 @@ def test_the_oldest_records_make_room(tmp_path: Path) -> None:
     assert left[-1] == "19.jsonl" and left == [f"{number:02}.jsonl" for number in range(20 - len(left), 20)]
 
 
-def test_a_record_that_had_to_go_is_not_begun_again_in_its_middle(tmp_path: Path) -> None:
+def test_an_evicted_record_does_not_start_again_in_its_middle(tmp_path: Path) -> None:
     with record_files(tmp_path) as files:
         record = OpenRecord("it.jsonl")
-        files.put(record, lambda: head_line("it", 0.0, ORIGIN, REQUEST))
+        files.put(record, lambda: header_line("it", 0.0, ORIGIN, REQUEST))
         files.flush()
         (tmp_path / "it.jsonl").unlink()
         files.put(record, END.to_dict, last=True)
@@ -144,7 +144,7 @@ def test_a_record_that_had_to_go_is_not_begun_again_in_its_middle(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_is_told_once_and_harms_no_other(
+def test_a_write_failure_is_logged_once_and_affects_no_other_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with record_files(tmp_path) as files:
@@ -158,17 +158,17 @@ def test_what_cannot_be_written_is_told_once_and_harms_no_other(
     assert len(caplog.records) == 1
 
 
-def test_a_full_disk_is_not_filled_with_records_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_leaves_no_empty_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "it.jsonl").symlink_to("/dev/full")
     with record_files(tmp_path) as files:
         write(files)
     assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
 
 
-def test_lines_that_find_no_place_cost_their_record_and_no_other(
+def test_a_full_queue_drops_only_the_record_of_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "MAX_DUE", 4)
+    monkeypatch.setattr(module, "MAX_QUEUED", 4)
     stuck, go = threading.Event(), threading.Event()
 
     def wait() -> dict[str, int]:
@@ -187,11 +187,11 @@ def test_lines_that_find_no_place_cost_their_record_and_no_other(
         go.set()
         files.flush()
         assert sorted(each.name for each in tmp_path.iterdir()) == ["slow.jsonl"]
-        assert ["4 lines wait" in each.message for each in caplog.records] == [True]
+        assert ["4 lines" in each.message for each in caplog.records] == [True]
         assert read_record(write(files)).end == END
 
 
-def test_ids_become_names_that_are_nowhere_else_and_nobody_elses(tmp_path: Path) -> None:
+def test_file_names_are_unique_per_tenant_and_id(tmp_path: Path) -> None:
     ids = ["a", "../a", "a/b", ".", "..", "x" * 5000, "é", "a@b", "%2F", "A"]
     names = {file_name(tenant, id) for tenant in ("", "t", "t@a", "t" * 150) for id in ids}
     assert len(names) == 4 * len(ids)
@@ -200,7 +200,7 @@ def test_ids_become_names_that_are_nowhere_else_and_nobody_elses(tmp_path: Path)
         (tmp_path / name).touch()
 
 
-def test_a_request_is_found_by_its_id_unless_that_is_not_enough(tmp_path: Path) -> None:
+def test_a_request_is_found_by_its_id_unless_that_is_ambiguous(tmp_path: Path) -> None:
     long = "x" * 210
     for tenant, id in (("", "one"), ("t", "two"), ("t", "both"), ("u", "both"), ("t", long)):
         (tmp_path / file_name(tenant, id)).touch()
@@ -218,7 +218,7 @@ def test_a_request_is_found_by_its_id_unless_that_is_not_enough(tmp_path: Path) 
         read_record(tmp_path / "three.jsonl")
 
 
-def test_a_directory_that_cannot_be_is_refused_by_the_name_of_the_option(tmp_path: Path) -> None:
+def test_an_unusable_directory_is_refused_with_the_option_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         RecordFiles(tmp_path / "file" / "records", 1)
@@ -231,8 +231,8 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
     assert [next(iter(line)) for line in lines] == ["version", "step", "choices"]
 
 
-def test_a_schedule_is_told_in_passages() -> None:
-    """A prompt of three tokens in two pieces, three tokens one by one, guesses, and all again but for two tokens."""
+def test_a_schedule_is_summarised_in_passages() -> None:
+    """A prompt of three tokens in two chunks, three decodes, a draft, and a preemption that keeps two tokens."""
     lost = {"preemptions": 1, "cached": 2}
     shares = [
         StepShare("it", 0, 0, 2),
@@ -250,10 +250,10 @@ def test_a_schedule_is_told_in_passages() -> None:
         request=REQUEST,
         shares=tuple(RecordedShare(number, number + 1, share) for number, share in enumerate(shares)),
     )
-    told = [
+    found = [
         (each.work, each.first_step, each.last_step, each.start, each.tokens, each.found) for each in passages(record)
     ]
-    assert told == [
+    assert found == [
         (Work.PROMPT, 0, 0, 0, 2, 0),
         (Work.PROMPT, 1, 1, 2, 1, 0),
         (Work.DECODE, 2, 4, 3, 3, 0),

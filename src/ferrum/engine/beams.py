@@ -1,8 +1,7 @@
-"""Beam search over an engine that only ever samples one more token: every beam is a prompt, its pages are shared.
+"""Beam search on top of single-token requests: every beam is a prompt, and beams share KV pages.
 
-The rules are those of `transformers` (`GenerationMixin._beam_search`), so that both find the same beams: the K best
-continuations of all beams are looked at, those that end among the first `beam_width` are finished, and the best of the
-others go on.
+The rules are those of `transformers` (`GenerationMixin._beam_search`), so both find the same beams: of the K best
+continuations, those that end among the first `beam_width` are finished, and the best of the others continue.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class Beam:
     """One continuation of a prompt.
 
     Attributes:
-        token_ids: the generated tokens, an end token included.
-        logprob: natural-log probability of them all.
-        score: `logprob` / number of tokens ** length penalty; what beams are ranked by.
-        finish_reason: `stop` at an end token, `length` at the most tokens.
+        token_ids: the generated tokens, including an end token.
+        logprob: natural logarithm of their joint probability.
+        score: `logprob` / number of tokens ** length penalty; beams are ranked by it.
+        finish_reason: `stop` at an end token, `length` at `max_tokens`.
         text: None without a tokenizer.
     """
 
@@ -41,15 +40,15 @@ class Beam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRules:
-    """How beams are searched. Raises RequestError, naming the field.
+    """Parameters of a beam search. Raises RequestError, naming the field.
 
     Attributes:
-        beam_width: how many beams go on, and how many are found.
-        max_tokens: most tokens of a beam.
-        context: most tokens of a prompt and a beam together.
-        length_penalty: exponent of the number of tokens in the score; 0 does not look at it.
-        early_stopping: True ends with `beam_width` finished beams; False once the best one that runs could not beat
-            them if it ended now; "never" once it could not if it went on to the end.
+        beam_width: number of running beams, and of results.
+        max_tokens: maximum tokens of a beam.
+        context: maximum tokens of a prompt and a beam together.
+        length_penalty: exponent of the number of tokens in the score; 0 ignores the length.
+        early_stopping: True stops at `beam_width` finished beams; False stops when the best running beam, ended now,
+            would not beat them; "never" stops when it could not at any length.
         ends: end tokens.
     """
 
@@ -66,25 +65,25 @@ class BeamRules:
             if value < 1:
                 raise RequestError(f"must be at least 1, not {value}", param=name)
             object.__setattr__(self, name, value)
-        if self.max_tokens > self.context:  # before it is to any power
-            raise ContextOverflow(f"more than the {self.context} tokens of the context", param="max_tokens")
+        if self.max_tokens > self.context:  # before the length penalty is checked as its exponent
+            raise ContextOverflow(f"{self.max_tokens} exceeds the context of {self.context} tokens", param="max_tokens")
         object.__setattr__(self, "length_penalty", _penalty(self.length_penalty, self.max_tokens))
         stopping: object = self.early_stopping
         if not isinstance(stopping, bool | str) or stopping not in (True, False, "never"):
             raise RequestError(f"must be true, false or 'never', not {shown(stopping)}", param="early_stopping")
 
     @property
-    def looked_at(self) -> int:
-        """K: so many that `beam_width` of them go on even if all the others end."""
+    def num_candidates(self) -> int:
+        """K: enough candidates that `beam_width` of them continue even if all others end."""
         return max(2, 1 + len(self.ends)) * self.beam_width
 
     def score(self, logprob: float, length: int) -> float:
-        """What a beam of that many tokens is ranked by."""
+        """Return the score of a beam with `length` tokens."""
         return logprob / float(length**self.length_penalty)
 
 
 def _penalty(value: object, max_tokens: int) -> float:
-    """A length penalty whose power of every length is a number that can be divided by. Raises RequestError."""
+    """Return a length penalty for which every length has a finite, nonzero power. Raises RequestError."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RequestError(f"must be a number, not {shown(value)}", param="length_penalty")
     try:
@@ -93,8 +92,7 @@ def _penalty(value: object, max_tokens: int) -> float:
     except OverflowError:
         usable = False
     if not usable or not math.isfinite(penalty):
-        told = f"{max_tokens} tokens to the power of {shown(value)} are beyond numbers"
-        raise RequestError(told, param="length_penalty")
+        raise RequestError(f"{max_tokens} to the power of {shown(value)} is out of range", param="length_penalty")
     return penalty
 
 
@@ -102,7 +100,7 @@ class BeamSearch:
     """The beams of one prompt.
 
     Attributes:
-        running: those that go on, best first; none when the search is over.
+        running: unfinished beams, best first; empty when the search is over.
     """
 
     def __init__(self, rules: BeamRules) -> None:
@@ -111,21 +109,21 @@ class BeamSearch:
         self._finished: list[Beam] = []
 
     def found(self, tokenizer: Tokenizer | None) -> list[Beam]:
-        """The finished beams, best first, with their text where there is a tokenizer."""
+        """Return the finished beams, best first, with their text if there is a tokenizer."""
         if tokenizer is None:
             return self._finished
         return [replace(beam, text=tokenizer.decode(beam.token_ids)) for beam in self._finished]
 
     def advance(self, nexts: Sequence[Logprobs]) -> None:
-        """Take in the most likely next tokens of every running beam, `rules.looked_at` of them."""
+        """Take the most likely next tokens of every running beam, `rules.num_candidates` of each."""
         rules = self._rules
-        # A wide search has many more continuations than are looked at: only those become beams.
+        # A wide search has many more continuations than candidates: only candidates become beams.
         candidates = (
             (beam.logprob + entry.logprob, beam, token)
             for beam, logprobs in zip(self.running, nexts, strict=True)
             for token, entry in logprobs.items()
         )
-        best = [self._extended(*each) for each in nlargest(rules.looked_at, candidates, key=itemgetter(0))]
+        best = [self._extended(*each) for each in nlargest(rules.num_candidates, candidates, key=itemgetter(0))]
         ended = [beam for beam in best[: rules.beam_width] if beam.finish_reason is not None]
         if not (rules.early_stopping is True and self._full):
             ranked = sorted([*self._finished, *ended], key=attrgetter("score"), reverse=True)
@@ -148,7 +146,7 @@ class BeamSearch:
         return Beam(tokens, total, self._rules.score(total, len(tokens)), reason)
 
     def _may_improve(self) -> bool:
-        """Whether the best running beam could still displace the worst finished one."""
+        """Return whether the best running beam could still replace the worst finished one."""
         rules = self._rules
         if not self.running:
             return False

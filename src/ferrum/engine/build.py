@@ -1,4 +1,4 @@
-"""From a model's name and options to the parts of a client: its engine, tokenizer, template and recommendations."""
+"""Builds the parts of a client from a model's name and options: host, tokenizer, chat template, defaults."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecipe:
-    """Loads the model and puts a scheduler before it; picklable, so that it can run in the engine's own process."""
+    """A recipe that loads the model and adds a scheduler. Picklable, so that it can run in the engine's process."""
 
     config: EngineConfig
     name: str
 
     def __call__(self) -> Built:
-        """See `Recipe`."""
-        from ferrum.runtime.load import build_executor  # numpy and the kernels: only where the engine lives
+        from ferrum.runtime.load import build_executor  # imports numpy and the kernels: in the engine's process only
 
         with loading_bar(self.name) as progress:
             executor = build_executor(self.config.model, progress=progress)
@@ -54,13 +53,13 @@ class EngineRecipe:
 def with_scheduler(
     executor: LocalExecutor, config: EngineConfig, name: str, draft_model: DraftModel | None = None
 ) -> Built:
-    """An engine's parts on an executor that is loaded already.
+    """Return the parts of an engine for a loaded executor.
 
     Args:
         executor: runs the steps.
-        config: what it was loaded by, and how it is to be served.
-        name: of the model, for its clients.
-        draft_model: guesses tokens, where the options want one.
+        config: the options of model and engine.
+        name: the model's name for clients.
+        draft_model: the draft model, if the options name one.
     """
     context = executor.capabilities().max_sequence_length
     costs = StepCosts()
@@ -97,7 +96,7 @@ def with_scheduler(
 
 
 def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:
-    """All that keys and values of equal tokens depend on in this engine; None where they are not to be shared."""
+    """Return what the KV values of equal tokens depend on; None if prefixes are not shared."""
     if not config.prefix_cache:
         return None
     model = config.model.model
@@ -107,7 +106,7 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
-        model = model_digest(Path(model), directory)  # it may fail, and then nothing is to be closed
+        model = model_digest(Path(model), directory)  # before the executor owns the files: it may fail
         executor.use_disk_tier(files)
     return PrefixScope(
         model=model,
@@ -119,10 +118,10 @@ def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | No
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
-    """The whole option tree from flat options: the fields of `EngineConfig` and of `ModelConfig` by their names.
+    """Return the configuration for flat options: fields of `EngineConfig` and `ModelConfig` by name.
 
     Raises:
-        ConfigError: there is no such option, or it cannot have this value; `param` names it.
+        ConfigError: an unknown option or an invalid value; `param` names the option.
     """
     options = {name: as_text(value) for name, value in flat_speculative(options).items()}
     of_model = {field.name for field in fields(ModelConfig)} - {"model", "switches"}
@@ -130,31 +129,31 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     for name in options:
         if name not in of_model | of_engine:
             known = ", ".join(sorted(of_model | of_engine))
-            raise ConfigError(f"there is no such option; there are {known}", param=name)
+            raise ConfigError(f"unknown option (known: {known})", param=name)
     chosen = {name: value for name, value in options.items() if name in of_model}
     loaded = ModelConfig(model=as_text(model), switches=Switches.from_environment(), **chosen)
     return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
 
 
 def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
-    """The parts of a client for a model.
+    """Return the parts of a client for a model.
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
-        child: the process for an engine that is to have one; None: a new one.
+        child: the process of the engine, for the host `process`; None: a new one.
         options: see `engine_config`.
 
     Raises:
         ConfigError: as `engine_config`.
         ModelNotFound: there is no such model.
-        CheckpointError: a damaged tokenizer or configuration file; the weights are read when the host is started.
+        CheckpointError: a damaged tokenizer or configuration file. Weights are read when the host starts.
     """
     from ferrum.runtime.hub import resolve_model
 
     config = engine_config(model, options)
     model = config.model.model
     directory = resolve_model(model)
-    # The engine loads the directory that was found here: it may not ask the hub again, and find another one.
+    # The engine loads this directory: another look-up at the hub could resolve to another revision.
     tokenizer = load_tokenizer(directory)
     found = replace(config, model=replace(config.model, model=str(directory)))
     recipe = EngineRecipe(replace(found, speculative=draft_directory(config, tokenizer) or config.speculative), model)
@@ -177,13 +176,15 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
 def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Host:
     if config.host != "process":
         return ThreadHost(recipe)
-    from ferrum.engine.hosts.process import ProcessHost  # 20 ms that a thread need not wait for
+    from ferrum.engine.hosts.process import (
+        ProcessHost,  # imported late: it takes 20 ms, and a thread host does without it
+    )
 
     return ProcessHost(recipe, child)
 
 
 def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], Recorder] | None:
-    """What keeps the requests, where they are to be kept. Raises ConfigError where it cannot."""
+    """Return what creates the recorder; None if requests are not recorded. Raises ConfigError."""
     if config.record_dir is None:
         return None
     files = RecordFiles(path_of("record_dir", config.record_dir), config.record_gib << 30)
@@ -192,13 +193,14 @@ def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], R
 
 
 def _generation(found: GenerationConfig, *, eos: tuple[int, ...]) -> GenerationConfig:
-    """What the checkpoint says of generation; recommended parameters are told, for they change what a request without
-    parameters means.
+    """Return the checkpoint's generation defaults with all end tokens, and log them.
+
+    Recommended sampling parameters are logged since they apply to requests without parameters.
     """
     if found.sampling:
         values = ", ".join(f"{name}={value}" for name, value in found.sampling.items())
         info_once(f"sampling defaults from generation_config.json: {values} (disable with generation_config: none)")
     if found.ignored:
-        warn_once(f"without effect in generation_config.json: {', '.join(found.ignored)}")
-    # Fine-tunes of base models often name the end of their turns in the tokenizer's files alone.
+        warn_once(f"ignored fields of generation_config.json: {', '.join(found.ignored)}")
+    # Fine-tuned models often declare their end-of-turn token in the tokenizer's files only.
     return replace(found, eos_token_ids=tuple(dict.fromkeys((*found.eos_token_ids, *eos))))

@@ -1,4 +1,4 @@
-"""From options to the drafter of an engine."""
+"""Builds an engine's drafter from its options: proposers, draft model, checks of the draft model."""
 
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ DRAFT_MODEL: Final = "draft_model"
 
 
 def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in which `speculative` is a name: its other form is `{"method", "model", "num_speculative_tokens"}`.
+    """Return options with `speculative` as a name, converted from `{"method", "model", "num_speculative_tokens"}`.
 
     Raises:
-        ConfigError: the mapping says something else, or not enough.
+        ConfigError: unknown or missing fields.
     """
     given = options.get("speculative")
     if not isinstance(given, Mapping):
         return dict(options)
     unknown = given.keys() - {"method", "model", "num_speculative_tokens"}
     if unknown:
-        raise ConfigError(f"has no field {shown(min(unknown, key=str))}", param="speculative")
+        raise ConfigError(f"unknown field {shown(min(unknown, key=str))}", param="speculative")
     method = given.get("method", NGRAM if given.get("model") is None else DRAFT_MODEL)
     if not is_one_of(method, (NGRAM, DRAFT_MODEL)):
         raise ConfigError(f"method must be {NGRAM} or {DRAFT_MODEL}, not {shown(method)}", param="speculative")
     if (method == DRAFT_MODEL) != (given.get("model") is not None):
-        raise ConfigError(f"a model is given for {DRAFT_MODEL}, and for nothing else", param="speculative")
+        raise ConfigError(f"model is required for the method {DRAFT_MODEL} only", param="speculative")
     count = {name: given[name] for name in ("num_speculative_tokens",) if name in given}
     return {**options, **count, "speculative": given.get("model", NGRAM)}
 
 
 def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | None:
-    """Where the draft model is; None where the options name none.
+    """Return the directory of the draft model; None if the options name none.
 
     Args:
         config: the options.
-        tokenizer: the target's.
+        tokenizer: of the target model.
 
     Raises:
         ModelNotFound: there is no such model.
-        ConfigError: its tokenizer is another one.
+        ConfigError: its tokenizer differs.
     """
     if config.speculative in (None, NGRAM):
         return None
     assert config.speculative is not None
-    directory = _found(config.speculative)
+    directory = _resolve(config.speculative)
     theirs = load_tokenizer(directory)
     if tokenizer is not None and theirs is not None and (token := _first_difference(tokenizer, theirs)) is not None:
         raise ConfigError(
-            f"the draft model's tokenizer is another one: token {token} differs, and guesses are token ids",
+            f"the draft model's tokenizer differs at token {token}: use a draft model with the same tokenizer",
             param="speculative",
         )
     return str(directory)
 
 
-def _found(name: str) -> Path:
-    """The directory of a draft model. Raises ModelNotFound, or ConfigError for a name that no model can have."""
+def _resolve(name: str) -> Path:
+    """Return the directory of a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
     from ferrum.runtime.hub import resolve_model
 
     try:
@@ -83,7 +83,7 @@ def _found(name: str) -> Path:
 
 
 def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
-    """The first id that the two do not mean the same by."""
+    """Return the first token id with different bytes, if any."""
     for token in range(max(ours.vocab_size, theirs.vocab_size)):
         if ours.token_bytes(token) != theirs.token_bytes(token):
             return token
@@ -91,18 +91,18 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> int | None:
 
 
 def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
-    """How the draft model that the options name is loaded: as the target is, with room for as many tokens."""
+    """Return the configuration of the draft model: that of the target, with the same KV capacity."""
     if config.speculative is None or config.speculative == NGRAM:
         return None
     return replace(config.model, model=config.speculative, max_sequence_length=None, kv_capacity=kv_capacity)
 
 
 def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel | None:
-    """The draft model that the options name.
+    """Load the draft model that the options name.
 
     Raises:
         ModelNotFound: there is no such model.
-        ConfigError: its vocabulary is another one.
+        ConfigError: its vocabulary differs.
         CheckpointError: it is damaged.
     """
     from ferrum.runtime.load import build_executor
@@ -110,48 +110,48 @@ def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel 
     options = draft_config(config, target.kv_capacity())
     if options is None:
         return None
-    options = replace(options, model=str(_found(options.model)))
+    options = replace(options, model=str(_resolve(options.model)))
     executor = build_executor(options)
     try:
-        least = partial(_common_tokens, config.model.model, options.model, target.info.vocab_size)
-        check_vocabularies(target.info, executor.info, least)
+        min_tokens = partial(_common_tokens, config.model.model, options.model, target.info.vocab_size)
+        check_vocabularies(target.info, executor.info, min_tokens)
     except (ConfigError, CheckpointError):
         executor.shutdown()
         raise
     return DraftModel(executor, StepCosts(), StepCosts())
 
 
-def check_vocabularies(target: ModelInfo, draft: ModelInfo, least: Callable[[], int]) -> None:
-    """Refuse a draft model that has more tokens than the target, or fewer than `least`.
+def check_vocabularies(target: ModelInfo, draft: ModelInfo, min_tokens: Callable[[], int]) -> None:
+    """Refuse a draft model with more tokens than the target, or with fewer than `min_tokens`.
 
-    The smaller models of a family often have fewer rows that stand for nothing behind those of the tokenizer's tokens:
-    Qwen2.5's have 151,936, and from 7B on 152,064.
+    Smaller models of a family often have fewer padding rows behind the tokenizer's tokens: Qwen2.5 models have 151,936
+    rows, and 152,064 from 7B on.
 
     Args:
         target, draft: the models.
-        least: asked where the draft model has fewer.
+        min_tokens: called if the draft model has fewer tokens.
 
     Raises:
-        ConfigError: the reason.
-        CheckpointError: as `least`.
+        ConfigError: the vocabularies differ.
+        CheckpointError: as `min_tokens`.
     """
     ours, theirs = target.vocab_size, draft.vocab_size
-    if theirs > ours or (theirs < ours and theirs < least()):
+    if theirs > ours or (theirs < ours and theirs < min_tokens()):
         raise ConfigError(
-            f"the draft model has {theirs} tokens and the model {ours}: guesses need one vocabulary",
+            f"the draft model has {theirs} tokens, the model {ours}: use a draft model with the same vocabulary",
             param="speculative",
         )
 
 
 def _common_tokens(target: str, draft: str, rows: int) -> int:
-    """The tokens of the tokenizer of both directories; all of the target's rows where there is no such tokenizer."""
+    """Return the size of the common tokenizer; the target's number of rows if there is none."""
     ours, theirs = load_tokenizer(target), load_tokenizer(draft)
     one = ours is not None and theirs is not None and _first_difference(ours, theirs) is None
     return ours.vocab_size if ours is not None and one else rows
 
 
 def build_speculator(config: EngineConfig, costs: StepCosts, model: DraftModel | None) -> Speculator:
-    """The drafter. What a request predicts of its output is verified whatever the options say."""
+    """Return the drafter. The predictions of requests are used with any option."""
     proposers: list[Proposer] = [PredictionProposer()]
     if config.speculative == NGRAM:
         proposers.append(NGramProposer())

@@ -2,8 +2,7 @@
 
     drain the inbox; plan; submit; commit; post the events
 
-One thread runs it. It decides nothing: who runs next is the scheduler's business, how a step is computed the
-executor's, and what becomes of the tokens the client's.
+One thread runs it. The scheduler decides what runs, the executor computes it, clients decode the tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.hosts.inbox import Inbox
 from ferrum.engine.messages import Abort, EngineStats, Events, Message, Shutdown
-from ferrum.engine.records.step_shares import TakenStep, taken_step
+from ferrum.engine.records.step_shares import ComputedStep, computed_step
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
 
 STALLED_SECONDS: Final = 0.05
-"""How long the loop sleeps when there are requests but nothing can be planned: the resolution of deadlines then."""
+"""Sleep of the loop while requests exist but none can be planned; deadlines have this resolution then."""
 
 STATS_SECONDS: Final = 0.1
-"""How long an engine works on without statistics: gathering them takes a part of a step, and they are for scrapers."""
+"""Interval of statistics while steps run, since gathering them costs a part of a step."""
 
 
 class Submits(Protocol):
-    """All that the loop needs of an executor."""
+    """The method of an executor that the loop calls."""
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """Start a step."""
@@ -40,17 +39,16 @@ class Submits(Protocol):
 
 
 class Engine:
-    """Runs a scheduler's plans on an executor.
+    """The loop that runs a scheduler's plans on an executor.
 
     Args:
-        executor: runs the steps. It isolates failures span by span; an exception out of it ends the step's sequences.
-        scheduler: owns the books of all live sequences.
+        executor: runs the steps. It isolates failures by span; an exception fails all sequences of the step.
+        scheduler: owns the state of all live sequences.
         inbox: messages from any thread, in order.
-        post: takes the events of a step, of which there may be none, and at times how the engine stands; once per step,
-            and for news between steps.
-        depth: how many steps may be submitted and not committed when the next is planned (0 on the CPU).
-        recorded: tell what was in every step, too.
-        clock: monotonic seconds; deadlines are measured on it.
+        post: receives the events of every step, events between steps, and statistics at intervals.
+        depth: maximum number of uncommitted steps when the next one is planned (0 on the CPU).
+        recorded: include the contents of every step in reports.
+        clock: monotonic seconds, for deadlines.
     """
 
     def __init__(
@@ -73,20 +71,20 @@ class Engine:
         self._submitted: deque[tuple[Plan, PendingStep | FerrumError]] = deque()
         self._step_tokens: list[int] = []
         self._recorded = recorded
-        self._taken_steps: list[TakenStep] = []
+        self._computed_steps: list[ComputedStep] = []
         self._committed = 0
         self._open = True
-        self._told_usage, self._stats_due = scheduler.kv_usage, -math.inf
+        self._reported_usage, self._stats_due = scheduler.kv_usage, -math.inf
 
     def run(self) -> None:
-        """Step until a `Shutdown` has been served; sleep while there is nothing to do."""
+        """Step until a `Shutdown` has been handled; sleep while there is nothing to do."""
         message: Message | None = None
         while self._open:
             busy = self.step(message)
             message = None if busy or not self._open else self._wait()
 
     def step(self, message: Message | None = None) -> bool:
-        """One turn of the loop, beginning with `message` where there is one; whether there was anything to compute."""
+        """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
         events += self._drain_inbox()
         plan = self._scheduler.plan() if self._open else None
@@ -101,17 +99,18 @@ class Engine:
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
         for event in events:
-            _let_go_of_frames(event.error)
-        # Pages that nobody waited for any more are given back in a turn of their own, and none may follow.
-        if events or len(self._submitted) < before or (plan is None and self._scheduler.kv_usage != self._told_usage):
-            rests = plan is None or not self._scheduler.has_work
-            stats = self._stats(now) if rests or now >= self._stats_due else None
-            self._post(Events(tuple(events), stats, tuple(self._taken_steps)))
-            self._taken_steps.clear()
+            _drop_frames(event.error)
+        # An iteration may only release pages, and the loop may sleep after it: report their usage now.
+        released = plan is None and self._scheduler.kv_usage != self._reported_usage
+        if events or len(self._submitted) < before or released:
+            idle = plan is None or not self._scheduler.has_work
+            stats = self._stats(now) if idle or now >= self._stats_due else None
+            self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
+            self._computed_steps.clear()
         return before > 0
 
     def _stats(self, now: float) -> EngineStats:
-        """How the engine stands, and the steps since the last time that it was asked for."""
+        """Return statistics, with the steps since the last ones."""
         scheduler = self._scheduler
         stats = EngineStats(
             running=scheduler.num_running,
@@ -123,11 +122,11 @@ class Engine:
             step_tokens=tuple(self._step_tokens),
         )
         self._step_tokens.clear()
-        self._told_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
+        self._reported_usage, self._stats_due = stats.kv_usage, now + STATS_SECONDS
         return stats
 
     def _mark(self, plan: Plan) -> None:
-        """Note the size of a step, and who leaves the queue with it."""
+        """Note the size of a step and the time at which sequences left the queue."""
         self._step_tokens.append(plan.batch.total_tokens)
         now = self._clock()
         for sequence in plan.sequences:
@@ -135,7 +134,7 @@ class Engine:
                 sequence.scheduled = now
 
     def _wait(self) -> Message | None:
-        """Sleep until a message comes, or until it is time to look at the deadlines of stalled requests again."""
+        """Sleep until a message arrives or the deadlines of stalled requests are due for a check."""
         try:
             return self._inbox.get(timeout=STALLED_SECONDS if self._scheduler.has_work else None)
         except Empty:
@@ -158,7 +157,7 @@ class Engine:
         return []
 
     def _add(self, request: Request) -> list[TokenEvent]:
-        """Hand a request to the scheduler; one that it refuses ends here, every choice with the reason."""
+        """Add a request to the scheduler; return error events for every choice if it is refused."""
         try:
             self._scheduler.add(request)
         except FerrumError as error:
@@ -177,7 +176,7 @@ class Engine:
     def _submit(self, plan: Plan) -> PendingStep | FerrumError:
         try:
             return self._executor.submit(plan.batch)
-        except Exception as error:  # noqa: BLE001 - whatever a step dies of, it may not take the other requests with it
+        except Exception as error:  # noqa: BLE001 - a failed step must not end other requests
             return as_step_error(error)
 
     def _commit(self, plan: Plan, step: PendingStep | FerrumError) -> list[TokenEvent]:
@@ -189,16 +188,16 @@ class Engine:
             return self._scheduler.fail(plan, as_step_error(error))
         self._committed += 1
         if self._recorded:
-            self._taken_steps.append(taken_step(self._committed, plan, output))
+            self._computed_steps.append(computed_step(self._committed, plan, output))
         return self._scheduler.commit(plan, output)
 
 
 def as_step_error(error: Exception) -> FerrumError:
-    """The error itself where it is one of ours, else a `StepError` that tells of it and can cross a process border."""
+    """Return a FerrumError as it is, and any other error as a `StepError` that can be pickled."""
     return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
 
 
-def _let_go_of_frames(error: FerrumError | None) -> None:
-    """Whoever keeps an outcome would keep the step that failed, too, with the model and its pool."""
+def _drop_frames(error: FerrumError | None) -> None:
+    """Remove the traceback of an error: its frames would keep the failed step, the model and its pool alive."""
     if error is not None:
         error.__traceback__ = error.__context__ = error.__cause__ = None

@@ -1,4 +1,4 @@
-"""`LLM`: the synchronous front door, for scripts, notebooks and batches."""
+"""`LLM`: the synchronous client, for scripts, notebooks and batches."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class LLM(EngineClient):
         priority: int = 0,
         deadline: float | None = None,
     ) -> list[RequestOutput]:
-        """Complete one prompt or many, and return when all are done, in the order of the prompts.
+        """Complete one prompt or several, and return the outputs in order when all have finished.
 
-        Everything is checked before anything runs. What fails later fails alone: its choices have the finish reason
-        `error`.
+        All prompts are checked before any runs. A request that fails later does not affect the others: its choices
+        have the finish reason `error`.
 
         Args:
-            prompts: texts or lists of token ids, one or several.
+            prompts: one or several texts or lists of token ids.
             sampling_params: for all prompts, or one for each; None: `default_sampling_params`.
-            use_tqdm: a progress bar; or a callable that makes one, called as `tqdm` is.
-            priority, deadline: see `InputProcessor.admit`.
+            use_tqdm: whether to show a progress bar, or a callable like `tqdm` that creates one.
+            priority, deadline: see `InputProcessor.process`.
 
         Raises:
-            RequestError: a prompt or parameter that cannot be served; `param` names the field.
+            RequestError: an invalid prompt or parameter; `param` names the field.
             EngineDead: the engine has ended.
         """
         several = _prompts(prompts)
@@ -73,7 +73,7 @@ class LLM(EngineClient):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, as `generate`, through the model's chat template.
+        """Answer one conversation or several, using the model's chat template.
 
         Args:
             messages: a list of messages with `role` and `content`, or a list of such lists.
@@ -109,14 +109,14 @@ class LLM(EngineClient):
         deadline: float | None = None,
         add_special_tokens: bool = True,
     ) -> Iterator[Delta]:
-        """Complete one prompt, delta by delta; closing the iterator ends the request.
+        """Complete one prompt and yield its deltas. Closing the iterator ends the request.
 
-        The prompt is checked here and queued when iteration begins. Exactly one delta of each choice has a finish
-        reason; a failure after the start is `FinishReason.ERROR` there, with the typed error in `error`.
+        The prompt is checked immediately and queued when iteration begins. Only the last delta of a choice has a
+        finish reason; after a failure it is `FinishReason.ERROR`, and `error` holds the exception.
 
         Raises:
             RequestError: as `generate`.
-            EngineDead, QueueFull: the engine takes nothing (more) now.
+            EngineDead, QueueFull: the engine accepts no request now.
         """
         self.client.router.check_open()
         params = self.default_sampling_params if sampling_params is None else sampling_params
@@ -126,23 +126,23 @@ class LLM(EngineClient):
         return self._deltas(request)
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
-        """The iterator knows this object, so that the engine is not closed for want of users while it is read."""
+        """Yield deltas. The generator references this object, so that the engine stays open while it is read."""
         yield from stream(self.client.router, self.client.tokenizer, request)
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool | BarFactory = True
     ) -> list[list[Logprob | None]]:
-        """The log-probability of each prompt token given those before it; None for the first one.
+        """Return the log-probability of each prompt token given the tokens before it; None for the first one.
 
         Raises:
-            FerrumError: as `generate`; here the failure of one prompt is raised, for it has no score.
-            EngineDead: the engine is closed meanwhile.
+            FerrumError: as `generate`, and also the failure of any prompt.
+            EngineDead: the engine was closed meanwhile.
         """
         outputs = self.generate(prompts, SamplingParams(max_tokens=0, prompt_logprobs=0), use_tqdm)
         return [_scores(output) for output in outputs]
 
     def session(self, prompt: Prompt = ()) -> Session:
-        """A text that can grow, fork and go back, and of which nothing is computed twice while there is room."""
+        """Return a session: a text that grows, forks and is truncated while its KV pages are reused."""
 
         def complete(tokens: tuple[int, ...], params: SamplingParams | None) -> RequestOutput:
             return self.generate([tokens], params, use_tqdm=False)[0]
@@ -159,15 +159,15 @@ class LLM(EngineClient):
         early_stopping: bool | str = False,
         ignore_eos: bool = False,
     ) -> list[list[Beam]]:
-        """The likeliest continuations of each prompt that beam search finds, best first; see `BeamRules`.
+        """Return the best continuations of each prompt by beam search, best first; see `BeamRules`.
 
         Args:
-            ignore_eos: end tokens are tokens like others.
+            ignore_eos: treat end tokens like any other token.
 
         Raises:
-            RequestError: as `generate`; also a prompt after which `max_tokens` do not fit in the context.
+            RequestError: as `generate`, and a prompt after which `max_tokens` do not fit in the context.
             FerrumError: the failure of any beam.
-            EngineDead: the engine is closed meanwhile.
+            EngineDead: the engine was closed meanwhile.
         """
         check_kind(ignore_eos, bool, param="ignore_eos")
         ends = () if ignore_eos else self.client.input_processor.eos_token_ids
@@ -179,14 +179,13 @@ class LLM(EngineClient):
             early_stopping=early_stopping,
             ends=ends,
         )
-        top = min(rules.looked_at, self.info.vocab_size)
+        top = min(rules.num_candidates, self.info.vocab_size)
         one_more = SamplingParams(temperature=0.0, max_tokens=1, logprobs=top, ignore_eos=True)
         roots = [self.client.input_processor.process(prompt, one_more).prompt for prompt in _prompts(prompts)]
         longest = max(map(len, roots), default=0)
         if longest + rules.max_tokens > self.info.max_sequence_length:
-            reason = (
-                f"{rules.max_tokens} after {longest} tokens do not fit in a context of {self.info.max_sequence_length}"
-            )
+            limit = self.info.max_sequence_length
+            reason = f"{rules.max_tokens} tokens after a prompt of {longest} exceed the context of {limit}"
             raise ContextOverflow(reason, param="max_tokens")
         searches = [BeamSearch(rules) for _ in roots]
         while any(search.running for search in searches):
@@ -211,7 +210,7 @@ class LLM(EngineClient):
             check_params(given)
             return [given] * count
         if len(given) != count:
-            raise RequestError(f"{len(given)} of them for {count} prompts", param="sampling_params")
+            raise RequestError(f"{len(given)} given for {count} prompts", param="sampling_params")
         return given
 
     def _run(
@@ -222,7 +221,7 @@ class LLM(EngineClient):
 
 
 def _prompts(prompts: Any) -> list[Any]:
-    """Several prompts from one or several: text and a list of ids are one."""
+    """Return a list of prompts; a text and a list of ids are one prompt each."""
     if isinstance(prompts, str):
         return [prompts]
     several = entries_of("prompts", prompts)
@@ -230,7 +229,7 @@ def _prompts(prompts: Any) -> list[Any]:
 
 
 def _conversations(messages: Any) -> list[Any]:
-    """Several conversations from one or several: a list of messages is one."""
+    """Return a list of conversations; a list of messages is one conversation."""
     several = entries_of("messages", messages, wanted="a list")
     return several if several and not isinstance(several[0], Mapping) else [several]
 
@@ -240,7 +239,7 @@ def _is_prompt(entry: Any) -> bool:
 
 
 def _next_token(output: RequestOutput) -> Logprobs:
-    """The likeliest tokens after a prompt. Raises its failure."""
+    """Return the most likely tokens after a prompt. Raises its error."""
     (choice,) = output.outputs
     choice.check_whole()
     assert choice.logprobs is not None
@@ -248,7 +247,7 @@ def _next_token(output: RequestOutput) -> Logprobs:
 
 
 def _scores(output: RequestOutput) -> list[Logprob | None]:
-    """The scores of a prompt's tokens. Raises its failure."""
+    """Return the scores of a prompt's tokens. Raises its error."""
     output.outputs[0].check_whole()
     assert output.prompt_logprobs is not None
     return [

@@ -1,7 +1,6 @@
-"""What crosses the border between a client and its engine: frozen, picklable records of ints and strings.
+"""Messages between clients and an engine: frozen, picklable records of plain values.
 
-The same messages go through a queue in the process and through a pipe between two. One `Events` is sent per step,
-however many tokens the step brought.
+The same messages go through a queue in one process and through a socket between two. A step sends one `Events`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from ferrum.core.errors import FerrumError
 from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.snapshots import PrefixCounts, SpeculationCounts
 from ferrum.core.types import Request, TokenEvent
-from ferrum.engine.records.step_shares import TakenStep
+from ferrum.engine.records.step_shares import ComputedStep
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request, or one choice of it; unknown and finished ones are let be."""
+    """Ends a request or one choice of it. Unknown and finished ones are ignored."""
 
     request_id: str
     choice: int | None = None
@@ -26,12 +25,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """End every live request with `FinishReason.ABORT`, then the engine."""
+    """Ends every live request with `FinishReason.ABORT`, then the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Look again: what the scheduler waited for is there."""
+    """Wakes the loop: something that the scheduler waited for is ready."""
 
 
 Message: TypeAlias = Request | Abort | Shutdown | Wake
@@ -40,22 +39,22 @@ Message: TypeAlias = Request | Abort | Shutdown | Wake
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client has to know of the engine that it talks to.
+    """What a client needs to know about its engine.
 
     Attributes:
-        model: name of the model that is served.
+        model: name of the served model.
         vocab_size: token ids are below it.
         max_sequence_length: tokens of prompt and output together.
         kv_capacity: tokens that fit in the KV pool.
         numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
-        page_size: tokens of a page of the KV pool; None where that is nobody's business.
-        prefix_cache: whether prompts that begin alike share what is computed.
-        speculative: what guesses tokens, as the option names it; None: nothing but what requests predict.
-        num_speculative_tokens: most guesses for a sequence in one step.
-        weights: what was made of the checkpoint; see `ExecutorTraits`.
-        kv_format: that of keys and values.
-        memory: what the engine holds; None where that is nobody's business.
-        draft_memory: bytes that a draft model holds besides.
+        page_size: tokens per page of the KV pool; None if the executor has no pages.
+        prefix_cache: whether equal prompt prefixes share their KV pages.
+        speculative: the drafter as named by the option; None: predictions of requests only.
+        num_speculative_tokens: maximum draft tokens of a sequence per step.
+        weights: format of the loaded weights; see `ExecutorTraits`.
+        kv_format: format of keys and values.
+        memory: memory of the engine; None if the executor does not report it.
+        draft_memory: bytes of the draft model.
     """
 
     model: str
@@ -84,11 +83,11 @@ class EngineStats(NamedTuple):
     """The engine at one moment.
 
     Attributes:
-        running, waiting: sequences that hold pages, and that wait for some.
-        kv_usage: the part of the pages that is in use, 0 to 1.
-        preemptions: how often a sequence lost its pages, since the start.
-        prefixes: how the prefix cache has served, since the start.
-        speculation: how guesses have fared, since the start.
+        running, waiting: sequences with and without pages.
+        kv_usage: part of the pages in use, 0 to 1.
+        preemptions: number of preemptions since the start.
+        prefixes: counts of the prefix cache since the start.
+        speculation: counts of draft tokens since the start.
         step_tokens: tokens of each step since the last report.
     """
 
@@ -102,21 +101,21 @@ class EngineStats(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The news of one step.
+    """The events of one step.
 
     Attributes:
-        stats: how the engine stands after it; not with every step (`STATS_SECONDS`).
-        steps: those that were computed since the last report, where records are kept.
+        stats: statistics after the step, at intervals of `STATS_SECONDS`.
+        steps: computed steps since the last report, if requests are recorded.
     """
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats | None = None
-    steps: tuple[TakenStep, ...] = ()
+    steps: tuple[ComputedStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The engine has ended: after a `Shutdown` (no error), because it could not start, or because it broke."""
+    """The engine has ended: after a `Shutdown` (no error), because it could not start, or because it failed."""
 
     error: FerrumError | None = None
 

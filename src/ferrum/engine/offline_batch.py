@@ -1,4 +1,4 @@
-"""The synchronous client: a batch of requests run to its end, or one of them delta by delta."""
+"""Synchronous generation: a batch of requests run to its end, or one request delta by delta."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ferrum.engine.router import Router, Wake
 from ferrum.text.tokenizer import Tokenizer
 
 FULL_SECONDS: Final = 0.01
-"""How long a batch waits to look again, where others have all places of the engine."""
+"""Wait before a batch tries again while other clients occupy the whole queue."""
 
 
 def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Iterator[Delta]:
-    """The deltas of one request as they come. Closing the iterator ends the request.
+    """Yield the deltas of one request. Closing the iterator ends the request.
 
     Raises:
-        EngineDead, QueueFull: at the first step of the iteration; EngineDead also where a forked process goes on.
+        EngineDead, QueueFull: at the first step of the iteration; EngineDead also if a forked process continues it.
     """
-    # Not an Event: an interrupt in the midst of one leaves its lock taken, and the engine would wait for that for ever.
-    news: SimpleQueue[None] = SimpleQueue()
+    # Not an Event: an interrupt inside one would leave its lock taken, and the engine would wait for it forever.
+    wakeups: SimpleQueue[None] = SimpleQueue()
 
     def wake() -> None:
-        if news.empty():
-            news.put(None)
+        if wakeups.empty():
+            wakeups.put(None)
 
     running = router.open(request, tokenizer, wake)
     try:
@@ -39,7 +39,7 @@ def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Ite
             delta = running.take()
             if delta is None:
                 router.check_process()
-                news.get()
+                wakeups.get()
                 continue
             yield delta
             if delta.usage is not None:
@@ -49,11 +49,11 @@ def stream(router: Router, tokenizer: Tokenizer | None, request: Request) -> Ite
 
 
 class Batch:
-    """Runs many requests, as many at a time as the engine takes, and returns their outputs in order.
+    """A batch of requests that fills the engine's queue and returns the outputs in order.
 
     Args:
-        requests: their `request_id`s differ.
-        prompts: the text of each prompt, for the outputs; None where it was given as ids.
+        requests: with different `request_id`s.
+        prompts: the text of each prompt, for the outputs; None for token ids.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Batch:
         ]
         self._unsent = deque(range(len(requests)))
         self._open: dict[int, RequestStream] = {}
-        self._news: SimpleQueue[int] = SimpleQueue()
+        self._wakeups: SimpleQueue[int] = SimpleQueue()
         self._outputs: dict[int, RequestOutput] = {}
 
     def run(self, bar: ProgressBar) -> list[RequestOutput]:
-        """Run them all; interrupted, it ends what is running.
+        """Run all requests. An interrupt ends the running ones.
 
         Raises:
             EngineDead: the engine ended before the batch did.
@@ -85,7 +85,7 @@ class Batch:
             while self._unsent or self._open:
                 self._send()
                 if self._open:
-                    self._fetch(self._news.get(), bar)
+                    self._fetch(self._wakeups.get(), bar)
                 else:
                     time.sleep(FULL_SECONDS)
         finally:
@@ -95,7 +95,7 @@ class Batch:
         return [self._outputs[index] for index in range(len(self._requests))]
 
     def _send(self) -> None:
-        """Open what there is room for; others may be using the engine, too, and leave none."""
+        """Open requests until the queue is full; other clients may occupy it, too."""
         while self._unsent and len(self._open) < self._router.max_requests:
             index = self._unsent[0]
             try:
@@ -106,10 +106,10 @@ class Batch:
             self._unsent.popleft()
 
     def _waker(self, index: int) -> Wake:
-        return lambda: self._news.put(index)
+        return lambda: self._wakeups.put(index)
 
     def _fetch(self, index: int, bar: ProgressBar) -> None:
-        """Collect what one of the streams has; a wake-up may come late, when all is fetched."""
+        """Collect the deltas of one stream; a late wake-up may find none."""
         running = self._open.get(index)
         while running is not None and (delta := running.take()) is not None:
             if isinstance(delta.error, EngineDead):

@@ -1,4 +1,4 @@
-"""Progress of a batch or of loading: a bar on the terminal, or whatever bar the caller brings."""
+"""Progress bars of batches and of loading: on the terminal, or the caller's."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ferrum.core.values import shown
 
 
 class ProgressBar(Protocol):
-    """The part of tqdm's interface that is needed here."""
+    """The methods of tqdm that are used here."""
 
     def update(self, n: int) -> Any:
         """Count `n` more as done."""
         ...
 
     def close(self) -> Any:
-        """It is over."""
+        """Finish the bar."""
         ...
 
 
 BarFactory: TypeAlias = Callable[..., ProgressBar]
-"""Called as tqdm is: `total` and `desc` by name."""
+"""Called like tqdm, with `total` and `desc` by name."""
 
 
 class NoBar:
-    """Shows nothing."""
+    """A bar that shows nothing."""
 
     def update(self, n: int) -> None:
-        """See `ProgressBar`."""
+        pass
 
     def close(self) -> None:
-        """See `ProgressBar`."""
+        pass
 
 
 class RichBar:
@@ -65,19 +65,17 @@ class RichBar:
         self._progress.start()
 
     def update(self, n: int) -> None:
-        """See `ProgressBar`."""
         self._progress.advance(self._task, n)
 
     def close(self) -> None:
-        """See `ProgressBar`."""
         self._progress.stop()
 
 
 def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> ProgressBar:
-    """The bar that `use_tqdm` asks for: rich's, none, or the caller's own.
+    """Return the bar for `use_tqdm`: rich's for true, none for false, or the result of a callable.
 
     Raises:
-        RequestError: it is neither a bool nor callable, or what it makes is no bar.
+        RequestError: it is neither a bool nor callable, or its result has no `update` and `close`.
     """
     if use_tqdm is True:
         return RichBar(total=total, desc=desc)
@@ -87,26 +85,26 @@ def progress_bar(use_tqdm: bool | BarFactory, total: int, desc: str) -> Progress
         raise RequestError(f"must be true, false or a callable, not {shown(use_tqdm)}", param="use_tqdm")
     bar = use_tqdm(total=total, desc=desc)
     if not (callable(getattr(bar, "update", None)) and callable(getattr(bar, "close", None))):
-        raise RequestError(f"must make a bar with `update` and `close`, not {shown(bar)}", param="use_tqdm")
+        raise RequestError(f"must return a bar with `update` and `close`, not {shown(bar)}", param="use_tqdm")
     return bar
 
 
 PATIENCE: Final = 0.5
-"""Seconds that loading may take without a bar: most models are there before one could be read."""
+"""Seconds of loading before the bar appears; most models load faster."""
 
 SHOW_CURSOR: Final = b"\x1b[?25h\n"
-"""What terminals know as DECTCEM, and a new line."""
+"""The terminal sequence DECTCEM, and a new line."""
 
 _STDERR: Final = 2
 
 
 class LoadingBar:
-    """Bytes loaded, in MiB. The bar appears when loading turns out to take its time.
+    """A bar of loaded bytes, in MiB, that appears after `PATIENCE`.
 
     Args:
-        desc: what is loaded.
-        bar: makes the bar.
-        clock: tells seconds.
+        desc: name of what is loaded.
+        bar: creates the bar.
+        clock: monotonic seconds.
     """
 
     def __init__(self, desc: str, bar: BarFactory = RichBar, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +114,7 @@ class LoadingBar:
         self._shown = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell of bytes done and bytes in all."""
+        """Report loaded bytes and total bytes."""
         if self._bar is None:
             if done == total or self._clock() - self._begun < PATIENCE:
                 return
@@ -127,7 +125,7 @@ class LoadingBar:
             self.close()
 
     def close(self) -> None:
-        """Loading is over, or failed."""
+        """Finish the bar, also after a failure."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -135,7 +133,7 @@ class LoadingBar:
 
 @contextmanager
 def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
-    """What `build_executor` tells its progress: a bar where standard error is a terminal, else None."""
+    """Yield a progress callback for `build_executor`; None if standard error is no terminal."""
     bar = LoadingBar(desc) if sys.stderr is not None and sys.stderr.isatty() else None
     try:
         yield bar
@@ -145,15 +143,15 @@ def loading_bar(desc: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def show_cursor() -> None:
-    """Show the terminal's cursor again, on a new line, for a bar that did not come to it.
+    """Show the terminal's cursor again, on a new line, after a bar that was interrupted.
 
-    It goes past `sys.stderr`, which is the bar's as long as there is one: rich takes such codes out of what is printed.
+    It writes to the descriptor: while a bar exists, rich replaces `sys.stderr` and removes such codes.
     """
     if os.isatty(_STDERR):
         os.write(_STDERR, SHOW_CURSOR)
 
 
 def leave(status: int) -> NoReturn:
-    """End the process at once, whatever its threads do; the cursor, which a bar hides, is shown again."""
+    """End the process immediately, without waiting for threads; show the cursor, which a bar hides."""
     show_cursor()
     os._exit(status)

@@ -1,7 +1,6 @@
-"""What a client gets: deltas while a request runs, and the whole when it is over.
+"""Results of requests: deltas while one runs, and the `RequestOutput` at its end.
 
-The whole is a fold over the deltas (`Collector`), so the two can never disagree. `RequestOutput`, `CompletionOutput`
-and `Logprob` carry the names that vLLM's users know.
+The output is a fold over the deltas (`Collector`), so the two always agree. Names follow vLLM's.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from ferrum.core.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The raw log-probability of one token at one position.
+    """The log-probability of one token at one position.
 
     Attributes:
         logprob: natural logarithm, from the logits before any sampling rule.
         rank: 1 for the most likely token of the position.
-        decoded_token: the token as text; None without a tokenizer.
+        decoded_token: text of the token; None without a tokenizer.
     """
 
     logprob: float
@@ -30,17 +29,17 @@ class Logprob:
 
 
 Logprobs: TypeAlias = Mapping[int, Logprob]
-"""The tokens of a position that were asked about: the sampled or given one first, then the most likely, best first."""
+"""The requested tokens of a position: the sampled or given one first, then the most likely ones in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a whole request: the prompt once, the completions of all its choices.
+    """Token counts of a request: the prompt once, the completions of all choices.
 
     Attributes:
-        cached_tokens: of the prompt, those whose keys and values were there.
-        accepted_prediction_tokens: of the completions, those that came as the request's prediction says.
-        rejected_prediction_tokens: of the prediction, those that did not come, over all choices.
+        cached_tokens: prompt tokens from the prefix cache.
+        accepted_prediction_tokens: completion tokens that the request's prediction contained.
+        rejected_prediction_tokens: predicted tokens that were not generated, over all choices.
     """
 
     prompt_tokens: int
@@ -57,24 +56,24 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one choice since its last delta. Exactly one delta of a choice has a `finish_reason`, its last.
+    """What a choice has generated since its last delta. Only the last delta of a choice has a `finish_reason`.
 
     Attributes:
         request_id: the request's public id.
         index: the choice, 0 to n - 1.
-        token_ids: new tokens; a stop token is among them, tokens after a stop string are not.
-        text: new text; None without a tokenizer. It lags the tokens while it may still become a stop string.
-        logprobs: one mapping per new token, where asked for.
-        prompt_logprobs: one per prompt token, the first None; in a choice's first delta, where asked for.
+        token_ids: new tokens, including a stop token, without tokens after a stop string.
+        text: new text; None without a tokenizer. Text that may become a stop string is held back.
+        logprobs: one mapping per new token, if requested.
+        prompt_logprobs: one per prompt token, the first None; in a choice's first delta, if requested.
         finish_reason: why the choice ended, in its last delta.
-        stop_reason: the stop string or the stop token id that ended it; None at the model's own end of text.
-        usage: in the very last delta of the request.
-        error: what went wrong, with `FinishReason.ERROR`.
-        seed: the seed of all draws: the one given, or the one chosen at admission.
+        stop_reason: the stop string or stop token id that ended it; None for the model's end token.
+        usage: in the last delta of the request.
+        error: with `FinishReason.ERROR`.
+        seed: the seed of all draws: the given one, or a random one.
         trace_id: as given with the request.
-        scheduled: monotonic seconds when the choice last left the queue before its first token; None if it never did.
-        preemptions: how often it lost its pages.
-        embedding: the prompt's vector, in the last delta, where asked for.
+        scheduled: monotonic seconds when the choice last left the queue before its first token; None if it did not.
+        preemptions: how often the choice was preempted.
+        embedding: vector of the prompt, in the last delta, if requested.
     """
 
     request_id: str
@@ -95,8 +94,8 @@ class Delta:
 
 
 def join(first: Delta, second: Delta) -> Delta:
-    """Two consecutive deltas of one choice as one."""
-    return Delta(  # by hand: a busy server does it for most of its tokens, and `replace` takes three times as long
+    """Join two consecutive deltas of one choice."""
+    return Delta(  # `replace` takes three times as long, and a busy server joins most of its tokens
         request_id=second.request_id,
         index=second.index,
         token_ids=first.token_ids + second.token_ids,
@@ -128,10 +127,10 @@ class CompletionOutput:
     """One finished choice.
 
     Attributes:
-        cumulative_logprob: sum over the tokens; None where log-probabilities were not asked for.
+        cumulative_logprob: sum over the tokens; None if log-probabilities were not requested.
         finish_reason: `stop`, `length`, `abort`, `deadline` or `error`.
-        error: what went wrong, with `error`.
-        request_id: of the request that it belongs to; two requests with the same outcome are equal.
+        error: the error, for the finish reason `error`.
+        request_id: id of the request; not compared.
     """
 
     index: int
@@ -145,20 +144,20 @@ class CompletionOutput:
     request_id: str = field(default="", compare=False)
 
     def check_whole(self) -> None:
-        """Raise what ended the choice early: its error, or EngineDead for a shutdown, which is an end without one.
+        """Raise the error that ended the choice early, or EngineDead after a shutdown.
 
-        For those who can use only the whole. None of them gives its requests a deadline.
+        For callers that need a complete output and set no deadline.
         """
         if self.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            raise self.error or EngineDead(f"the engine was closed before the request was done ({self.finish_reason})")
+            raise self.error or EngineDead(f"the engine was closed before the request finished ({self.finish_reason})")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Moments of a request in seconds on the monotonic clock, and what it cost.
+    """Times of a request, in monotonic seconds, and its token counts.
 
     Attributes:
-        first_token_time: when the first token of any choice arrived; None where none did.
+        first_token_time: arrival of the first token of any choice; None without tokens.
     """
 
     arrival_time: float
@@ -170,7 +169,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request; `outputs` has its choices in order."""
+    """A finished request, with its choices in order."""
 
     request_id: str
     prompt: str | None
@@ -182,8 +181,8 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """The deltas of one choice, so far."""
+class _ChoiceDeltas:
+    """The deltas of one choice so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -192,20 +191,20 @@ class _Gathered:
 
 
 class Collector:
-    """Folds the deltas of one request into its `RequestOutput`."""
+    """A fold of one request's deltas into its `RequestOutput`."""
 
     def __init__(self, request_id: str, prompt: str | None, prompt_token_ids: tuple[int, ...], arrival: float) -> None:
         self._request_id = request_id
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
         self._arrival = arrival
-        self._choices: dict[int, _Gathered] = {}
+        self._choices: dict[int, _ChoiceDeltas] = {}
         self._prompt_logprobs: list[Logprobs | None] | None = None
         self._first_token: float | None = None
 
     def push(self, delta: Delta, now: float) -> None:
-        """Add a delta that arrived at `now`, monotonic seconds."""
-        choice = self._choices.setdefault(delta.index, _Gathered())
+        """Add a delta that arrived at `now`, in monotonic seconds."""
+        choice = self._choices.setdefault(delta.index, _ChoiceDeltas())
         choice.text.append(delta.text or "")
         choice.token_ids.extend(delta.token_ids)
         choice.logprobs.extend(delta.logprobs or ())
@@ -216,7 +215,7 @@ class Collector:
             self._prompt_logprobs = list(delta.prompt_logprobs)
 
     def output(self, now: float) -> RequestOutput:
-        """The whole, once the delta with the usage is in."""
+        """Return the output, after the delta with the usage."""
         lasts = [choice.last for choice in self._choices.values() if choice.last is not None]
         usage = next(last.usage for last in lasts if last.usage is not None)
         metrics = RequestMetrics(self._arrival, self._first_token, now, usage, lasts[0].seed)
@@ -231,17 +230,17 @@ class Collector:
         )
 
 
-def _completion(index: int, choice: _Gathered) -> CompletionOutput:
+def _completion(index: int, choice: _ChoiceDeltas) -> CompletionOutput:
     last = choice.last
     assert last is not None
-    asked = last.logprobs is not None
+    has_logprobs = last.logprobs is not None
     return CompletionOutput(
         index=index,
         text=None if last.text is None else "".join(choice.text),
         token_ids=choice.token_ids,
         # The chosen token stands first in each mapping.
-        cumulative_logprob=sum(next(iter(each.values())).logprob for each in choice.logprobs) if asked else None,
-        logprobs=choice.logprobs if asked else None,
+        cumulative_logprob=sum(next(iter(each.values())).logprob for each in choice.logprobs) if has_logprobs else None,
+        logprobs=choice.logprobs if has_logprobs else None,
         finish_reason=None if last.finish_reason is None else last.finish_reason.value,
         stop_reason=last.stop_reason,
         error=last.error,

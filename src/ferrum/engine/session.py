@@ -1,8 +1,6 @@
-"""A session: a text that grows, branches and goes back, without computing any of it twice.
+"""Sessions: texts that grow, fork and are truncated, while the prefix cache avoids computing anything twice.
 
-A session is its tokens. Their keys and values are found in the engine's prefix cache when the session generates, so a
-fork or an edit costs a list, holds no pages while it rests, and can be thrown away. What goes on takes a copy of its
-last page and computes what is new; or more, where pages had to make room. The bits are the same.
+A session holds tokens only, no KV pages. If pages were evicted, the engine recomputes them, with the same bits.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ Complete = Callable[[tuple[int, ...], SamplingParams | None], RequestOutput]
 
 
 class GrowingText:
-    """The tokens of a session, whoever completes them.
+    """The tokens of a session, without an engine.
 
     Args:
-        tokenizer: None takes token ids alone.
-        tokens: what it begins with.
+        tokenizer: None accepts token ids only.
+        tokens: initial tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, tokens: tuple[int, ...] = ()) -> None:
@@ -39,29 +37,29 @@ class GrowingText:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens, given and generated."""
+        """All tokens, appended and generated."""
         return self._tokens
 
     @property
     def text(self) -> str:
-        """The text of all tokens. Raises RequestError without a tokenizer."""
+        """The decoded tokens. Raises RequestError without a tokenizer."""
         if self._tokenizer is None:
-            raise RequestError("the model has no tokenizer; there are token ids", param="text")
+            raise RequestError("the model has no tokenizer: use token_ids", param="text")
         return self._tokenizer.decode(self._tokens, skip_special_tokens=False)
 
     def append(self, more: Prompt) -> Self:
-        """Add a text, or token ids, at the end. Only a text that begins a session gets special tokens of its own.
+        """Append a text or token ids. Only the first text of a session gets special tokens.
 
-        What goes on gets no space that nobody wrote, which some tokenizers put before a text.
+        Later texts do not get the leading space that some tokenizers add.
 
         Raises:
-            RequestError: text without a tokenizer; InvalidToken for what is no id. Ids and length are checked by the
-                next `generate`.
+            RequestError: text without a tokenizer.
+            InvalidToken: a value that is no token id. The next `generate` checks range and length.
         """
         if not isinstance(more, str):
             self._tokens += token_ids(more)
         elif self._tokenizer is None:
-            raise RequestError("the model has no tokenizer; give token ids", param="prompt")
+            raise RequestError("the model has no tokenizer: pass token ids", param="prompt")
         elif self._tokens:
             self._tokens += tuple(encode_middle(self._tokenizer, more))
         else:
@@ -69,17 +67,17 @@ class GrowingText:
         return self
 
     def fork(self) -> Self:
-        """Another one that goes on from here by itself."""
+        """Return an independent copy."""
         return copy(self)
 
     def truncate(self, length: int) -> Self:
-        """Go back to the first `length` tokens. Raises RequestError where there are not so many."""
+        """Keep the first `length` tokens. Raises RequestError if there are fewer."""
         self._tokens = self._tokens[: kept_length("length", length, len(self._tokens))]
         return self
 
 
 class Session(GrowingText):
-    """A growing text that an engine continues. Not safe to use from several threads; forks are, each from its own.
+    """A growing text that an engine continues. Not thread-safe, but each fork may have its own thread.
 
     Args:
         complete: runs a request through the engine's queue.
@@ -91,19 +89,19 @@ class Session(GrowingText):
         self._complete = complete
 
     def generate(self, sampling_params: SamplingParams | None = None) -> CompletionOutput:
-        """Continue the text, and add what was generated to it: the tokens of a request with the whole as its prompt.
+        """Generate a continuation and append it. The whole text is the prompt of the request.
 
         Args:
-            sampling_params: one choice (for several, fork); None: the model's recommended ones.
+            sampling_params: with one choice (fork for several); None: the model's recommended parameters.
 
         Raises:
-            FerrumError: as `LLM.generate`; here a failure after the start is raised too, and the session is as before.
-            EngineDead: the engine is closed meanwhile; likewise.
+            FerrumError: as `LLM.generate`, and also a failure after the start. The session is unchanged.
+            EngineDead: the engine was closed meanwhile. The session is unchanged.
         """
         if sampling_params is not None:
             check_params(sampling_params)
             if sampling_params.n != 1:
-                raise RequestError("must be 1 in a session; fork it for several", param="n")
+                raise RequestError("must be 1 in a session: fork it for several", param="n")
         (choice,) = self._complete(self._tokens, sampling_params).outputs
         choice.check_whole()
         self._tokens += tuple(choice.token_ids)

@@ -1,1 +1,1 @@
-"""Where an engine runs: a thread or a process, and the messages between."""
+"""Hosts: an engine runs in a thread or in a process, and exchanges messages with its clients."""

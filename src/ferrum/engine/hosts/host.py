@@ -1,10 +1,8 @@
-"""Where an engine lives: in a thread of this process, or (`process`) in one of its own. The same messages serve both.
+"""The host interface and the host that runs an engine in a thread. `process` has the one with a separate process.
 
     client --send--> inbox --> Engine.run --> report --> deliver --> client
 
-A host starts its engine from a recipe, passes messages to it and hands its reports to `deliver`, on a thread of its own
-or, where it is told so, on an event loop. When the engine has ended for any reason, even by the death of its process,
-`deliver` gets one last report: `Ended`.
+When the engine ends for any reason, even the death of its process, `deliver` gets a last report: `Ended`.
 """
 
 from __future__ import annotations
@@ -29,23 +27,23 @@ if TYPE_CHECKING:  # an engine needs none
 
 
 class Executor(Submits, Protocol):
-    """All that a host needs of a `ModelExecutor`."""
+    """The methods of a `ModelExecutor` that a host calls."""
 
     def lease(self, owner: str) -> AbstractContextManager[object]:
         """Hold the executor for one owner."""
         ...
 
     def shutdown(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What an engine runs on, and what its clients have to know of it.
+    """The parts of an engine, and what its clients need to know about it.
 
     Attributes:
-        recorded: reports are to tell what was in every step.
+        recorded: reports include the contents of every step.
     """
 
     executor: Executor
@@ -55,38 +53,38 @@ class Built:
 
 
 Recipe: TypeAlias = Callable[[], Built]
-"""Builds what an engine runs on. For a process it must be picklable."""
+"""Builds the parts of an engine. For a process it must be picklable."""
 
 Deliver: TypeAlias = Callable[[Report], None]
 
 _LOG: Final = logging.getLogger(__name__)
 
 JOIN_SECONDS: Final = 10.0
-"""How long `close` waits for the step that is running."""
+"""Time that `close` waits for the running step."""
 
 
 class Host(Protocol):
-    """A place for an engine."""
+    """A thread or process that runs an engine."""
 
     def start(self, deliver: Deliver) -> EngineInfo:
-        """Build and start the engine. Errors of the recipe are raised here, and nothing is left running."""
+        """Build and start the engine. Errors of the recipe are raised here, with nothing left running."""
         ...
 
     def send(self, message: Message) -> None:
-        """Pass a message on, without ever waiting for the engine; to an ended engine it is dropped."""
+        """Send a message without waiting for the engine. An ended engine drops it."""
         ...
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        """Deliver on this event loop from now on, to its end or the engine's. Called on it, at most once."""
+        """Deliver on this event loop from now on. Called on it, at most once."""
         ...
 
     def close(self) -> None:
-        """Shut the engine down and wait for its end. Idempotent."""
+        """Shut the engine down and wait until it has ended. Idempotent."""
         ...
 
 
 class ThreadHost:
-    """An engine in a thread: no copy of anything, the recipe runs in the caller's thread."""
+    """An engine in a thread. The recipe runs in the caller's thread."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -95,7 +93,6 @@ class ThreadHost:
         self._loop: AbstractEventLoop | None = None
 
     def start(self, deliver: Deliver) -> EngineInfo:
-        """See `Host`."""
         built = self._recipe()
         arguments = (built, self._inbox, partial(self._pass_on, deliver))
         self._thread = threading.Thread(target=serve, args=arguments, name="ferrum-engine", daemon=True)
@@ -103,31 +100,28 @@ class ThreadHost:
         return built.info
 
     def send(self, message: Message) -> None:
-        """See `Host`."""
         self._inbox.put(message)
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        """See `Host`. The engine's thread has its step to compute."""
-        self._loop = loop
+        self._loop = loop  # the engine's thread only schedules the delivery: it has steps to compute
 
     def _pass_on(self, deliver: Deliver, report: Report) -> None:
         if self._loop is None:
             deliver(report)
         else:
-            with suppress(RuntimeError):  # a loop that is closed serves nobody any more
+            with suppress(RuntimeError):  # a closed loop has no clients
                 self._loop.call_soon_threadsafe(deliver, report)
 
     def close(self) -> None:
-        """See `Host`."""
         self._inbox.put(Shutdown())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
 
 
 def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
-    """Run an engine in this thread until it is shut down or breaks; `Ended` is delivered last, and exactly once.
+    """Run an engine in this thread until it is shut down or fails. `Ended` is delivered last, exactly once.
 
-    The engine holds the executor's lease for as long as it runs, and shuts the executor down at its end.
+    The engine holds the executor's lease while it runs, and shuts the executor down at its end.
     """
     error: FerrumError | None = None
     try:
@@ -137,28 +131,28 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 built.executor,
                 built.scheduler,
                 inbox=inbox,
-                post=deliver,  # and nothing that knows the engine: its model would stay until garbage is searched for
+                post=deliver,  # a bound method of the engine would keep its model until garbage is collected
                 recorded=built.recorded,
             )
             engine.run()
-        _tell(built.scheduler)
+        _log_totals(built.scheduler)
         built.executor.shutdown()
-    except BaseException as cause:  # noqa: BLE001 - whatever ends the loop, its clients have to be told
-        error = EngineDead(f"the engine's loop broke: {type(cause).__name__}: {cause}")
+    except BaseException as cause:  # noqa: BLE001 - clients get `Ended` whatever ends the loop
+        error = EngineDead(f"the engine's loop failed: {type(cause).__name__}: {cause}")
     deliver(Ended(error))
-    if error is not None:  # its clients have waited long enough
+    if error is not None:  # after the report: a shutdown may take long
         with suppress(Exception):
             built.executor.shutdown()
 
 
-def _tell(scheduler: Scheduler) -> None:
-    """What an engine that ends has saved, or lost, for the log."""
-    found, guessed = scheduler.prefix_counts, scheduler.drafter.counts
+def _log_totals(scheduler: Scheduler) -> None:
+    """Log prefix hits, preemptions and accepted drafts of an engine that ends."""
+    found, drafted = scheduler.prefix_counts, scheduler.drafter.counts
     if found.hit_tokens:
-        news = (found.hit_tokens, found.query_tokens, found.restored_pages)
-        _LOG.info("%d of %d prompt tokens were found in the prefix cache, %d pages came back to it", *news)
+        counts = (found.hit_tokens, found.query_tokens, found.restored_pages)
+        _LOG.info("prefix cache: %d of %d prompt tokens found, %d pages restored", *counts)
     if scheduler.preemptions:
-        _LOG.info("sequences lost their pages %d times", scheduler.preemptions)
-    if guessed.drafts:
-        news = (guessed.accepted_tokens, guessed.draft_tokens, guessed.drafts)
-        _LOG.info("%d of %d guessed tokens were right, in %d drafts", *news)
+        _LOG.info("sequences were preempted %d times", scheduler.preemptions)
+    if drafted.drafts:
+        counts = (drafted.accepted_tokens, drafted.draft_tokens, drafted.drafts)
+        _LOG.info("%d of %d draft tokens were accepted, in %d drafts", *counts)

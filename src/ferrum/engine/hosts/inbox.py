@@ -1,4 +1,4 @@
-"""The inbox of an engine that has a process for itself: what its clients send, and what its own threads put there."""
+"""The inbox of an engine process: messages of clients from a socket, and of threads in the process."""
 
 from __future__ import annotations
 
@@ -12,69 +12,67 @@ from ferrum.engine.messages import Message, Shutdown
 
 
 class Inbox(Protocol):
-    """Messages in order. A `SimpleQueue` is one."""
+    """Messages in order. `SimpleQueue` is one implementation."""
 
     def put(self, item: Message) -> None:
         """Add a message; from any thread."""
         ...
 
     def get(self, block: bool = True, timeout: float | None = None) -> Message:
-        """Take the oldest one. Raises `queue.Empty` after `timeout` seconds without any."""
+        """Return the oldest message. Raises `queue.Empty` after `timeout` seconds without one."""
         ...
 
     def empty(self) -> bool:
-        """Whether none has come."""
+        """Return whether no message waits."""
         ...
 
 
 class SocketInbox:
-    """Looks at the socket whenever the engine looks here. A thread that reads it would wait for a processor meanwhile,
-    behind the engine's own step, and might miss the next one.
+    """An inbox that reads the socket when the engine asks.
+
+    A reading thread would have to wait for a processor behind the engine's step.
 
     Args:
-        end: the socket; once its other side is closed, there is a `Shutdown`.
+        end: the socket. A `Shutdown` is added when its other side closes.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self.reader = Reader(end)
-        self._put: SimpleQueue[Message] = SimpleQueue()
+        self._own: SimpleQueue[Message] = SimpleQueue()
         self._wake, self._woken = socket.socketpair()
-        self._news = select.poll()
+        self._poll = select.poll()
         for each in (end, self._woken):
-            self._news.register(each, select.POLLIN)
+            self._poll.register(each, select.POLLIN)
         self._closed = False
 
     def put(self, item: Message) -> None:
-        """See `Inbox`."""
-        self._put.put(item)
+        self._own.put(item)
         self._wake.send(b" ")
 
     def empty(self) -> bool:
-        """See `Inbox`."""
-        return not self._come() and self._put.empty()
+        return not self._arrived() and self._own.empty()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Message:
-        """See `Inbox`."""
         if self.empty() and block:
-            self._news.poll(None if timeout is None else 1e3 * timeout)
-        if self._come():
+            self._poll.poll(None if timeout is None else 1e3 * timeout)
+        if self._arrived():
             message: Message = self.reader.wait()
             return message
-        if self._put.empty():
+        if self._own.empty():
             raise Empty
         self._woken.recv(1)
-        return self._put.get()
+        return self._own.get()
 
     def close(self) -> None:
-        """Nobody waits here any more. The socket is left as it is."""
+        """Close the wake-up sockets, and leave the clients' socket open."""
         self._wake.close()
         self._woken.close()
 
-    def _come(self) -> bool:
-        """Whether there is a whole message of the socket's."""
+    def _arrived(self) -> bool:
+        """Return whether a whole message has arrived on the socket."""
         if not self._closed:
             try:
-                return self.reader.look()
+                return self.reader.poll()
             except (EOFError, OSError):
                 self._closed = True
                 self.put(Shutdown())

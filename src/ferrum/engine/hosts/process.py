@@ -1,10 +1,8 @@
-"""An engine in a process of its own.
+"""The host that runs an engine in a separate process, and the main function of that process.
 
     client --send--> Writer ==socket==> SocketInbox --> Engine.run ==socket==> Reader --> deliver --> client
 
-The engine reads its messages between its steps; reports are read by a thread here, or by the event loop that serves the
-clients. The process is started by its interpreter's command line and not by `multiprocessing`, which would run the
-caller's main script in it once more.
+The process starts from the interpreter's command line: `multiprocessing` would run the caller's main script again.
 """
 
 from __future__ import annotations
@@ -30,13 +28,12 @@ from ferrum.engine.hosts.inbox import SocketInbox
 from ferrum.engine.messages import Ended, EngineInfo, Message, Report, Shutdown, Started
 from ferrum.engine.progress import leave, show_cursor
 
-if TYPE_CHECKING:  # no engine of ours needs it
+if TYPE_CHECKING:  # an engine process does without it
     from asyncio import AbstractEventLoop
 
 SWITCH_SECONDS: Final = 0.0005
-"""How long a thread may keep the interpreter from one that waits for it, on both sides. Python's own 5 ms are as long
-as a step, for which nobody shall wait who only passes something on: a long prompt is encoded beside the loop that
-streams, pages come back from disk beside the loop that steps.
+"""Thread switch interval of both processes. Python's default of 5 ms is as long as a step, and threads that only pass
+messages on would wait that long while a prompt is encoded or pages are read from disk.
 """
 
 _LOG: Final = logging.getLogger(__name__)
@@ -48,19 +45,18 @@ _PROGRAM: Final = (
 
 
 class Child:
-    """A process that waits for a recipe. It imports what engines need meanwhile, beside whatever its parent does.
+    """A process that imports the engine's modules while it waits for a recipe. A context manager that stops it.
 
-    A context manager: at the end of the block it is gone. It is in a session of its own: Ctrl-C is its parent's
-    business. Without its parent it ends by itself.
+    It is in a separate session, so Ctrl-C reaches its parent only. It ends when its parent does.
 
     Args:
-        log_objects: it logs as servers do, see `core/logging.py`.
+        log_objects: whether it logs JSON objects, see `core/logging.py`.
     """
 
     def __init__(self, *, log_objects: bool = False) -> None:
         here, there = socket.socketpair()
         program = _PROGRAM.format(path=sys.path, descriptor=there.fileno(), log_objects=log_objects)
-        with there:  # ours must be closed, else the end of the process would not end the connection
+        with there:  # close our copy, so that the connection ends with the process
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
@@ -70,7 +66,7 @@ class Child:
         self.end = here
 
     def stop(self) -> None:
-        """End it at once, if it has not ended. Idempotent."""
+        """Kill the process if it still runs. Idempotent."""
         self.process.kill()
         self.process.wait()
         self.end.close()
@@ -83,11 +79,11 @@ class Child:
 
 
 class ProcessHost:
-    """An engine in a process: it shares no interpreter lock with its clients, and may die without them.
+    """An engine in a process, which shares no interpreter lock with its clients and may crash without them.
 
     Args:
-        recipe: of the engine.
-        child: where it is to live; None: a new process.
+        recipe: builds the engine.
+        child: the process to use; None: a new one.
     """
 
     def __init__(self, recipe: Recipe, child: Child | None = None) -> None:
@@ -96,11 +92,10 @@ class ProcessHost:
         self._reports: _Reports | None = None
 
     def start(self, deliver: Deliver) -> EngineInfo:
-        """See `Host`."""
         child = self._child = self._child or Child()
         reports = _Reports(child, deliver)
         try:
-            with contextlib.suppress(OSError):  # it has ended by now: its report, or how it ended, tells why
+            with contextlib.suppress(OSError):  # it has ended: its report or exit code says why
                 wire.send(child.end, self._recipe)
             report = reports.next()
         except BaseException:
@@ -110,42 +105,40 @@ class ProcessHost:
         if not isinstance(report, Started):
             child.stop()
             assert isinstance(report, Ended)
-            if isinstance(report.error, EngineDead):  # it could not tell any error of its own, nor end its bar
+            if isinstance(report.error, EngineDead):  # it died without a report, maybe with a hidden cursor
                 show_cursor()
-            raise report.error or EngineDead("the engine ended before it began")
+            raise report.error or EngineDead("the engine ended before it started")
         self._writer = wire.Writer(child.end)
         self._reports = reports
         reports.start()
         return report.info
 
     def send(self, message: Message) -> None:
-        """See `Host`."""
         self._writer.send(message)
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
-        """See `Host`. The loop reads them itself: no thread has to be woken, nor to get hold of the interpreter."""
+        # The loop reads the socket itself: waking a thread that needs the interpreter would take longer.
         if self._reports is not None:
             self._reports.read_on(loop)
 
     def close(self) -> None:
-        """See `Host`. A process that does not end in time is killed."""
         if self._child is None or self._reports is None:
             return
         self._writer.send(Shutdown())
         try:
             self._child.process.wait(JOIN_SECONDS)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # it does not end in time
             self._child.process.kill()
         self._reports.join()
         self._writer.close()
 
 
 class _Reports:
-    """Reads what the engine's process reports, until its end, and delivers it: on a thread, or on an event loop.
+    """Reader of an engine process's reports, which delivers them on a thread or on an event loop.
 
     Args:
         child: the process.
-        deliver: gets every report; the end of the connection is one, too.
+        deliver: gets every report. The end of the connection becomes an `Ended`.
     """
 
     def __init__(self, child: Child, deliver: Deliver) -> None:
@@ -162,51 +155,51 @@ class _Reports:
         self._thread.start()
 
     def read_on(self, loop: AbstractEventLoop) -> None:
-        """Read and deliver on a loop, and not on the thread any more."""
+        """Read and deliver on a loop instead of the thread."""
         self._stop.close()
         self.join()
         if not self._over:
-            loop.add_reader(self._child.end, self._look, loop)
+            loop.add_reader(self._child.end, self._readable, loop)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
+        """Wait until the thread has ended."""
         if self._thread is not threading.current_thread():
             self._thread.join()
             self._stop.close()
 
     def next(self) -> Report:
-        """The next report; the end of the connection is one, too."""
+        """Wait for the next report; return an `Ended` if the connection ends."""
         process = self._child.process
         try:
             report: Report = self._reader.wait()
         except (EOFError, OSError):
-            return Ended(EngineDead(f"the engine's process ended with exit code {process.wait()}"))
-        except Exception as error:  # noqa: BLE001 - nothing that cannot be read may leave the clients waiting
+            return Ended(EngineDead(f"the engine process ended with exit code {process.wait()}"))
+        except Exception as error:  # noqa: BLE001 - clients must not wait for a report that cannot be read
             process.kill()
-            return Ended(EngineDead(f"the engine's process sent what cannot be read: {type(error).__name__}: {error}"))
+            return Ended(EngineDead(f"unreadable report of the engine process: {type(error).__name__}: {error}"))
         return report
 
     def _run(self, stopped: socket.socket) -> None:
-        news = select.poll()
-        news.register(self._child.end, select.POLLIN)
-        news.register(stopped, select.POLLIN)
+        poll = select.poll()
+        poll.register(self._child.end, select.POLLIN)
+        poll.register(stopped, select.POLLIN)
         with stopped:
             while not self._over:
-                if not self._reader.ready and any(each == stopped.fileno() for each, _ in news.poll()):
+                if not self._reader.ready and any(each == stopped.fileno() for each, _ in poll.poll()):
                     return
                 self._pass_on()
         self._child.end.close()
 
-    def _look(self, loop: AbstractEventLoop) -> None:
+    def _readable(self, loop: AbstractEventLoop) -> None:
         if not self._turning:
             self._turn(loop)
 
     def _turn(self, loop: AbstractEventLoop) -> None:
-        """Deliver one report if it has come; whoever else waits for the loop gets his turn before the next one."""
+        """Deliver one report if it has arrived; other callbacks run before the next one."""
         try:
-            whole = self._reader.look()
+            whole = self._reader.poll()
         except (EOFError, OSError):
-            whole = True  # it is the end
+            whole = True  # the connection has ended, which `next` reports
         if whole:
             self._pass_on()
         self._turning = not self._over and self._reader.ready
@@ -221,13 +214,13 @@ class _Reports:
         self._over = isinstance(report, Ended)
         try:
             self._deliver(report)
-        except Exception:  # noqa: BLE001 - who waits for those behind it would wait for ever
-            _LOG.exception("a report of the engine could not be delivered")
+        except Exception:  # noqa: BLE001 - later reports must still be delivered
+            _LOG.exception("an engine report could not be delivered")
 
 
 def child(descriptor: int, as_objects: bool) -> None:
-    """The engine's process: reads its recipe, then messages, from an inherited socket, and writes its reports there."""
-    # The process is ours alone, and so is what it logs: what was asked for by a switch is to be seen.
+    """Run the engine process: read a recipe and messages from an inherited socket, and write reports to it."""
+    # No other program configures logging in this process.
     if as_objects:
         log_objects(logging.INFO)
     else:
@@ -237,29 +230,29 @@ def child(descriptor: int, as_objects: bool) -> None:
     inbox = SocketInbox(end)
     loaded = threading.Event()
     try:
-        import ferrum.runtime.load  # noqa: F401 - it takes its time, and the recipe need not have come yet
+        import ferrum.runtime.load  # noqa: F401 - slow, so it is imported before the recipe arrives
 
         recipe = inbox.reader.wait()
         threading.Thread(target=_watch, args=(end, loaded), daemon=True).start()
         built = recipe()
     except EOFError:
         return
-    except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+    except Exception as error:  # noqa: BLE001 - the parent raises it
         wire.send(end, Ended(as_step_error(error)))
         return
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.freeze()  # what there is by now will stay: to search it for garbage would hold up a step
+    gc.freeze()  # these objects stay: examining them for garbage would delay steps
     loaded.set()
-    with contextlib.suppress(OSError):  # nobody is left to be told
+    with contextlib.suppress(OSError):  # the parent is gone
         wire.send(end, Started(built.info))
         serve(built, inbox, partial(wire.send, end))
     inbox.close()
 
 
 def _watch(end: socket.socket, loaded: threading.Event) -> None:
-    """A parent that goes while its engine is being loaded needs none. Later the engine looks for itself."""
+    """End the process if its parent ends while the model loads. Later the inbox notices."""
     gone = select.poll()
-    gone.register(end, 0)  # a hang-up is told of unasked
+    gone.register(end, 0)  # hang-ups are always reported
     gone.poll()
     if not loaded.is_set():
         leave(1)

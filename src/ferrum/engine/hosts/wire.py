@@ -1,4 +1,4 @@
-"""Objects over a socket between two processes of ours: eight bytes that tell a length, then a pickle of that length."""
+"""Pickled objects over a socket between two processes of this package, each after its length in eight bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK: Final = 1 << 16
 
 
 def send(end: socket, item: object) -> None:
-    """Send an object; waits for the other side where that is behind. Raises OSError."""
+    """Send an object; block while the socket's buffer is full. Raises OSError."""
     end.sendall(_framed(item))
 
 
@@ -25,94 +25,94 @@ def _framed(item: object) -> bytes:
 
 
 class Reader:
-    """Reads objects, from one thread at a time.
+    """Reader of objects, for one thread at a time.
 
     Args:
-        end: the socket, which is left as it is.
+        end: the socket. It is not closed here.
     """
 
     def __init__(self, end: socket) -> None:
         self._end = end
-        self._come = bytearray()
+        self._received = bytearray()
 
     @property
     def ready(self) -> bool:
-        """Whether the next object can be read without a look at the socket."""
+        """Whether the next object has arrived."""
         return self._missing() == 0
 
     def wait(self) -> Any:
-        """The next object. Raises EOFError, OSError, and whatever an object raises that cannot be read."""
+        """Wait for the next object. Raises EOFError, OSError, and any error of unpickling."""
         while self._missing():
             self._receive(0)
         return self._take()
 
-    def look(self) -> bool:
-        """Take in what has come, without waiting for more; whether the next object is whole. Raises as `wait`."""
+    def poll(self) -> bool:
+        """Read without blocking; return whether the next object has arrived. Raises as `wait`."""
         with suppress(BlockingIOError):
             while self._missing():
                 self._receive(MSG_DONTWAIT)
         return self.ready
 
     def _missing(self) -> int:
-        """How many bytes the next object lacks at least."""
-        if len(self._come) < _LENGTH.size:
-            return _LENGTH.size - len(self._come)
-        (length,) = _LENGTH.unpack_from(self._come)
-        return max(0, _LENGTH.size + int(length) - len(self._come))
+        """Return how many bytes of the next object are missing at least."""
+        if len(self._received) < _LENGTH.size:
+            return _LENGTH.size - len(self._received)
+        (length,) = _LENGTH.unpack_from(self._received)
+        return max(0, _LENGTH.size + int(length) - len(self._received))
 
     def _receive(self, flags: int) -> None:
         data = self._end.recv(_CHUNK, flags)
         if not data:
             raise EOFError
-        self._come += data
+        self._received += data
 
     def _take(self) -> Any:
-        (length,) = _LENGTH.unpack_from(self._come)
+        (length,) = _LENGTH.unpack_from(self._received)
         end = _LENGTH.size + length
-        data = bytes(self._come[_LENGTH.size : end])
-        del self._come[:end]
+        data = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
         return pickle.loads(data)
 
 
 class Writer:
-    """Sends objects in order, from any thread, and never waits for the other side.
+    """Writer of objects in order, from any thread, that never blocks.
 
-    What the socket does not take at once is sent by a thread. It has no bound of its own: what may be sent has.
+    A thread sends what the socket does not take at once. The backlog is bounded by the limits on what clients send.
 
     Args:
-        end: the socket. Once it cannot be written to, what is sent is dropped; its reader learns why.
+        end: the socket. Objects are dropped once it cannot be written to; the reader of the socket reports why.
     """
 
     def __init__(self, end: socket) -> None:
         self._end = end
-        self._late: deque[bytes] = deque()
-        # Held as itself where an interrupt may come: in the midst of a Condition one would leave it held for ever.
+        self._backlog: deque[bytes] = deque()
+        # `send` takes the lock directly: an interrupt inside a Condition would leave it locked forever.
         self._lock = threading.RLock()
-        self._change = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._thread = threading.Thread(target=self._send_late, name="ferrum-writer", daemon=True)
+        self._thread = threading.Thread(target=self._send_backlog, name="ferrum-writer", daemon=True)
         self._thread.start()
 
     def send(self, item: object) -> None:
-        """Send an object, or have it sent."""
+        """Send an object, now or from the thread."""
         data = _framed(item)
         with self._lock:
-            if not self._late:
+            if not self._backlog:
                 data = data[self._send_now(data) :]
             if data and not self._closed:
-                self._late.append(data)
-                self._change.notify()
+                self._backlog.append(data)
+                self._changed.notify()
 
     def close(self) -> None:
-        """Send nothing more. Idempotent."""
+        """Stop sending. Idempotent."""
         with self._lock:
             self._closed = True
-            self._change.notify()
+            self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _send_now(self, data: bytes) -> int:
-        """How many of the bytes need not be sent any more."""
+        """Send without blocking; return how many bytes are sent or dropped."""
         try:
             return self._end.send(data, MSG_DONTWAIT)
         except BlockingIOError:
@@ -120,14 +120,14 @@ class Writer:
         except OSError:
             return len(data)
 
-    def _send_late(self) -> None:
+    def _send_backlog(self) -> None:
         while True:
-            with self._change:
-                self._change.wait_for(lambda: self._late or self._closed)
+            with self._changed:
+                self._changed.wait_for(lambda: self._backlog or self._closed)
                 if self._closed:
                     return
-                data = self._late[0]
+                data = self._backlog[0]
             with suppress(OSError):
                 self._end.sendall(data)
-            with self._change:
-                self._late.popleft()
+            with self._changed:
+                self._backlog.popleft()

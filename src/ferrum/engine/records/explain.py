@@ -1,4 +1,4 @@
-"""What a record's schedule says, in a few lines for each choice: the prompt's pieces, what was found, guesses."""
+"""Summary of a record's schedule: prompt chunks, prefix hits, decoding and drafts of each choice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ferrum.engine.records.step_shares import StepShare
 
 
 class Work(StrEnum):
-    """What a choice did in a step.
+    """Kind of work of a choice in a step.
 
-    PROMPT processes a piece of the prompt, AGAIN computes what was lost with its pages, DECODE one token that was
-    sampled before, VERIFY also guesses after it.
+    PROMPT processes a prompt chunk, AGAIN recomputes tokens after a preemption, DECODE processes the last sampled
+    token, VERIFY also draft tokens after it.
     """
 
     PROMPT = "prompt"
@@ -26,16 +26,16 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage(JsonRecord):
-    """Consecutive shares of a choice that did the same.
+    """Consecutive shares of a choice with the same kind of work.
 
     Attributes:
-        first_step, last_step: steps of the engine; between them may be steps in which the choice had no share.
-        start: tokens that were stored before.
-        tokens: processed, guesses not counted.
-        found: of those stored before, the ones that were found and not computed, at a beginning.
-        drafted, accepted: guesses, and the right ones among them.
-        sampled: tokens that came of it.
-        most_rows: of the largest of the steps, over all sequences.
+        first_step, last_step: steps of the engine; the choice may have had no share in some between them.
+        start: tokens stored before.
+        tokens: processed tokens without draft tokens.
+        found: tokens from the prefix cache, in the first share after a start or a preemption.
+        drafted, accepted: draft tokens, and accepted ones.
+        sampled: sampled tokens.
+        most_rows: tokens of the largest of the steps, over all sequences.
     """
 
     choice: int
@@ -52,11 +52,11 @@ class Passage(JsonRecord):
 
 
 def passages(record: Record) -> list[Passage]:
-    """The schedule of a request, choice by choice."""
+    """Return the schedule of a request, choice by choice."""
     found: list[Passage] = []
     for choice in range(record.request.params.n):
         shares = [each for each in record.shares if each.share.choice == choice]
-        for passage in _singly(shares, len(record.request.prompt)):
+        for passage in _each_share(shares, len(record.request.prompt)):
             last = found[-1] if found else passage
             if last.choice == choice and last.work is passage.work is Work.DECODE:
                 found[-1] = _joined(last, passage)
@@ -65,12 +65,12 @@ def passages(record: Record) -> list[Passage]:
     return found
 
 
-def _singly(shares: list[RecordedShare], prompt: int) -> Iterator[Passage]:
-    """A passage for each share of one choice."""
-    losses, reached = -1, 0
+def _each_share(shares: list[RecordedShare], prompt: int) -> Iterator[Passage]:
+    """Return a passage for each share of one choice."""
+    preemptions, reached = -1, 0
     for each in shares:
         share = each.share
-        begins, losses = share.preemptions != losses, share.preemptions
+        begins, preemptions = share.preemptions != preemptions, share.preemptions
         yield Passage(
             choice=share.choice,
             work=_work(share, prompt, reached),
@@ -88,7 +88,7 @@ def _singly(shares: list[RecordedShare], prompt: int) -> Iterator[Passage]:
 
 
 def _work(share: StepShare, prompt: int, reached: int) -> Work:
-    """What a share did, after the choice had stored `reached` tokens at the most."""
+    """Return the kind of work of a share; `reached` is the most tokens that the choice has stored before."""
     if share.start < reached:
         return Work.AGAIN
     if share.start < prompt:

@@ -1,13 +1,13 @@
-"""What is kept of a request: where it ran, what it asked, its share of every step, and how it ended.
+"""The record of a request: origin, parameters, its share of every step, and its end. `record_files` writes them.
 
-A record is JSON, a line each:
+A record is a file of JSON lines:
 
     {"version": 1, "id", "time", "origin", "request"}                                         first
     {"step", "rows", "choice", "start", "tokens", "sampled", "logprobs", ...}                 one for each share
     {"choices", "cached_tokens", "prompt_logprobs", "embedding", "sha256"}                    last, when it is over
 
-Numbers are written so that reading gives the same bits. The last line ends with the SHA-256 of all before. A record
-without one is of a request that still runs, or whose engine was killed; what there is of it can be read.
+Reading a number gives the same bits. The last line ends with the SHA-256 of everything before it. A record without it
+belongs to a request that runs, or whose engine was killed; its complete lines can be read.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from ferrum.core.errors import FerrumError, RecordDamaged, RecordNotFound
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Pooling, Request
-from ferrum.engine.records.step_shares import StepShare, TakenStep
+from ferrum.engine.records.step_shares import ComputedStep, StepShare
 
 VERSION: Final = 1
 
 SEAL: Final = b',"sha256":"%s"'
-"""The end of the last line: the SHA-256 of all before it, as hexadecimal."""
+"""The end of the last line: the SHA-256 of everything before it, in hexadecimal."""
 
 _LEFT_OUT: Final = frozenset({"request_id", "deadline", "arrival"})
-"""Of a request: what means nothing later."""
+"""Fields of a request that a replay cannot use."""
 
 _SHARE: Final = tuple(each.name for each in fields(StepShare) if each.name != "request_id")
 
 _DEFAULTS: Final = {"drafts": (), "accepted": 0, "sampled": (), "logprobs": (), "cached": 0, "preemptions": 0}
-"""Of a share: what is not written."""
+"""Values of a share that are not written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin(JsonRecord):
-    """Where a request ran: all that its bits depend on besides itself, and how to load it again.
+    """The engine that ran a request: what its bits depend on, and how to load it again.
 
     Attributes:
-        model: the name that it was loaded by.
-        directory: where it was; None where it was made up.
-        digest: of its files; see `model_digest`.
+        model: the name that the model was loaded by.
+        directory: of the model; None for one without files.
+        digest: of the model's files; see `model_digest`.
         numerics_id, weights, kv_format, page_size, kv_capacity: see `EngineInfo`.
         program: version of ferrum.
-        options: of the engine, as `EngineConfig.to_dict` has them; None where it was not made from options.
+        options: of the engine, as from `EngineConfig.to_dict`; None for an engine built without options.
     """
 
     model: str
@@ -66,12 +66,12 @@ class Origin(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEnd(JsonRecord):
-    """How a choice ended.
+    """The end of a choice.
 
     Attributes:
-        tokens: how many of the sampled ones it came to.
-        finish_reason, stop_reason: as its client was told.
-        error: the class of what went wrong.
+        tokens: length of the output; sampled tokens beyond it were dropped.
+        finish_reason, stop_reason: as its client received them.
+        error: class name of the error, if any.
     """
 
     tokens: int
@@ -82,13 +82,13 @@ class ChoiceEnd(JsonRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnd(JsonRecord):
-    """How a request ended.
+    """The end of a request.
 
     Attributes:
         choices: by index.
-        cached_tokens: prompt tokens that the prefix cache had.
-        prompt_logprobs: of the prompt's tokens from the second one on, where asked for.
-        embedding: where asked for.
+        cached_tokens: prompt tokens from the prefix cache.
+        prompt_logprobs: of the prompt's tokens from the second one on, if requested.
+        embedding: if requested.
     """
 
     choices: tuple[ChoiceEnd, ...]
@@ -102,7 +102,7 @@ class RecordedShare:
     """A choice's share of a step.
 
     Attributes:
-        step, rows: of the step; see `TakenStep`.
+        step, rows: number and tokens of the step; see `ComputedStep`.
     """
 
     step: int
@@ -115,10 +115,10 @@ class Record:
     """A recorded request.
 
     Attributes:
-        id: as its client knows it.
+        id: the public request id.
         time: seconds since 1970 when it was queued.
         shares: in the order of the steps.
-        end: None while it runs, or where it never came to one.
+        end: None while the request runs, or if its engine was killed.
     """
 
     id: str
@@ -129,7 +129,7 @@ class Record:
     end: RequestEnd | None = None
 
     def sampled(self, choice: int) -> list[tuple[int, float]]:
-        """The tokens that a choice came to, with their log-probabilities."""
+        """Return the output tokens of a choice with their log-probabilities."""
         found = [
             pair
             for each in self.shares
@@ -139,20 +139,20 @@ class Record:
         return found if self.end is None else found[: self.end.choices[choice].tokens]
 
 
-def head_line(id: str, time: float, origin: Origin, request: Request) -> dict[str, Any]:
-    """The first line of a record."""
+def header_line(id: str, time: float, origin: Origin, request: Request) -> dict[str, Any]:
+    """Return the first line of a record."""
     return {"version": VERSION, "id": id, "time": time, "origin": origin.to_dict(), "request": request_dict(request)}
 
 
-def share_line(step: TakenStep, share: StepShare) -> dict[str, Any]:
-    """The line of a share."""
+def share_line(step: ComputedStep, share: StepShare) -> dict[str, Any]:
+    """Return the line of a share."""
     values = ((name, getattr(share, name)) for name in _SHARE)
-    told = {name: value for name, value in values if value != _DEFAULTS.get(name)}
-    return {"step": step.number, "rows": step.rows, **told}
+    written = {name: value for name, value in values if value != _DEFAULTS.get(name)}
+    return {"step": step.number, "rows": step.rows, **written}
 
 
 def request_dict(request: Request) -> dict[str, Any]:
-    """A request as JSON values."""
+    """Return a request as JSON values."""
     values = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _LEFT_OUT}
     return {
         **values,
@@ -163,7 +163,7 @@ def request_dict(request: Request) -> dict[str, Any]:
 
 
 def request_of(id: str, values: Mapping[str, Any]) -> Request:
-    """The inverse of `request_dict`."""
+    """Return the request of `request_dict`'s result."""
     return Request(
         **{
             **values,
@@ -180,42 +180,42 @@ def request_of(id: str, values: Mapping[str, Any]) -> Request:
 
 
 def read_record(path: Path) -> Record:
-    """A record.
+    """Read a record.
 
     Raises:
         RecordNotFound: there is no such file.
-        RecordDamaged: it is none, or not as it was written.
+        RecordDamaged: the file is not a record, or was changed.
     """
     try:
         data = path.read_bytes()
     except OSError:
-        raise RecordNotFound(f"there is no record {str(path)!r}") from None
+        raise RecordNotFound(f"no record at {str(path)!r}") from None
     lines = data.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # whoever wrote it was killed
+        lines.pop()  # its writer was killed
     try:
         return _record([json.loads(line) for line in lines], lines)
     except (FerrumError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise RecordDamaged(f"{path} is not as it was written: {type(error).__name__}: {error}") from None
+        raise RecordDamaged(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _record(parsed: list[dict[str, Any]], lines: list[bytes]) -> Record:
-    head, *rest = parsed
-    if head["version"] != VERSION:
-        raise ValueError(f"version {head['version']}, not {VERSION}")
+    header, *body = parsed
+    if header["version"] != VERSION:
+        raise ValueError(f"version {header['version']}, expected {VERSION}")
     end = None
-    if rest and "sha256" in rest[-1]:
-        last = rest.pop()
+    if body and "sha256" in body[-1]:
+        last = body.pop()
         seal = SEAL % last.pop("sha256").encode() + b"}\n"
         if hashlib.sha256(b"".join(lines).removesuffix(seal)).hexdigest().encode() not in seal:
-            raise ValueError("its checksum is another one")
+            raise ValueError("checksum mismatch")
         end = RequestEnd.from_dict(last)
     return Record(
-        id=head["id"],
-        time=head["time"],
-        origin=Origin.from_dict(head["origin"]),
-        request=request_of(head["id"], head["request"]),
-        shares=tuple(_share(head["id"], line) for line in rest),
+        id=header["id"],
+        time=header["time"],
+        origin=Origin.from_dict(header["origin"]),
+        request=request_of(header["id"], header["request"]),
+        shares=tuple(_share(header["id"], line) for line in body),
         end=end,
     )
 

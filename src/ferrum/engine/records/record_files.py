@@ -1,7 +1,7 @@
-"""The directory of records: a file for each request, written behind, and never more bytes than allowed.
+"""The directory of records: a file per request, written by a thread, within a capacity in bytes.
 
-A thread appends what is due, a few times a second: whoever dies loses no more than that, and every line that is there
-is whole but perhaps the last one. The files are for their owner alone: prompts are in them.
+The thread appends several times a second, so a crash loses little and at most the last line is incomplete. Only the
+owner can read the files, since they contain prompts.
 """
 
 from __future__ import annotations
@@ -22,51 +22,53 @@ from ferrum.core.errors import ConfigError, RecordNotFound, RequestError
 from ferrum.engine.records.record import SEAL
 
 Line: TypeAlias = Callable[[], Mapping[str, Any]]
-"""Makes the values of a line, on the writing thread."""
+"""Returns the values of a line; called on the writing thread."""
 
 PAUSE_SECONDS: Final = 0.1
-"""How long lines gather before they are written, unless somebody waits for them."""
+"""Time between two writes, unless a `flush` waits."""
 
-MAX_DUE: Final = 1 << 17
-"""Lines that wait to be written at most; a record whose lines find no place is given up."""
+MAX_QUEUED: Final = 1 << 17
+"""Limit of lines that wait to be written. A record with a line beyond it is dropped."""
 
 CLOSE_SECONDS: Final = 10.0
-"""How long `close` goes on writing what is due."""
+"""Time that `close` spends on writing the waiting lines."""
 
 SUFFIX: Final = ".jsonl"
-_LONGEST: Final = 120
+_MAX_NAME_PART: Final = 120
 _KEPT: Final = 0.9
-"""What is left of the capacity when records have to go: not each new one is to look through the directory."""
+"""Part of the capacity that eviction keeps, so that not every new record scans the directory."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 def file_name(tenant: str, id: str) -> str:
-    """What the record of a tenant's request is called: nobody's request is in the way of another tenant's."""
+    """Return the file name of a tenant's request; requests of different tenants never share a file."""
     return "@".join(_name_part(part) for part in (tenant, id) if part) + SUFFIX
 
 
 def _name_part(part: str) -> str:
-    """A tenant or an id as it stands in a name; a long one as its digest, each for itself: ids are looked for alone."""
+    """Return a tenant or id in a form for file names; a long one as its digest. Ids are also searched alone."""
     name = quote(part, safe="", errors="backslashreplace")
-    return hashlib.sha256(name.encode()).hexdigest() if len(name) > _LONGEST else name
+    return hashlib.sha256(name.encode()).hexdigest() if len(name) > _MAX_NAME_PART else name
 
 
 def find_record(directory: Path, id: str) -> Path:
-    """The file of a request of whatever tenant.
+    """Return the file of a request, whichever tenant's it is.
 
     Raises:
-        RecordNotFound: there is none.
-        RequestError: several tenants have one of that id, or it is that of a body with several prompts.
+        RecordNotFound: there is no record of that id.
+        RequestError: several tenants have a record of that id, or it belongs to a body with several prompts.
     """
     found = _files_of(directory, id)
     if not found and _files_of(directory, f"{id}/0"):
-        raise RequestError(f"{id!r} had several prompts, each with a record: name one, as in {f'{id}/0'!r}", param="id")
+        raise RequestError(
+            f"{id!r} had several prompts with a record each: pick one, such as {f'{id}/0'!r}", param="id"
+        )
     if not found:
-        raise RecordNotFound(f"no request {id!r} is recorded in {str(directory)!r}", param="id")
+        raise RecordNotFound(f"no record of request {id!r} in {str(directory)!r}", param="id")
     if len(found) > 1:
         names = ", ".join(sorted(map(str, found)))
-        raise RequestError(f"several keys have a request {id!r}; name one of the files {names}", param="id")
+        raise RequestError(f"several keys have a request {id!r}: pick one of the files {names}", param="id")
     return found[0]
 
 
@@ -77,13 +79,13 @@ def _files_of(directory: Path, id: str) -> list[Path]:
 
 @dataclass(slots=True, eq=False)
 class OpenRecord:
-    """A record while it is written.
+    """A record that is being written.
 
     Attributes:
-        name: of its file.
-        digest: of what is written.
-        begun: whether the file is there.
-        lost: it was given up.
+        name: file name.
+        digest: SHA-256 so far.
+        begun: whether the file exists.
+        lost: whether the record was dropped.
     """
 
     name: str
@@ -93,11 +95,11 @@ class OpenRecord:
 
 
 class RecordFiles:
-    """Writes the records of one engine. Safe to use from any thread.
+    """Writer of one engine's records. Safe to use from any thread.
 
     Args:
-        directory: made where it is missing; others may use it, too.
-        capacity: most bytes of all records; those that were written to longest ago go first.
+        directory: created if missing; other engines may use it, too.
+        capacity: maximum bytes of all records; the least recently written are deleted first.
 
     Raises:
         ConfigError: the directory cannot be used.
@@ -106,91 +108,91 @@ class RecordFiles:
     def __init__(self, directory: Path, capacity: int) -> None:
         self.directory = directory
         self._capacity = capacity
-        self._due: list[tuple[OpenRecord, Line, bool]] = []
-        self._crowded_out: list[OpenRecord] = []
+        self._queued: list[tuple[OpenRecord, Line, bool]] = []
+        self._dropped: list[OpenRecord] = []
         self._put = self._written = self._wanted = 0
         self._closing = self._failing = False
-        # Held as itself where an interrupt may come: in the midst of a Condition one would leave it held for ever.
+        # `put` takes the lock directly: an interrupt inside a Condition would leave it locked forever.
         self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         try:
             directory.mkdir(0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
         except OSError as error:
-            raise ConfigError(f"{directory} cannot be used: {error}", param="record_dir") from None
-        # Begun by the first line: an engine that could not be built after all leaves nothing running.
+            raise ConfigError(f"cannot use {directory}: {error}", param="record_dir") from None
+        # Started by the first line, so that an engine that fails to build leaves no thread.
         self._thread = threading.Thread(target=self._run, name="ferrum-records", daemon=True)
 
     def put(self, record: OpenRecord, line: Line, *, last: bool = False) -> None:
-        """Append a line to a record; the first one begins it, over what may be there, and the last one seals it."""
+        """Append a line to a record; the first one replaces an existing file, the last one seals it."""
         with self._lock:
             if record.lost:
                 return
             if self._thread.ident is None:
                 try:
                     self._thread.start()
-                except RuntimeError as error:  # none to be had now; the next line asks again
-                    self._give_up(record, error)
+                except RuntimeError as error:  # no more threads now; the next line tries again
+                    self._drop(record, error)
                     return
-            if len(self._due) >= MAX_DUE:
+            if len(self._queued) >= MAX_QUEUED:
                 record.lost = True
-                self._crowded_out.append(record)
+                self._dropped.append(record)
                 return
-            self._due.append((record, line, last))
+            self._queued.append((record, line, last))
             self._put += 1
-            if len(self._due) == 1:
-                self._news.notify_all()
+            if len(self._queued) == 1:
+                self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all that was put is in the files, or given up."""
-        with self._news:
+        """Wait until all lines so far are written or dropped."""
+        with self._changed:
             target = self._wanted = self._put
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._written >= target or not self._thread.is_alive())
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._written >= target or not self._thread.is_alive())
 
     def close(self) -> None:
-        """Write what is due, for a while, and end. Idempotent."""
-        with self._news:
+        """Write the waiting lines, for `CLOSE_SECONDS` at most, and end. Idempotent."""
+        with self._changed:
             self._closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._due or self._closing)
-                self._news.wait_for(lambda: self._closing or self._wanted > self._written, PAUSE_SECONDS)
-                due, self._due = self._due, []
-                crowded_out, self._crowded_out = self._crowded_out, []
-            if not due:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queued or self._closing)
+                self._changed.wait_for(lambda: self._closing or self._wanted > self._written, PAUSE_SECONDS)
+                queued, self._queued = self._queued, []
+                dropped, self._dropped = self._dropped, []
+            if not queued:
                 return
-            for record in crowded_out:
-                self._give_up(record, f"{MAX_DUE} lines wait to be written already")
-            self._write(due)
-            with self._news:
-                self._written += len(due)
-                self._news.notify_all()
+            for record in dropped:
+                self._drop(record, f"{MAX_QUEUED} lines already wait to be written")
+            self._write(queued)
+            with self._changed:
+                self._written += len(queued)
+                self._changed.notify_all()
 
-    def _write(self, due: list[tuple[OpenRecord, Line, bool]]) -> None:
-        """Append each record's lines at once."""
+    def _write(self, queued: list[tuple[OpenRecord, Line, bool]]) -> None:
+        """Append the lines, record by record."""
         lines: dict[OpenRecord, list[tuple[Line, bool]]] = {}
-        for record, line, last in due:
+        for record, line, last in queued:
             lines.setdefault(record, []).append((line, last))
         for record, its in lines.items():
             if record.lost:
                 continue
             try:
                 self._append(record, b"".join(_text(record, line, last=last) for line, last in its))
-            except Exception as error:  # noqa: BLE001 - whatever keeps one record from being written, others go on
-                self._give_up(record, error)
+            except Exception as error:  # noqa: BLE001 - the other records are still written
+                self._drop(record, error)
             else:
                 self._failing = False
         if self._bytes > self._capacity:
             self._shrink()
 
     def _append(self, record: OpenRecord, text: bytes) -> None:
-        # One that had to make room is not begun again in its middle.
+        # A record that was evicted must not start again in its middle.
         flags = os.O_APPEND if record.begun else os.O_CREAT | os.O_TRUNC
         descriptor = os.open(self.directory / record.name, os.O_WRONLY | flags, 0o600)
         record.begun = True
@@ -198,8 +200,8 @@ class RecordFiles:
             file.write(text)
         self._bytes += len(text)
 
-    def _give_up(self, record: OpenRecord, reason: object) -> None:
-        """A record with a gap is none; it is told once that some are lost, until others are written again."""
+    def _drop(self, record: OpenRecord, reason: object) -> None:
+        """Drop a record, since a gap makes it useless. Logs once until a record is written again."""
         if not self._failing:
             _LOG.warning("requests cannot be recorded: %s", reason)
         self._failing = record.lost = True
@@ -208,7 +210,7 @@ class RecordFiles:
                 (self.directory / record.name).unlink(missing_ok=True)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Time of the last line, bytes and path of each record."""
+        """Return modification time, size and path of each record."""
         found = []
         for path in self.directory.glob(f"*{SUFFIX}"):
             with suppress(OSError):  # another process may have deleted it
@@ -217,7 +219,7 @@ class RecordFiles:
         return found
 
     def _shrink(self) -> None:
-        """Delete what was written to longest ago."""
+        """Delete the least recently written records."""
         files = sorted(self._files())
         self._bytes = sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -229,7 +231,7 @@ class RecordFiles:
 
 
 def _text(record: OpenRecord, line: Line, *, last: bool) -> bytes:
-    """A line as it is written. Raises ValueError for a number that JSON does not have."""
+    """Return a line as written. Raises ValueError for a number that JSON cannot represent."""
     text = json.dumps(line(), separators=(",", ":"), allow_nan=False).encode().removesuffix(b"}")
     record.digest.update(text)
     if last:

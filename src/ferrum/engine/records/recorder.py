@@ -1,4 +1,4 @@
-"""Keeps requests: looks on between the clients and the engine, and writes down what both sides know."""
+"""Records requests: observes the messages between clients and engine and writes a record of each request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from ferrum.core.config import EngineConfig
 from ferrum.core.types import Request
 from ferrum.engine.messages import EngineInfo
-from ferrum.engine.records.record import ChoiceEnd, Origin, Record, RequestEnd, head_line, read_record, share_line
+from ferrum.engine.records.record import ChoiceEnd, Origin, Record, RequestEnd, header_line, read_record, share_line
 from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name
-from ferrum.engine.records.step_shares import TakenStep
+from ferrum.engine.records.step_shares import ComputedStep
 from ferrum.engine.request_output import Delta
 
 
@@ -22,8 +22,8 @@ class _Recorded:
     """A request that is being recorded.
 
     Attributes:
-        tokens: that each choice came to so far.
-        ends: of the choices that are over.
+        tokens: output length of each choice so far.
+        ends: of finished choices.
     """
 
     record: OpenRecord
@@ -34,15 +34,15 @@ class _Recorded:
 
 
 class Recorder:
-    """Writes a record of each request of one engine. Safe to use from any thread.
+    """Writer of a record for each request of one engine. Safe to use from any thread.
 
     Args:
-        files: where records go.
-        origin: where the requests run; asked once, on the writing thread, for it may have to read the model.
+        files: the directory of records.
+        origin: describes the engine. Called once, on the writing thread: it may have to read the model.
 
     Attributes:
         files: as given.
-        origin: the same, remembered.
+        origin: as given, with its result cached.
     """
 
     def __init__(self, files: RecordFiles, origin: Callable[[], Origin]) -> None:
@@ -51,30 +51,30 @@ class Recorder:
         self._live: dict[str, _Recorded] = {}
 
     def begin(self, request: Request, id: str) -> Request:
-        """Begin the record of a request; the request as the engine is to have it: its log-probabilities are kept.
+        """Begin a record; return the request to send to the engine, with log-probabilities requested.
 
         Args:
-            request: under an id that no other live one has.
-            id: as its client knows it.
+            request: its id is unique among live requests.
+            id: the public request id.
         """
         record = OpenRecord(file_name(request.tenant, id))
         self._live[request.request_id] = _Recorded(record)
         now = time.time()
-        self.files.put(record, lambda: head_line(id, now, self.origin(), request))
+        self.files.put(record, lambda: header_line(id, now, self.origin(), request))
         if request.params.logprobs is not None:
             return request
         return replace(request, params=request.params.but(logprobs=0))
 
-    def steps(self, steps: Iterable[TakenStep]) -> None:
-        """Note who had which share of the engine's steps."""
+    def steps(self, steps: Iterable[ComputedStep]) -> None:
+        """Record the shares of steps."""
         for step in steps:
             for share in step.shares:
-                # A choice that ended by its text may have run on for a step.
+                # A choice that ended at a stop string may have run for another step.
                 if (recorded := self._live.get(share.request_id)) is not None and share.choice not in recorded.ends:
                     self.files.put(recorded.record, partial(share_line, step, share))
 
     def delta(self, request: Request, delta: Delta) -> None:
-        """Note what a client is told: with the last of it the record ends."""
+        """Record a delta of a client; the last one ends the record."""
         recorded = self._live[request.request_id]
         count = recorded.tokens[delta.index] = recorded.tokens.get(delta.index, 0) + len(delta.token_ids)
         if delta.prompt_logprobs is not None:
@@ -100,7 +100,7 @@ class Recorder:
             self.files.put(recorded.record, end.to_dict, last=True)
 
     def find(self, tenant: str, id: str) -> Record:
-        """The record of a tenant's request, as far as it has come.
+        """Return the record of a tenant's request so far.
 
         Raises:
             RecordNotFound, RecordDamaged: see `read_record`.
@@ -109,33 +109,33 @@ class Recorder:
         return read_record(self.files.directory / file_name(tenant, id))
 
     def close(self) -> None:
-        """Write what is due. Idempotent."""
+        """Write the waiting lines and end. Idempotent."""
         self.files.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What an engine was made from, to tell where its requests ran.
+    """What an engine was built from.
 
     Attributes:
         config: the options.
         directory: of the model.
-        memory: where the model's digest is remembered.
+        digest_cache: directory where the model's digest is cached.
     """
 
     config: EngineConfig
     directory: Path
-    memory: Path
+    digest_cache: Path
 
     def origin(self, info: EngineInfo) -> Origin:
-        """Where the requests of the engine run; reads the model's files unless their digest is remembered."""
+        """Return the origin of the engine's requests; reads the model's files unless their digest is cached."""
         from ferrum.core.version import installed_version
         from ferrum.runtime.model_digest import model_digest
 
         return Origin(
             model=info.model,
             directory=str(self.directory.resolve()),
-            digest=model_digest(self.directory, self.memory),
+            digest=model_digest(self.directory, self.digest_cache),
             numerics_id=info.numerics_id,
             weights=info.weights,
             kv_format=info.kv_format,

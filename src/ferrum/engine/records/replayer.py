@@ -1,4 +1,4 @@
-"""Runs a recorded request again, alone, and compares every bit of what comes out."""
+"""Replays a recorded request and compares its result with the record, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ferrum.engine.records.record import Origin, Record
 from ferrum.engine.request_output import Collector, CompletionOutput, Delta, RequestOutput
 
 BITS: Final = ("digest", "numerics_id", "weights", "kv_format")
-"""The fields of an origin that bits depend on."""
+"""Fields of an origin that the bits of a result depend on."""
 
 INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.ERROR})
-"""Ends that came from outside: a request that runs again has others."""
+"""Finish reasons with an external cause, which a replay does not repeat."""
 
 _ELSEWHERE: Final = frozenset(
     {"model", "switches", "host", "record_dir", "record_gib", "prefix_cache_dir", "prefix_cache_gib", "swap_gib"}
 )
-"""Options that an engine is not made from, or that tell where it lives and keeps things: no bit depends on them."""
+"""Options about places and hosts, on which no bit depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first thing of a choice that is not as it was recorded.
+    """The first difference between a choice and its record.
 
     Attributes:
         what: `token`, `logprob`, `finish_reason`, `stop_reason`, `prompt_logprob` or `embedding`.
         position: of the token, in the choice or in the prompt.
-        recorded, now: both values; None for what is not there.
+        recorded, now: both values; None for a missing one.
     """
 
     choice: int
@@ -44,15 +44,15 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        place = "" if self.position is None else f" {self.position}"
-        return f"choice {self.choice}, {self.what}{place}: {self.recorded!r} was recorded, now it is {self.now!r}"
+        position = "" if self.position is None else f" {self.position}"
+        return f"choice {self.choice}, {self.what}{position}: recorded {self.recorded!r}, now {self.now!r}"
 
 
 def engine_options(origin: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an engine like the recorded one, `given` ones over them.
+    """Return the options of an engine like the recorded one, overridden by `given`.
 
-    The pool holds as many tokens, for that may be the reason why a text ended. Recommended sampling is of no use: a
-    recorded request has all its parameters.
+    The pool has the same capacity, which may have ended a text. The recommended sampling parameters are not loaded: the
+    record of a request contains all of its parameters.
     """
     if origin.options is None:
         return dict(given)
@@ -64,42 +64,42 @@ def engine_options(origin: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_origin(recorded: Origin, here: Origin) -> None:
-    """Refuse a record whose bits cannot be expected here.
+    """Refuse a record of an engine with different bits.
 
     Raises:
-        RecordMismatch: all that differs, by name.
+        RecordMismatch: names every field that differs.
     """
     different = [name for name in BITS if getattr(recorded, name) != getattr(here, name)]
     if different:
-        told = ", ".join(f"{name} {getattr(here, name)!r}, not {getattr(recorded, name)!r}" for name in different)
-        raise RecordMismatch(f"this is not what was recorded: {told}")
+        fields_here = (f"{name} {getattr(here, name)!r}, recorded {getattr(recorded, name)!r}" for name in different)
+        raise RecordMismatch(f"the engine differs from the recorded one: {'; '.join(fields_here)}")
 
 
 def check_room(record: Record, context: int) -> None:
-    """Refuse a record whose tokens do not fit here: where they ended would say nothing of bits.
+    """Refuse a record that does not fit in the context, since a shorter output cannot be compared.
 
     Args:
-        context: most tokens of prompt and output together.
+        context: maximum tokens of prompt and output together.
 
     Raises:
-        RecordMismatch: it has more.
+        RecordMismatch: the record has more tokens.
     """
     counts = {choice: len(record.sampled(choice)) for choice in range(record.request.params.n)}
-    told = [count for choice, count in counts.items() if count or not _interrupted(record, choice)]
-    length = len(record.request.prompt) + max(told, default=0)
-    if told and length > context:
-        raise RecordMismatch(f"{length} tokens were recorded, which do not fit in the context of {context} here")
+    compared = [count for choice, count in counts.items() if count or not _interrupted(record, choice)]
+    length = len(record.request.prompt) + max(compared, default=0)
+    if compared and length > context:
+        raise RecordMismatch(f"the record has {length} tokens, more than the context of {context} tokens")
 
 
 class Replay:
-    """A recorded request that runs again.
+    """The replay of a record.
 
     Args:
-        record: what was recorded.
-        top: how many of the likeliest tokens to tell of every position.
+        record: the record.
+        top: number of most likely tokens to report at every position.
 
     Attributes:
-        request: to run; one that was interrupted in all its choices comes no further than it came.
+        request: the request to run. If all of its choices were interrupted, it stops where they did.
     """
 
     def __init__(self, record: Record, top: int) -> None:
@@ -109,10 +109,10 @@ class Replay:
         self._embedding: tuple[float, ...] | None = None
 
     def push(self, delta: Delta) -> None:
-        """Take what the engine tells of it.
+        """Take a delta of the replayed request.
 
         Raises:
-            FerrumError: what a choice fails of now; one that failed when it was recorded may do so again.
+            FerrumError: the error of a choice that did not fail when it was recorded.
         """
         if delta.error is not None and not self._has_failed(delta.index):
             raise delta.error
@@ -123,23 +123,23 @@ class Replay:
         return self.record.end is not None and self.record.end.choices[choice].error is not None
 
     def output(self) -> RequestOutput:
-        """What came of it, once it is over."""
+        """Return the result, once the request has finished."""
         return self._collector.output(time.monotonic())
 
     def differences(self) -> list[Difference]:
-        """The first difference of each choice, after that of the prompt; none where every bit is the same."""
+        """Return the first difference of the prompt and of each choice; nothing if every bit is equal."""
         output = self.output()
         choices = (_difference(self.record, choice) for choice in output.outputs)
         return [*self._prompt_differences(output), *(each for each in choices if each is not None)]
 
     def _prompt_differences(self, output: RequestOutput) -> list[Difference]:
-        """What differs of the prompt's figures. Of a request that was ended before it had them nothing can be said."""
+        """Return the differences of prompt log-probabilities and embedding, if they were recorded."""
         end, whole = self.record.end, not _all_interrupted(self.record)
         now = [next(iter(each.values())).logprob for each in output.prompt_logprobs or () if each is not None]
         found: list[Difference] = []
         if end is not None and (whole or end.prompt_logprobs is not None):
             found += _first("prompt_logprob", end.prompt_logprobs or (), now, offset=1)
-        if end is not None and whole:  # a vector comes with the end
+        if end is not None and whole:  # the embedding comes with the end
             found += _first("embedding", end.embedding or (), self._embedding or ())
         return found
 
@@ -149,15 +149,15 @@ def _request_again(record: Record, top: int) -> Request:
     logprobs = ALL_TOKENS if params.logprobs == ALL_TOKENS else max(top, params.logprobs or 0)
     wanted = params.but(logprobs=logprobs)
     if _all_interrupted(record) and params.max_tokens != 0:
-        most = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
-        wanted = wanted.but(max_tokens=most, min_tokens=min(most, params.min_tokens))
+        longest = max(1, *(len(record.sampled(choice)) for choice in range(params.n)))
+        wanted = wanted.but(max_tokens=longest, min_tokens=min(longest, params.min_tokens))
     elif (room := _ended_by_context(record)) is not None:
         wanted = wanted.but(max_tokens=room, min_tokens=min(room, params.min_tokens))
     return replace(request, request_id=f"replay-{record.id}", params=wanted, priority=0, arrival=time.monotonic())
 
 
 def _ended_by_context(record: Record) -> int | None:
-    """How many tokens a choice had that ended for want of room, which there may be more of here; None: none did."""
+    """Return the length of a choice that ended by length: the context here may be larger; None if none did."""
     ends = () if record.end is None else record.end.choices
     return next((each.tokens for each in ends if each.finish_reason == FinishReason.LENGTH and each.tokens), None)
 
@@ -171,7 +171,7 @@ def _interrupted(record: Record, choice: int) -> bool:
 
 
 def _difference(record: Record, now: CompletionOutput) -> Difference | None:
-    """How a choice differs from what was recorded of it."""
+    """Return the first difference of a choice, if any."""
     recorded = record.sampled(now.index)
     tokens = _first("token", [token for token, _ in recorded], now.token_ids[: len(recorded)], choice=now.index)
     again = [position[token].logprob for token, position in zip(now.token_ids, now.logprobs or (), strict=True)]
@@ -194,8 +194,8 @@ def _difference(record: Record, now: CompletionOutput) -> Difference | None:
 def _first(
     what: str, recorded: Sequence[Any], now: Sequence[Any], *, choice: int = 0, offset: int = 0
 ) -> list[Difference]:
-    """Where two lists begin to differ, if they do."""
-    for place, (was, its) in enumerate(zip_longest(recorded, now)):
+    """Return the first difference of two lists, if any."""
+    for position, (was, its) in enumerate(zip_longest(recorded, now)):
         if was != its:
-            return [Difference(choice=choice, what=what, position=offset + place, recorded=was, now=its)]
+            return [Difference(choice=choice, what=what, position=offset + position, recorded=was, now=its)]
     return []

@@ -1,4 +1,4 @@
-"""A step as records tell it: who had which share of it, and what that came to. Made only where records are kept."""
+"""Steps as records hold them: the share of every choice, and its result. Built only if records are kept."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class StepShare:
     """One choice's share of a step: a span and its result.
 
     Attributes:
-        start: tokens that it had stored before; where its last share ended, or as many as were found for it.
-        tokens: how many were processed, guesses not counted.
-        drafts: the guesses that were verified.
-        accepted: how many of them were right.
-        sampled: what was sampled, the right guesses first; the choice may end before the last of them.
-        logprobs: one for each of them.
-        cached: prompt tokens that the prefix cache had.
-        preemptions: how often the choice had lost its pages.
+        start: tokens stored before: the end of its last share, or the length found in the prefix cache.
+        tokens: processed tokens without draft tokens.
+        drafts: verified draft tokens.
+        accepted: how many draft tokens were accepted.
+        sampled: sampled tokens, the accepted drafts first. The choice may end before the last of them.
+        logprobs: one for each sampled token.
+        cached: prompt tokens from the prefix cache.
+        preemptions: how often the choice was preempted so far.
     """
 
     request_id: str
@@ -36,11 +36,11 @@ class StepShare:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenStep:
-    """A step that was computed.
+class ComputedStep:
+    """A computed step.
 
     Attributes:
-        number: counts the steps of the engine.
+        number: the step's number in the engine, from 1.
         rows: tokens of the step, over all sequences.
         shares: of its sequences.
     """
@@ -50,11 +50,11 @@ class TakenStep:
     shares: tuple[StepShare, ...]
 
 
-def taken_step(number: int, plan: Plan, output: StepOutput) -> TakenStep:
-    """A plan and what became of it, before the scheduler takes that in."""
+def computed_step(number: int, plan: Plan, output: StepOutput) -> ComputedStep:
+    """Return a plan with its results. Called before the scheduler commits them."""
     shares = []
     for sequence, span, result in zip(plan.sequences, plan.batch.spans, output.results, strict=True):
-        good = result if isinstance(result, SpanResult) else SpanResult(span.start)
+        computed = result if isinstance(result, SpanResult) else SpanResult(span.start)
         shares.append(
             StepShare(
                 request_id=sequence.request.request_id,
@@ -62,11 +62,11 @@ def taken_step(number: int, plan: Plan, output: StepOutput) -> TakenStep:
                 start=span.start,
                 tokens=len(span.tokens) - span.drafts,
                 drafts=span.tokens[len(span.tokens) - span.drafts :],
-                accepted=good.accepted,
-                sampled=good.tokens,
-                logprobs=tuple(each.logprob for each in good.logprobs or ()),
+                accepted=computed.accepted,
+                sampled=computed.tokens,
+                logprobs=tuple(each.logprob for each in computed.logprobs or ()),
                 cached=sequence.cached,
                 preemptions=sequence.preemptions,
             )
         )
-    return TakenStep(number, plan.batch.total_tokens, tuple(shares))
+    return ComputedStep(number, plan.batch.total_tokens, tuple(shares))
