@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
-# Files of tests go to as many processes as there are processors, up to four: each of them loads PyTorch. One that dies
-# ends the run: pytest-xdist can wait for ever where files are given out again.
+# Test files are distributed to up to four processes, since each of them loads PyTorch. A process that dies
+# ends the run: pytest-xdist can wait forever when files are distributed again.
 TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
@@ -37,7 +37,8 @@ soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet 'mkdocs>=1.6,<2' 'mkdocs-material>=9.6' 'mkdocstrings[python]>=0.29'
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \
+		| $(BIN)/python -m pip install --quiet --requirement /dev/stdin
 	touch $@
 
 docs: $(VENV)/.docs  ## The site of the documents in build/site. Warnings are errors; needs no network.
@@ -60,5 +61,5 @@ $(CLIENTS)/.made: tests/clients/suites/requirements.txt tests/clients/node/packa
 test-clients: $(VENV)/.test $(CLIENTS)/.made  ## A browser, the Node SDK and other clients; SHOTS=FOLDER keeps screenshots.
 	$(BIN)/python -m pytest -m clients --timeout 1800
 
-clean:
+clean:  ## Remove environments, builds and caches.
 	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules build dist .pytest_cache .mypy_cache .ruff_cache
