@@ -15,7 +15,7 @@ enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4
 constexpr int kNumerics = 4;  // incremented with every change of the results or of raw pages
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: a step of every format is a whole number of cache lines
-constexpr int64_t kStep = 64;   // keys per step of attention, whatever the page size
+constexpr int64_t kStep = 64;   // keys per step of attention, for any page size
 constexpr int64_t kSide = 64;   // adjacent dimensions of values
 constexpr int64_t kKeySide = 16;  // adjacent tokens of keys: one word of each fills a cache line
 constexpr int64_t kMaxHead = 512;

@@ -106,7 +106,7 @@ def _largest(blocks: F32) -> F32:
 
 
 def _improve(blocks: F32, scales: NDArray[np.float16], codes: F32, clipping: Sequence[float]) -> None:
-    """Replace scales and codes of the groups where a multiple has a smaller error."""
+    """Replace scales and codes of groups for which a multiple has a smaller error."""
     plain = scales.astype(np.float32)
     least = _squared_error(blocks, codes, plain)
     for multiple in clipping:

@@ -17,7 +17,7 @@ except ImportError:  # not every system has it
 
 
 def count_preemptions() -> int:
-    """Return how often the system preempted this thread so far; 0 where the system does not count it."""
+    """Return how often the system preempted this thread so far; 0 if the system does not count it."""
     which = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if which is None else resource.getrusage(which).ru_nivcsw
 
