@@ -39,18 +39,15 @@ class PageTier(Protocol):
 
     def keep(self, group: str, hashed: HashedPage) -> None:
         """Schedule a copy of the page. It is made only if the page still has its hash then."""
-        ...
 
     def evicted(self, group: str, hashed: HashedPage) -> None:
         """Copy the page now if it is to be kept: it is about to be overwritten."""
-        ...
 
     def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
         """Write verified copies to these pages; the result says which pages were written.
 
         It may stop at the first needed page without a copy. No other thread touches the pages meanwhile.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,6 @@ class PendingStep(Protocol):
 
     def result(self) -> StepOutput:
         """Wait for the step to end and return its output; every call returns the same object."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

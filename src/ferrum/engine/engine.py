@@ -35,7 +35,6 @@ class Submits(Protocol):
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """Start a step."""
-        ...
 
 
 class Engine:

@@ -18,11 +18,9 @@ class ProgressBar(Protocol):
 
     def update(self, n: int) -> Any:
         """Count `n` more as done."""
-        ...
 
     def close(self) -> Any:
         """Finish the bar."""
-        ...
 
 
 BarFactory: TypeAlias = Callable[..., ProgressBar]

@@ -41,11 +41,9 @@ class Observer(Protocol):
 
     def step(self, stats: EngineStats) -> None:
         """Take a report of the engine's state, sent when it becomes idle and a few times a second while it works."""
-        ...
 
     def delta(self, request: Request, delta: Delta) -> None:
         """Take a new delta of a choice."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -45,15 +45,12 @@ class Weight(Protocol):
 
     def matmul(self, x: F32) -> F32:
         """Multiply x [M, K] f32 -> [M, N] f32, with the rounding of the format and a fixed order of additions."""
-        ...
 
     def rows(self, ids: Int32) -> F32:
         """Return the given rows [len(ids), K], dequantised: an embedding look-up."""
-        ...
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32. Backends without native support for a format use this."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +120,18 @@ class Operations(Protocol):
 
     def embed(self, table: Weight) -> Array:
         """Look up the rows of the step's token ids, or return the step's embeddings -> [R, H]."""
-        ...
 
     def norm(self, x: Array, weight: Array, eps: float) -> Array:
         """Apply RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight, [R, H] -> [R, H]."""
-        ...
 
     def add_norm(self, residual: Array, delta: Array, weight: Array, eps: float) -> tuple[Array, Array]:
         """Return residual + delta and its RMSNorm, both [R, H]."""
-        ...
 
     def linear(self, x: Array, weights: tuple[Weight, ...], biases: tuple[Array | None, ...]) -> tuple[Array, ...]:
         """Multiply one input by each weight: [R, K] -> [R, N] each."""
-        ...
 
     def gated_linear(self, x: Array, gate: Weight, up: Weight) -> Array:
         """Compute silu(x gate^T) * (x up^T): [R, K] -> [R, N] (SwiGLU, Shazeer 2020)."""
-        ...
 
     def rope_store(
         self,
@@ -153,34 +145,27 @@ class Operations(Protocol):
         eps: float,
     ) -> Array:
         """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim]"""
-        ...
 
     def attention(self, q: Array, shape: AttentionShape) -> Array:
         """Attend from each row to the stored keys of its sequence up to its position -> [R, heads x dim]."""
-        ...
 
     def gather(self, x: Array) -> Array:
         """Return the step's `logit_rows` of x: [R, H] -> [G, H]."""
-        ...
 
     def head(self, x: Array, weight: Weight) -> Array:
         """Compute logits in f32: [G, H] -> [G, V]."""
-        ...
 
     def best(self, logits: Array) -> Array:
         """Return the most likely token of each row, the lowest id among equals: [G, V] -> int32 [G, 1].
 
         A row with a NaN or infinite logit gets -1.
         """
-        ...
 
     def gather_hidden(self, x: Array) -> Array:
         """Return the step's `hidden_rows` of x: [R, H] -> [P, H]."""
-        ...
 
     def finite(self, x: Array) -> Array:
         """Return whether all numbers of each span are finite: [R, H] -> bool [S, 1]."""
-        ...
 
 
 class ParameterForms(Protocol):
@@ -188,15 +173,12 @@ class ParameterForms(Protocol):
 
     def weight(self, weight: Weight) -> Weight:
         """Convert a matrix. The original may be freed."""
-        ...
 
     def vector(self, values: F32) -> Array:
         """Convert a norm weight or bias."""
-        ...
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> Array:
         """Compute cos and sin of position x frequency, times `scaling`, for positions below `length`."""
-        ...
 
 
 class Kernels(Operations, ParameterForms, Protocol):
@@ -219,35 +201,27 @@ class Kernels(Operations, ParameterForms, Protocol):
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory of the operations."""
-        ...
 
     def allocate(self, groups: tuple[PoolGroup, ...]) -> None:
         """Allocate the pool, zeroed. Call once, before the first step."""
-        ...
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""
-        ...
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages of keys and values, before a step writes to the targets."""
-        ...
 
     def page_bytes(self, group: str) -> int:
         """Return the bytes of a page of the group in the pool."""
-        ...
 
     def read_page(self, group: str, page: int) -> Bytes:
         """Return the raw bytes of a page, u8 [page_bytes]. Only kernels of the same `numerics_id` can use them."""
-        ...
 
     def write_page(self, group: str, page: int, data: Bytes) -> None:
         """Write the bytes from `read_page` to any page of a group with the same shape."""
-        ...
 
     def begin(self, tables: StepTables) -> None:
         """Start a step and keep its tables."""
-        ...
 
 
 class NetworkOutput(NamedTuple):
@@ -271,4 +245,3 @@ class Network(Protocol):
 
     def __call__(self, kernels: Operations) -> NetworkOutput:
         """Run the step whose tables the kernels hold."""
-        ...

@@ -24,15 +24,12 @@ class Replay(Protocol):
 
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         """Run one step. The next step overwrites the returned arrays."""
-        ...
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         """Run one step and return the seconds of each operation."""
-        ...
 
     def nbytes(self, extent: Extent) -> int:
         """Return the bytes of the buffers of that extent."""
-        ...
 
 
 class Interpreter(Replay):

@@ -16,8 +16,6 @@ class ParameterSource(Protocol):
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the matrix [N, K] of that name, in the format configured at load."""
-        ...
 
     def vector(self, name: str, size: int) -> F32:
         """Return the vector of that name as f32."""
-        ...

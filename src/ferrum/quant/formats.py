@@ -29,7 +29,6 @@ class MatrixQuantizer(Protocol):
 
     def __call__(self, name: str, values: NDArray[Any], group: int) -> GroupedWeight:
         """Return the numbers of `QUANTIZERS[name](values, group)`, in any memory layout."""
-        ...
 
 
 def quantize(name: str, values: NDArray[Any], group: int) -> GroupedWeight:

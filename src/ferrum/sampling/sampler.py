@@ -58,7 +58,6 @@ class Sampler(Protocol):
 
     def held_bytes(self, vocab_size: int) -> int:
         """Return the maximum scratch memory in bytes."""
-        ...
 
     def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
         """Return the token of each row, or its error.
@@ -66,11 +65,9 @@ class Sampler(Protocol):
         A greedy request gets the most likely permitted token, the lowest id among equals. Others get a draw from their
         final distribution.
         """
-        ...
 
     def logprobs(self, queries: Sequence[LogprobsQuery]) -> list[TokenLogprobs]:
         """Return the log-probabilities of each query. Raises as `logprobs.token_logprobs`."""
-        ...
 
 
 class ReferenceSampler(Sampler):

@@ -39,23 +39,18 @@ class Drafter(Protocol):
     @property
     def counts(self) -> SpeculationCounts:
         """Counts of verified draft tokens."""
-        ...
 
     def may_guess(self, sequence: Sequence) -> bool:
         """Return whether it could ever draft for the sequence."""
-        ...
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
         """Return draft tokens for each wish, possibly none; those beyond a limit or the budget are cut."""
-        ...
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Take in how many draft tokens of the sequence were verified, and how many of them were accepted."""
-        ...
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a sequence that has ended."""
-        ...
 
 
 class NoDrafts:

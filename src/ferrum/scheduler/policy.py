@@ -21,11 +21,9 @@ class Policy(Protocol):
 
     def rank(self, request: Request) -> Rank:
         """Return the rank, asked once on arrival; ties are served in the order of arrival."""
-        ...
 
     def tenant(self, request: Request) -> str:
         """Return the name of the request's tenant queue, always the same for a request."""
-        ...
 
 
 class FirstComeFirstServed:

@@ -31,15 +31,12 @@ class Proposer(Protocol):
 
     def may_propose(self, sequence: Sequence) -> bool:
         """Return whether the sequence may get a draft, now or later."""
-        ...
 
     def propose(self, sequence: Sequence, max_tokens: int) -> Draft | None:
         """Return a draft of 1 to `max_tokens` tokens, or None; in O(1) amortised per token of the sequence."""
-        ...
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a sequence that has ended."""
-        ...
 
 
 class DraftComputer(Protocol):
@@ -47,20 +44,15 @@ class DraftComputer(Protocol):
 
     def limit(self, sequence: Sequence) -> int:
         """Return how many tokens it could draft for the sequence now."""
-        ...
 
     def reading_seconds(self, sequence: Sequence) -> float:
         """Predict the seconds of reading the sequence before its first draft token."""
-        ...
 
     def seconds(self, sequences: int) -> float:
         """Predict the seconds of one draft token for each of that many sequences."""
-        ...
 
     def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
         """Return a draft for each wish: as many tokens as it asks for, or fewer."""
-        ...
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a sequence that has ended."""
-        ...

@@ -45,26 +45,21 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of tokens, including added ones. A model's vocabulary may be padded beyond it."""
-        ...
 
     @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text, or None."""
-        ...
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The tokenizer's end token. The checkpoint may name further ones."""
-        ...
 
     @property
     def special_ids(self) -> frozenset[int]:
         """The control tokens, which decoding skips by default."""
-        ...
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is a control token."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text.
@@ -76,7 +71,6 @@ class Tokenizer(Protocol):
                 encode another field rename it.
             CheckpointError: the tokenizer file has no token for a part of the text.
         """
-        ...
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids: their bytes decoded as UTF-8.
@@ -86,19 +80,15 @@ class Tokenizer(Protocol):
         Raises:
             InvalidToken: an id is negative or not an integer.
         """
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds inside a text; possibly part of a character."""
-        ...
 
     def token_text(self, token_id: int) -> str:
         """Return a token's bytes as text (`decoded_token`), U+FFFD for part of a character."""
-        ...
 
     def piece(self, token_id: int) -> str | None:
         """Return a token as spelled in the vocabulary, None if there is none. Raises InvalidToken."""
-        ...
 
 
 class FileTokenizer(Tokenizer):

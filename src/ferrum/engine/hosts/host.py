@@ -31,11 +31,9 @@ class Executor(Submits, Protocol):
 
     def lease(self, owner: str) -> AbstractContextManager[object]:
         """Hold the executor for one owner."""
-        ...
 
     def shutdown(self) -> None:
         """Release all resources."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +66,15 @@ class Host(Protocol):
 
     def start(self, deliver: Deliver) -> EngineInfo:
         """Build and start the engine. Errors of the recipe are raised here, with nothing left running."""
-        ...
 
     def send(self, message: Message) -> None:
         """Send a message without waiting for the engine. An ended engine drops it."""
-        ...
 
     def deliver_on(self, loop: AbstractEventLoop) -> None:
         """Deliver on this event loop from now on. Called on it, at most once."""
-        ...
 
     def close(self) -> None:
         """Shut the engine down and wait until it has ended. Idempotent."""
-        ...
 
 
 class ThreadHost:

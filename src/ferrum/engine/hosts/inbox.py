@@ -16,15 +16,12 @@ class Inbox(Protocol):
 
     def put(self, item: Message) -> None:
         """Add a message; from any thread."""
-        ...
 
     def get(self, block: bool = True, timeout: float | None = None) -> Message:
         """Return the oldest message. Raises `queue.Empty` after `timeout` seconds without one."""
-        ...
 
     def empty(self) -> bool:
         """Return whether no message waits."""
-        ...
 
 
 class SocketInbox:

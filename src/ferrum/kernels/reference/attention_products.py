@@ -31,15 +31,12 @@ class Products(Protocol):
 
     def queries(self, q: F32) -> Any:
         """Convert queries [rows, kv, share, dim] to the inputs of `scores`."""
-        ...
 
     def scores(self, queries: Any, keys: Stored) -> F32:
         """Multiply queries by keys -> [rows, kv, share, T]."""
-        ...
 
     def mixed(self, weights: F32, values: Stored) -> F32:
         """Multiply probabilities [rows, kv, share, T] by values -> [rows, kv, share, dim]."""
-        ...
 
 
 class FloatProducts(Products):
