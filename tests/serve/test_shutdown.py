@@ -237,7 +237,7 @@ def test_file_limit_is_raised_and_exhaustion_is_logged_once(
         for _ in range(60):
             crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         assert server.process.stderr is not None
-        wait_for(lambda: "cannot be taken" in server.process.stderr.readline())
+        wait_for(lambda: "cannot accept new connections" in server.process.stderr.readline())
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         assert len(list(server.process.stderr)) < 20
