@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "ferrum"]
 
 def ferrum(*arguments: str) -> str:
     """Run a command and return its standard output."""
-    return subprocess.run([*COMMAND, *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def check_server() -> None:
