@@ -10,7 +10,6 @@ import pytest
 
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
-from ferrum.core.option_fields import help_of
 
 contract = pytest.mark.contract
 
@@ -49,7 +48,7 @@ def test_the_tree_is_frozen_and_every_option_has_a_help_text():
         config.policy = "priority"  # type: ignore[misc]
     for kind in (EngineConfig, ModelConfig, Switches):
         for item in fields(kind):
-            assert help_of(kind, item.name).endswith(".")
+            assert item.metadata["help"].endswith(".")
 
 
 def test_the_tree_round_trips_through_json():

@@ -52,12 +52,6 @@ def option(default: Any, help: str, *arguments: Any, **metadata: Any) -> Any:
     return field(default=default, metadata=about(help, *arguments, **metadata))
 
 
-def help_of(record: type, name: str) -> str:
-    """Return the help text of an option."""
-    text: str = next(item.metadata["help"] for item in fields(record) if item.name == name)
-    return text
-
-
 def listed(choices: Iterable[object]) -> str:
     """Return the choices as text; None, which stands for an option that is not set, is left out."""
     return ", ".join(str(each) for each in choices if each is not None)
