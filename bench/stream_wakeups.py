@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 from typing import Any, Protocol
 
-from ferrum.engine.stream_fairness import StreamWaker
+from ferrum.engine.async_engine import StreamWaker
 
 SEEDS = 5
 SECONDS = 2.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_fakes import input_processor, greedy
+from engine_fakes import greedy, input_processor
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import TokenEvent
+from ferrum.engine.async_engine import StreamWaker
 from ferrum.engine.output_stream import RequestStream
-from ferrum.engine.stream_fairness import StreamWaker
 
 PER_TURN = POLICY.streams_per_turn
 NAMES = [f"s{number}" for number in range(3 * PER_TURN)]
