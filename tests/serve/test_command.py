@@ -120,7 +120,7 @@ def test_a_missing_library_is_named_with_its_installation(
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert execute(["serve"]) == 2
-    assert f"{reason}: pip install 'ferrum[server]'" in capsys.readouterr().err
+    assert f"{reason}: pip install 'ferrum-llm[server]'" in capsys.readouterr().err
 
 
 def test_every_log_line_of_any_logger_is_a_json_object() -> None:

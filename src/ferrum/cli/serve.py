@@ -57,4 +57,4 @@ def serve(
 def missing(command: str, error: ImportError) -> Unsupported:
     """Return the error for a library that is not installed or does not load."""
     reason = str(error) if error.name is None else f"{error.name} is missing"
-    return Unsupported(f"ferrum {command}", f"{reason}: pip install 'ferrum[server]'")
+    return Unsupported(f"ferrum {command}", f"{reason}: pip install 'ferrum-llm[server]'")
