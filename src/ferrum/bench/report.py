@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 from ferrum.bench.limits import Rates
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
-
-_MAX_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,18 +140,8 @@ class Document(JsonRecord):
     version: int
 
     def write(self, path: Path) -> None:
-        """Write the document; a regular file is replaced atomically."""
-        text = self.to_json() + "\n"
-        replaced = path.is_file() or not path.exists()
-        if path.is_symlink() or not replaced or not os.access(path.parent, os.W_OK):  # /dev/stdout is a link
-            path.write_text(text)
-            return
-        partial = path.with_name(f".{os.getpid()}.part")
-        try:
-            partial.write_text(text)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        """Write the document."""
+        path.write_text(self.to_json() + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -164,12 +151,9 @@ class Document(JsonRecord):
             RequestError: the file is unreadable or no report of this version; `param` names the field.
         """
         try:
-            with path.open("rb") as file:
-                content = file.read(_MAX_BYTES + 1)  # devices and pipes report no size
+            content = path.read_bytes()
         except OSError as error:
             raise RequestError(f"{path}: {error.strerror}", param="report") from None
-        if len(content) > _MAX_BYTES:
-            raise RequestError(f"{path} has more than {_MAX_BYTES >> 20} MiB", param="report")
         try:
             report = cls.from_json(content)
         except RequestError as error:

@@ -24,7 +24,7 @@ _MAX_ERROR: Final = 200
 """Characters kept of an error message."""
 
 ANSWER_SECONDS: Final = 30.0
-"""Time limit for answers of a few bytes: model lists and error bodies."""
+"""Time limit for answers of a few bytes, such as a list of models."""
 
 NotOpenAI: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading an answer of another API can raise."""
@@ -220,15 +220,16 @@ async def exchange(url: str, path: str, key: str | None, body: bytes | None = No
         request = h11.Request(method=method, target=base.path + path, headers=list(headers.items()))
         for event in (request, h11.Data(data=body or b""), h11.EndOfMessage()):
             writer.write(connection.send(event) or b"")
-        refused = None
+        status, refusal = 200, b""
         async for got in _received(connection, reader):
-            if isinstance(got, h11.Data):
+            if isinstance(got, h11.Response):
+                status = got.status_code
+            elif isinstance(got, h11.Data) and status == 200:
                 yield bytes(got.data)
-            elif isinstance(got, h11.Response) and got.status_code != 200:
-                refused = got.status_code
-                break
-        if refused is not None:
-            raise RequestFailed(f"HTTP {refused}", message_of(await _error_body(connection, reader)))
+            elif isinstance(got, h11.Data) and len(refusal) < _CHUNK:
+                refusal += got.data
+        if status != 200:
+            raise RequestFailed(f"HTTP {status}", message_of(refusal))
     finally:
         writer.close()
 
@@ -240,19 +241,6 @@ async def _received(connection: h11.Connection, reader: asyncio.StreamReader) ->
             connection.receive_data(await reader.read(_CHUNK))
         elif isinstance(got, h11.Event):
             yield got
-
-
-async def _error_body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
-    """Return what arrives of a refusal's body in time, at most about 64 KiB."""
-    body = b""
-    with suppress(OSError, h11.ProtocolError):  # TimeoutError is an OSError
-        async with asyncio.timeout(ANSWER_SECONDS):
-            async for got in _received(connection, reader):
-                if isinstance(got, h11.Data):
-                    body += got.data
-                if len(body) >= _CHUNK:
-                    break
-    return body
 
 
 def message_of(body: bytes) -> str | None:

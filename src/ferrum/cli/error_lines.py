@@ -40,6 +40,7 @@ NEXT_STEPS: Final[tuple[tuple[type[Exception], str], ...]] = (
 OPTION_STEPS: Final = {
     "port": "choose another --port, or 0 for a free one",
     "group": "add --quantize int8 or int4",
+    "url": "start a server with `ferrum serve MODEL`, or give its --url",
     "config": "see `ferrum --help`",
     "model": "",  # such messages have a next step
 }

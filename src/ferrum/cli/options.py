@@ -63,17 +63,14 @@ def writable(path: Path | None) -> Path | None:
     Raises:
         ConfigError: it is a directory, or its directory is missing or read-only.
     """
-    if path is None:
-        return None
-    try:
-        if path.is_dir():
-            raise ConfigError(f"{path} is a directory, not a file", param="output")
-        if not path.parent.is_dir():
-            raise ConfigError(f"directory {path.parent} does not exist", param="output")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ConfigError(f"{path} is not writable", param="output")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", param="output") from None
+    if path is not None:
+        try:
+            target = path if path.exists() else path.parent
+            possible = not path.is_dir() and path.parent.is_dir() and os.access(target, os.W_OK)
+        except OSError:  # such as a name that is too long
+            possible = False
+        if not possible:
+            raise ConfigError(f"cannot write {path}: give a file in an existing directory", param="output")
     return path
 
 
