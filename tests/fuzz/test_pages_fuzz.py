@@ -1,4 +1,4 @@
-"""The page table under any order of verbs: no page leaks, none has two uses, and what was written is what is read."""
+"""The page table under any order of operations: no leaks, no double use, and reads return what was written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_DRAFT = 3
 
 
 class Tables(RuleBasedStateMachine):
-    """Any order of verbs: what each sequence reads back through its rows is what it wrote.
+    """State machine: each sequence reads back through its rows what it wrote.
 
-    `written` says what each sequence holds; `store` is the pool that the table's page numbers point into.
+    `written` is the content of each sequence; `store` is the pool that the page numbers refer to.
     """
 
     groups = (PageGroup("full", 11, 4), PageGroup("window", 13, 2, 5))
@@ -31,7 +31,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(name=names, count=st.integers(0, 9), kept=st.integers(0, 9))
     def step(self, name: str, count: int, kept: int) -> None:
-        """Reserve and write `count` tokens, of which a failed or rejected tail is not committed."""
+        """Reserve and write `count` tokens, and commit the first `kept` of them."""
         start = len(self.written.get(name, ()))
         if not self.pages.reserve(name, start + count):
             return
@@ -48,7 +48,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(name=names, count=st.integers(0, 9))
     def reserve(self, name: str, count: int) -> None:
-        """Make room without a step, as a plan that comes to nothing does."""
+        """Reserve without a step, like a plan that is dropped."""
         if self.pages.reserve(name, len(self.written.get(name, ())) + count):
             self.written.setdefault(name, [])
 
@@ -75,7 +75,7 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: self.written)
     @rule(data=st.data(), count=st.integers(0, 30))
     def step_held(self, data: st.DataObject, count: int) -> None:
-        """However far a sequence goes while it is held, it can come back."""
+        """Truncate a held sequence to any length since it was held."""
         name = data.draw(st.sampled_from(sorted(self.written)))
         before = len(self.written[name])
         with self.pages.holding([name]):
@@ -95,12 +95,12 @@ class Tables(RuleBasedStateMachine):
         self.pages.trim(data.draw(st.sampled_from(sorted(self.written))))
 
     @invariant()
-    def books_agree(self) -> None:
+    def state_is_consistent(self) -> None:
         self.pages.check()
         assert set(self.pages.ids()) == set(self.written)
 
     @rule()
-    def everyone_reads_what_it_wrote(self) -> None:
+    def every_sequence_reads_what_it_wrote(self) -> None:
         self.make_copies()
         for name, tokens in self.written.items():
             assert self.pages.length(name) == len(tokens)
@@ -116,7 +116,7 @@ class Tables(RuleBasedStateMachine):
             self.store[copy.group][copy.target] = list(self.store[copy.group][copy.source])
 
     def teardown(self) -> None:
-        self.everyone_reads_what_it_wrote()
+        self.every_sequence_reads_what_it_wrote()
         for name in list(self.written):
             self.pages.release(name)
         self.pages.check()

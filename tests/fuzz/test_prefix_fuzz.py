@@ -1,4 +1,4 @@
-"""The prefix cache under any order of verbs, and at a million pages."""
+"""The prefix cache under any order of operations, and with a million pages."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ROOT = SCOPE.root(adapter=None, tenant="", salt="")
 
 
 class Prefixes(RuleBasedStateMachine):
-    """Sequences from two books of one word each, so that they meet often: each reads back its own, adopted or not.
+    """State machine: sequences over two tokens, so that prefixes often match; each reads back its own history.
 
-    A slot holds the whole history up to its token, as keys and values depend on all of it. What a sequence computes
-    may turn out unsound: it is written as such, and no other sequence may ever read it.
+    A slot holds the whole history up to its token, since keys and values depend on all of it. The content of a failed
+    sequence is marked, and no other sequence may read it.
     """
 
     groups = (PageGroup("full", 16, SIZE), PageGroup("window", 14, SIZE, 6))
     names = st.sampled_from("abcd")
-    UNSOUND = ("unsound",)
+    FAILED = ("failed",)
 
     def __init__(self) -> None:
         super().__init__()
         self.pages = PageTable(self.groups, max_draft=1)
         self.tokens: dict[str, list[int]] = {}
-        self.called: dict[str, list[PageHash]] = {}
-        self.unsound: set[str] = set()
+        self.page_hashes: dict[str, list[PageHash]] = {}
+        self.failed: set[str] = set()
         self.store: dict[str, list[list[tuple[Any, ...]]]] = {
             group.name: [[()] * SIZE for _ in range(group.num_pages)] for group in self.groups
         }
@@ -46,30 +46,30 @@ class Prefixes(RuleBasedStateMachine):
         name=names,
         book=st.integers(0, 1),
         length=st.integers(6, 20),
-        fate=st.sampled_from(["proven", "open", "unsound"]),
+        fate=st.sampled_from(["published", "open", "failed"]),
     )
     def begin(self, name: str, book: int, length: int, fate: str) -> None:
-        """A prompt, as the scheduler admits it: with the longest prefix that leaves a token to compute."""
+        """Begin a prompt with its longest prefix that leaves a token to compute, like the scheduler."""
         self.release(name)
         wanted = [book] * length
-        called: list[PageHash] = []
-        SCOPE.extend(called, ROOT, wanted)
-        found = min(self.pages.match(called), (len(wanted) - 1) // SIZE)
-        found = self.pages.match(called[:found])
-        self.pages.adopt(name, called, found)
-        self.tokens[name], self.called[name] = wanted[: found * SIZE], called
+        page_hashes: list[PageHash] = []
+        SCOPE.extend(page_hashes, ROOT, wanted)
+        found = min(self.pages.match(page_hashes), (len(wanted) - 1) // SIZE)
+        found = self.pages.match(page_hashes[:found])
+        self.pages.adopt(name, page_hashes, found)
+        self.tokens[name], self.page_hashes[name] = wanted[: found * SIZE], page_hashes
         self.read(name)
-        if fate == "unsound":
-            self.unsound.add(name)
+        if fate == "failed":
+            self.failed.add(name)
         self.grow(name, wanted[found * SIZE :])
-        if fate == "proven":
+        if fate == "published":
             self.pages.publish(name)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def step(self, data: st.DataObject, more: list[int]) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        del self.called[name][len(self.tokens[name]) // SIZE :]
+        del self.page_hashes[name][len(self.tokens[name]) // SIZE :]
         self.grow(name, more)
 
     def grow(self, name: str, more: list[int]) -> None:
@@ -78,19 +78,19 @@ class Prefixes(RuleBasedStateMachine):
             return
         self.make_copies()
         self.tokens[name] += more
-        SCOPE.extend(self.called[name], ROOT, self.tokens[name])
+        SCOPE.extend(self.page_hashes[name], ROOT, self.tokens[name])
         for group in self.groups:
             row = self.pages.row(name, group.name)
             for position in range(start, start + len(more)):
-                content = self.UNSOUND if name in self.unsound else tuple(self.tokens[name][: position + 1])
+                content = self.FAILED if name in self.failed else tuple(self.tokens[name][: position + 1])
                 self.store[group.name][row[position // SIZE]][position % SIZE] = content
         self.pages.commit(name, start + len(more))
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
-    def prove(self, data: st.DataObject) -> None:
+    def publish(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        if name not in self.unsound:
+        if name not in self.failed:
             self.pages.publish(name)
 
     @precondition(lambda self: self.tokens)
@@ -100,29 +100,29 @@ class Prefixes(RuleBasedStateMachine):
         if name not in self.tokens:
             self.pages.fork(source, name)
             self.tokens[name] = list(self.tokens[source])
-            self.called[name] = self.called[source][: len(self.tokens[source]) // SIZE]
-            self.pages.label(name, self.called[name])
-            if source in self.unsound:
-                self.unsound.add(name)
+            self.page_hashes[name] = self.page_hashes[source][: len(self.tokens[source]) // SIZE]
+            self.pages.label(name, self.page_hashes[name])
+            if source in self.failed:
+                self.failed.add(name)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), back=st.integers(0, 9), more=st.lists(st.integers(0, 1), max_size=4))
     def edit(self, data: st.DataObject, back: int, more: list[int]) -> None:
-        """Go back, and on from there with other tokens."""
+        """Truncate, and continue with other tokens."""
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         length = max(0, len(self.tokens[name]) - back)
         if self.pages.can_truncate(name, length):
             self.pages.truncate(name, length)
             del self.tokens[name][length:]
-            del self.called[name][length // SIZE :]
+            del self.page_hashes[name][length // SIZE :]
             self.grow(name, more)
 
     @rule(name=names)
     def release(self, name: str) -> None:
         self.pages.release(name)
         self.tokens.pop(name, None)
-        self.called.pop(name, None)
-        self.unsound.discard(name)
+        self.page_hashes.pop(name, None)
+        self.failed.discard(name)
 
     @rule()
     def make_copies(self) -> None:
@@ -136,21 +136,21 @@ class Prefixes(RuleBasedStateMachine):
             row = self.pages.row(name, group.name)
             for position in range(0 if group.window is None else max(0, len(tokens) - group.window + 1), len(tokens)):
                 content = self.store[group.name][row[position // SIZE]][position % SIZE]
-                unsound = name in self.unsound and content == self.UNSOUND
-                assert unsound or content == tuple(tokens[: position + 1])
+                failed = name in self.failed and content == self.FAILED
+                assert failed or content == tuple(tokens[: position + 1])
 
     @invariant()
-    def books_agree(self) -> None:
+    def state_is_consistent(self) -> None:
         self.pages.check()
         assert set(self.pages.ids()) == set(self.tokens)
 
     @rule()
-    def everyone_reads_what_it_wrote(self) -> None:
+    def every_sequence_reads_what_it_wrote(self) -> None:
         for name in self.tokens:
             self.read(name)
 
     def teardown(self) -> None:
-        self.everyone_reads_what_it_wrote()
+        self.every_sequence_reads_what_it_wrote()
         for name in list(self.tokens):
             self.release(name)
         self.pages.check()
@@ -163,22 +163,22 @@ TestPrefixes = Prefixes.TestCase
 TestPrefixes.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 
 
-class CountedName(bytes):
-    """A name that counts how often a table looks at it."""
+class CountedHash(bytes):
+    """A page hash that counts how often a table hashes or compares it."""
 
     looks = 0
 
     def __hash__(self) -> int:
-        CountedName.looks += 1
+        CountedHash.looks += 1
         return super().__hash__()
 
     def __eq__(self, other: object) -> bool:
-        CountedName.looks += 1
+        CountedHash.looks += 1
         return super().__eq__(other)
 
 
 def operations(work: Any) -> int:
-    """Bytecode instructions that the work takes, and looks at names; not those of garbage collection's callbacks."""
+    """Return the bytecode instructions of the work plus the accesses to page hashes, without garbage collection."""
     counted = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -187,25 +187,25 @@ def operations(work: Any) -> int:
         counted += event == "opcode"
         return trace
 
-    CountedName.looks = 0
+    CountedHash.looks = 0
     before = sys.gettrace()
-    gc.disable()  # Hypothesis has it call back, in instructions that are not the work's
+    gc.disable()  # Hypothesis registers a callback with it
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
         gc.enable()
-    return counted + CountedName.looks
+    return counted + CountedHash.looks
 
 
 @pytest.mark.parametrize("window", [None, 16])
-def test_lookup_and_eviction_take_the_same_work_in_a_small_pool_and_at_a_million_pages(window: int | None) -> None:
+def test_lookup_and_eviction_cost_the_same_with_a_million_pages(window: int | None) -> None:
     def cost(num_pages: int) -> int:
         pages = PageTable([PageGroup("main", num_pages, 1, window)], max_draft=0)
-        names = [CountedName(index.to_bytes(4, "little")) for index in range(num_pages)]
+        names = [CountedHash(index.to_bytes(4, "little")) for index in range(num_pages)]
         for begin in range(0, num_pages, 500):
-            # Each in a chain of its own, so that all of them are in the pool at the end.
+            # Separate chains, so that the pool holds all of them in the end.
             own = names[begin : begin + 500]
             pages.adopt("filler", own, 0)
             assert pages.reserve("filler", len(own))

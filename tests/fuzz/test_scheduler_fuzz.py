@@ -1,7 +1,7 @@
-"""Twenty thousand random steps: arrivals, aborts, deadlines, exhaustion, drafts, failures, commits that trail.
+"""Random scheduler steps with arrivals, aborts, deadlines, full pools, drafts, failures and late commits.
 
-After every one the page table is consistent. In the end each choice has had exactly one terminal event, has the tokens
-that its request alone determines (or a prefix of them where it was cut short), and not a page is missing.
+The page table is consistent after every step. In the end each choice has had exactly one terminal event and the tokens
+that its request determines (or a prefix of them if it was cut short), and no page has leaked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @dataclass(frozen=True)
-class House:
-    """A shape of the pool and the scheduler's bounds."""
+class Setup:
+    """Pool and scheduler options of one run."""
 
     groups: tuple[PageGroup, ...]
     policy: str
@@ -42,18 +42,20 @@ class House:
     prefixes: bool = False
     swap: bool = False
     slow: bool = False
-    hasty: bool = False
+    admit_all: bool = False
 
 
-PREFIXES = House((PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, hasty=True)
-WINDOWS = House(
+PREFIXES = Setup(
+    (PageGroup("full", 20, 4),), "fcfs", budget=12, max_sequences=8, depth=0, prefixes=True, admit_all=True
+)
+WINDOWS = Setup(
     (PageGroup("full", 24, 4), PageGroup("window", 60, 2, 7)), "priority", budget=16, max_sequences=6, depth=0
 )
 SHARED_WINDOWS = replace(
-    WINDOWS, groups=(PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)), prefixes=True, hasty=True
+    WINDOWS, groups=(PageGroup("full", 50, 2), PageGroup("window", 60, 2, 7)), prefixes=True, admit_all=True
 )
 
-HOUSES = {
+SETUPS = {
     "crowded": replace(PREFIXES, prefixes=False),
     "windows": WINDOWS,
     "prefixes": PREFIXES,
@@ -65,32 +67,32 @@ HOUSES = {
         depth=1,
         swap=True,
         slow=True,
-        hasty=True,
+        admit_all=True,
     ),
     "swapped in windows": replace(
         SHARED_WINDOWS, groups=(PageGroup("full", 44, 2), PageGroup("window", 60, 2, 7)), swap=True
     ),
     "prefixes in windows": SHARED_WINDOWS,
-    "short of the context": House((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
-    "pages of one token": House(
-        (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True, hasty=True
+    "short of the context": Setup((PageGroup("full", 9, 4),), "priority", budget=5, max_sequences=3, depth=1),
+    "pages of one token": Setup(
+        (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True, admit_all=True
     ),
-    "fair": House((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
-    "fair and trailing": House((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
+    "fair": Setup((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
+    "fair and trailing": Setup((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
 }
 
 
 @dataclass
 class Fuzz(RandomLoad):
-    """A scheduler under random load, and what must come of it."""
+    """A scheduler under random load, with the expected outcomes."""
 
-    house: House
+    setup: Setup
     random: Random
     clock: float = 0.0
     added: int = 0
-    told: dict[tuple[str, int], Followed] = field(default_factory=dict)
+    expected: dict[tuple[str, int], Followed] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
-    news: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
+    events_of: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
     live: set[tuple[str, int]] = field(default_factory=set)
     submitted: list[tuple[Plan, FinishedStep | FerrumError]] = field(default_factory=list)
     ends: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
@@ -98,28 +100,28 @@ class Fuzz(RandomLoad):
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        self.pages = PageTable(self.house.groups, max_draft=MAX_DRAFT)
+        self.pages = PageTable(self.setup.groups, max_draft=MAX_DRAFT)
         self.context = min(CONTEXT, self.pages.capacity_tokens + 1)
         self.executor = FakeExecutor(self.pages, fault=self.fault, vocabulary=VOCABULARY)
-        if self.house.swap:
-            self.executor.keep_evicted(slow=self.house.slow)
+        if self.setup.swap:
+            self.executor.keep_evicted(slow=self.setup.slow)
         self.scheduler = Scheduler(
             self.pages,
-            policy=POLICIES[self.house.policy],
-            max_tokens_per_step=self.house.budget,
-            max_sequences=self.house.max_sequences,
+            policy=POLICIES[self.setup.policy],
+            max_tokens_per_step=self.setup.budget,
+            max_sequences=self.setup.max_sequences,
             max_sequence_length=CONTEXT,
             drafter=Guesses(self.propose),
-            reserve=admit_all if self.house.hasty else None,
-            prefixes=scope_of(self.pages) if self.house.prefixes else None,
+            reserve=admit_all if self.setup.admit_all else None,
+            prefixes=scope_of(self.pages) if self.setup.prefixes else None,
         )
 
     def fault(self, span: Span) -> FerrumError | None:
         return NonFiniteLogits("nan") if self.random.random() < 0.003 else None
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:
-        told = self.told[sequence.request.request_id, sequence.choice].tokens
-        guesses = told[sequence.generated : sequence.generated + self.random.randrange(MAX_DRAFT + 1)]
+        expected = self.expected[sequence.request.request_id, sequence.choice].tokens
+        guesses = expected[sequence.generated : sequence.generated + self.random.randrange(MAX_DRAFT + 1)]
         return tuple(token if self.random.random() < 0.8 else 1 for token in guesses)
 
     def arrive(self) -> None:
@@ -139,7 +141,7 @@ class Fuzz(RandomLoad):
         self.added += 1
         request = Request(
             f"r{self.added}",
-            # Nearly equal prompts, so that different requests hold pages of equal content.
+            # Similar prompts, so that requests share pages.
             tuple((position * 7 + (pick.random() < 0.05)) % VOCABULARY for position in range(length)),
             params,
             seed=pick.randrange(5),
@@ -158,25 +160,25 @@ class Fuzz(RandomLoad):
         self.requests[request.request_id] = request
         for choice in range(params.n):
             key = (request.request_id, choice)
-            self.told[key] = self.executor.model.follow(request, choice, self.context)
+            self.expected[key] = self.executor.model.follow(request, choice, self.context)
             self.live.add(key)
-            self.news[key] = []
+            self.events_of[key] = []
 
     def step(self) -> None:
-        """One turn of an engine's loop."""
+        """Run one iteration of an engine's loop."""
         waiting = len(self.submitted)
         plan = self.scheduler.plan()
         self.pages.check()
         if plan is not None:
-            assert 0 < plan.batch.total_tokens <= self.house.budget
-            assert len(plan.sequences) <= self.scheduler.num_running <= self.house.max_sequences
+            assert 0 < plan.batch.total_tokens <= self.setup.budget
+            assert len(plan.sequences) <= self.scheduler.num_running <= self.setup.max_sequences
             broken = self.random.random() < 0.005
             self.submitted.append((plan, NonFiniteLogits("all") if broken else self.executor.submit(plan.batch)))
         else:
             assert waiting or self.executor.due or not self.scheduler.has_work, "a stall"
         if self.executor.due and self.random.random() < (0.1 if plan is not None else 0.5):
             self.executor.deliver()
-        depth = 0 if plan is None else self.random.randint(0, self.house.depth)
+        depth = 0 if plan is None else self.random.randint(0, self.setup.depth)
         while len(self.submitted) > depth:
             plan, step = self.submitted.pop(0)
             self.preemptions += sum(sequence.preemptions for sequence in plan.sequences)
@@ -190,31 +192,31 @@ class Fuzz(RandomLoad):
     def take(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             key = (event.request_id, event.choice)
-            assert key in self.live, "news of a choice that has ended"
-            news = self.news[key]
-            news.append(event)
-            told, request = self.told[key], self.requests[event.request_id]
-            tokens = tuple(token for each in news for token in each.token_ids)
-            assert tokens == told.tokens[: len(tokens)]
+            assert key in self.live, "event of a choice that has ended"
+            earlier = self.events_of[key]
+            earlier.append(event)
+            expected, request = self.expected[key], self.requests[event.request_id]
+            tokens = tuple(token for each in earlier for token in each.token_ids)
+            assert tokens == expected.tokens[: len(tokens)]
             assert event.logprobs is None or len(event.logprobs) == len(event.token_ids)
             assert (event.logprobs is None) == (request.params.logprobs is None or not event.token_ids)
-            first = len(news) == 1 and (event.token_ids or event.finish_reason in WHOLE)
-            assert event.prompt_logprobs == (told.prompt_logprobs if first else None)
+            first = len(earlier) == 1 and (event.token_ids or event.finish_reason in WHOLE)
+            assert event.prompt_logprobs == (expected.prompt_logprobs if first else None)
             if event.finish_reason is None:
                 assert event.token_ids
                 continue
             if event.finish_reason in WHOLE:
-                assert tokens == told.tokens
-                assert (event.finish_reason, event.stop_reason) == (told.finish, told.stop_reason)
+                assert tokens == expected.tokens
+                assert (event.finish_reason, event.stop_reason) == (expected.finish, expected.stop_reason)
             assert (event.error is not None) == (event.finish_reason is FinishReason.ERROR)
             self.live.remove(key)
             self.ends[event.finish_reason] += 1
-            del self.told[key], self.news[key]
+            del self.expected[key], self.events_of[key]
 
 
-@pytest.mark.parametrize("name", HOUSES)
-def test_thousands_of_random_steps(name: str) -> None:
-    fuzz = Fuzz(HOUSES[name], Random(name))
+@pytest.mark.parametrize("name", SETUPS)
+def test_invariants_hold_over_random_steps(name: str) -> None:
+    fuzz = Fuzz(SETUPS[name], Random(name))
     for _ in range(2_750):
         if fuzz.random.random() < 0.3 and len(fuzz.live) < 24:
             fuzz.arrive()
@@ -227,8 +229,8 @@ def test_thousands_of_random_steps(name: str) -> None:
     assert not fuzz.live and not fuzz.submitted
     assert fuzz.pages.used == 0 and fuzz.pages.ids() == () and fuzz.pages.take_copies() == ()
     assert (fuzz.scheduler.num_running, fuzz.scheduler.num_waiting) == (0, 0)
-    # The load was worth the name: every kind of end, preemptions and accepted drafts occurred, often.
+    # The load covered every kind of end, preemptions and accepted drafts.
     assert all(count >= 10 for count in fuzz.ends.values()), fuzz.ends
     assert fuzz.preemptions >= 50 and fuzz.accepted >= 100
-    assert (fuzz.scheduler.prefix_counts.hit_tokens >= 300) is fuzz.house.prefixes
-    assert (fuzz.scheduler.prefix_counts.restored_pages >= 300) is fuzz.house.swap
+    assert (fuzz.scheduler.prefix_counts.hit_tokens >= 300) is fuzz.setup.prefixes
+    assert (fuzz.scheduler.prefix_counts.restored_pages >= 300) is fuzz.setup.swap

@@ -1,4 +1,4 @@
-"""Which pages the contract's verbs share and copy, on a model without numerics."""
+"""Pages that the contract's verbs share and copy, on a model without numerics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page table: no page leaks, none has two uses, and what a sequence stored is what it reads."""
+"""The page table: no page leaks, no page has two uses, and every sequence reads what it stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_reserve_is_all_or_nothing_over_groups() -> None:
     pages.check()
 
 
-def test_pages_are_handed_out_in_the_same_order_every_time() -> None:
+def test_pages_are_allocated_in_a_deterministic_order() -> None:
     def rows() -> list[list[int]]:
         pages = table()
         store(pages, "a", 9)
@@ -50,7 +50,7 @@ def test_pages_are_handed_out_in_the_same_order_every_time() -> None:
     assert rows() == rows()
 
 
-def test_commit_stays_within_what_is_reserved_and_never_goes_back() -> None:
+def test_commit_neither_exceeds_the_reservation_nor_goes_back() -> None:
     pages = table()
     store(pages, "a", 4)
     for length in (3, 5):
@@ -61,12 +61,12 @@ def test_commit_stays_within_what_is_reserved_and_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize("verb", ["length", "generation", "trim"])
-def test_an_unknown_sequence_is_named(verb: str) -> None:
-    with pytest.raises(UnknownSequence, match="nobody"):
-        getattr(table(), verb)("nobody")
+def test_error_names_the_unknown_sequence(verb: str) -> None:
+    with pytest.raises(UnknownSequence, match="unknown id"):
+        getattr(table(), verb)("unknown id")
 
 
-def test_release_is_idempotent_and_gives_everything_back() -> None:
+def test_release_is_idempotent_and_frees_every_page() -> None:
     pages = table()
     store(pages, "a", 7)
     assert pages.reserve("a", 20)
@@ -77,7 +77,7 @@ def test_release_is_idempotent_and_gives_everything_back() -> None:
     pages.check()
 
 
-def test_trim_gives_back_only_what_lies_beyond_the_length() -> None:
+def test_trim_frees_only_pages_beyond_the_length() -> None:
     pages = table()
     assert pages.reserve("a", 20)
     pages.commit("a", 5)
@@ -85,7 +85,7 @@ def test_trim_gives_back_only_what_lies_beyond_the_length() -> None:
     assert pages.used == 2 and pages.length("a") == 5
 
 
-def test_every_change_of_length_raises_the_generation_and_no_id_ever_repeats_one() -> None:
+def test_generation_increases_with_every_change_of_length_and_never_repeats() -> None:
     pages = table()
     seen = []
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_every_change_of_length_raises_the_generation_and_no_id_ever_repeats_one
     assert seen == sorted(set(seen))
 
 
-def test_a_fork_shares_every_page_and_only_the_partial_one_is_ever_copied() -> None:
+def test_fork_shares_every_page_and_copies_only_the_partial_one() -> None:
     pages = table()
     store(pages, "a", 10)
     pages.fork("a", "b")
@@ -114,7 +114,7 @@ def test_a_fork_shares_every_page_and_only_the_partial_one_is_ever_copied() -> N
     pages.check()
 
 
-def test_a_fork_at_a_page_border_copies_nothing() -> None:
+def test_fork_at_a_page_boundary_copies_nothing() -> None:
     pages = table()
     store(pages, "a", 8)
     pages.fork("a", "b")
@@ -122,7 +122,7 @@ def test_a_fork_at_a_page_border_copies_nothing() -> None:
     assert pages.take_copies() == () and pages.shared == 2
 
 
-def test_a_fork_does_not_take_over_pages_reserved_beyond_the_length() -> None:
+def test_fork_excludes_pages_reserved_beyond_the_length() -> None:
     pages = table()
     store(pages, "a", 4)
     assert pages.reserve("a", 12)
@@ -130,7 +130,7 @@ def test_a_fork_does_not_take_over_pages_reserved_beyond_the_length() -> None:
     assert len(pages.row("b", "main")) == 1
 
 
-def test_a_fork_needs_a_source_and_a_new_name() -> None:
+def test_fork_needs_a_source_and_a_new_id() -> None:
     pages = table()
     store(pages, "a", 4)
     with pytest.raises(UnknownSequence):
@@ -140,7 +140,7 @@ def test_a_fork_needs_a_source_and_a_new_name() -> None:
     assert caught.value.param == "target"
 
 
-def test_the_copy_counts_as_a_page_when_room_is_short() -> None:
+def test_pending_copy_counts_as_a_page() -> None:
     pages = table(num_pages=2)
     store(pages, "a", 6)
     pages.fork("a", "b")
@@ -149,20 +149,20 @@ def test_the_copy_counts_as_a_page_when_room_is_short() -> None:
     assert pages.reserve("b", 7) and pages.take_copies() == ()
 
 
-def test_the_source_of_a_pending_copy_is_not_handed_out() -> None:
+def test_source_of_a_pending_copy_is_not_allocated() -> None:
     pages = table(num_pages=3)
     store(pages, "a", 2)
     pages.fork("a", "b")
     assert pages.reserve("b", 3)
     pages.release("a")
-    assert not pages.reserve("c", 8), "one page is free, the source is still to be read"
+    assert not pages.reserve("c", 8), "one page is free, the source is not read yet"
     pages.check()
     (copy,) = pages.take_copies()
     assert pages.reserve("c", 8) and copy.source in pages.row("c", "main")
     pages.check()
 
 
-def test_a_released_target_takes_its_copy_along() -> None:
+def test_release_of_a_target_cancels_its_copy() -> None:
     pages = table()
     store(pages, "a", 2)
     pages.fork("a", "b")
@@ -173,7 +173,7 @@ def test_a_released_target_takes_its_copy_along() -> None:
     pages.check()
 
 
-def test_a_copy_of_a_copy_reads_the_first_source() -> None:
+def test_copy_of_a_pending_copy_reads_the_first_source() -> None:
     pages = table()
     store(pages, "a", 2)
     for name in ("b", "c"):
@@ -185,7 +185,7 @@ def test_a_copy_of_a_copy_reads_the_first_source() -> None:
     assert {copy.source for copy in pages.take_copies()} == {source}
 
 
-def test_a_window_frees_what_no_later_query_sees_and_keeps_the_slack() -> None:
+def test_window_frees_unseen_pages_and_keeps_the_slack() -> None:
     pages = table(num_pages=40, window=6)
     for length in range(1, 60):
         store(pages, "a", length)
@@ -196,7 +196,7 @@ def test_a_window_frees_what_no_later_query_sees_and_keeps_the_slack() -> None:
         pages.check()
 
 
-def test_a_window_truncates_within_the_slack_and_refuses_beyond_it() -> None:
+def test_window_truncates_within_the_slack_only() -> None:
     pages = table(num_pages=40, window=6)
     store(pages, "a", 50)
     assert pages.can_truncate("a", 50 - MAX_DRAFT - 4)
@@ -211,7 +211,7 @@ def test_a_window_truncates_within_the_slack_and_refuses_beyond_it() -> None:
     pages.check()
 
 
-def test_a_held_sequence_can_come_back_and_then_lets_its_window_go() -> None:
+def test_held_sequence_keeps_its_window_until_released() -> None:
     pages = table(num_pages=20, window=6)
     store(pages, "a", 10)
     before = list(pages.row("a", "main"))
@@ -219,7 +219,7 @@ def test_a_held_sequence_can_come_back_and_then_lets_its_window_go() -> None:
         store(pages, "a", 60)
         with pages.holding(["a"]):
             assert pages.can_truncate("a", 10)
-        assert pages.can_truncate("a", 10), "who held it first lets go of it"
+        assert pages.can_truncate("a", 10), "the outer block still holds it"
         pages.truncate("a", 10)
     assert pages.row("a", "main") == before
     with pages.holding(["a"]):
@@ -238,7 +238,7 @@ def test_a_held_sequence_can_come_back_and_then_lets_its_window_go() -> None:
     assert pages.used == 1
 
 
-def test_truncate_refuses_lengths_that_are_not_there() -> None:
+def test_truncate_refuses_lengths_out_of_range() -> None:
     pages = table()
     store(pages, "a", 5)
     for length in (-1, 6):
@@ -258,7 +258,7 @@ def test_reserve_succeeds_for_lengths_that_fit(window: int | None, step: int) ->
         store(pages, "a", length)
 
 
-def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
+def test_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
     pages = table(num_pages=7, window=8)
     assert pages.fits_empty_pool(10**6, 4) and not pages.fits_empty_pool(10**6, 12)
     for length in range(4, 400, 4):
@@ -266,7 +266,7 @@ def test_a_window_holds_a_sequence_of_any_length_in_a_few_pages() -> None:
 
 
 @pytest.mark.parametrize("num_pages", range(1, 12))
-def test_a_sequence_grows_in_pieces_that_its_window_leaves_room_for(num_pages: int) -> None:
+def test_growth_is_bounded_by_the_room_of_a_window_group(num_pages: int) -> None:
     pages = table(num_pages=num_pages, window=8)
     growth = pages.growth(16)
     assert growth == 16 or (growth >= 4 and pages.fits_empty_pool(10**6, growth))
@@ -275,7 +275,7 @@ def test_a_sequence_grows_in_pieces_that_its_window_leaves_room_for(num_pages: i
     assert table(num_pages=num_pages).growth(16) == 16
 
 
-def test_reset_forgets_everyone() -> None:
+def test_reset_removes_every_sequence() -> None:
     pages = table()
     store(pages, "a", 5)
     pages.fork("a", "b")
@@ -285,7 +285,7 @@ def test_reset_forgets_everyone() -> None:
     pages.check()
 
 
-def test_reset_mends_books_that_an_interrupt_has_left_half_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_repairs_state_that_an_interrupt_left_half_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -293,7 +293,7 @@ def test_reset_mends_books_that_an_interrupt_has_left_half_written(monkeypatch: 
     store(pages, "a", 5)
     pages.fork("a", "b")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PagePool, "drop", interrupted)  # the last thing that a page of one's own takes
+        patch.setattr(PagePool, "drop", interrupted)  # the last part of replacing a shared page
         pages.reserve("b", 6)
     pages.reset()
     assert pages.used == 0

@@ -1,4 +1,4 @@
-"""The prefix cache: what pages are called, who finds them, and which of them go first."""
+"""The prefix cache: page hashes, lookups, and eviction order."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ SIZE = 4
 SCOPE = PrefixScope(model="m", weights="bfloat16", kv_format="bfloat16", page_size=SIZE, numerics_id="n")
 
 
-def named(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: str | None) -> list[PageHash]:
-    names: list[PageHash] = []
-    scope.extend(names, scope.root(**{"adapter": None, "tenant": "", "salt": "", **owner}), tokens)
-    return names
+def hashes_of(tokens: Sequence[int], scope: PrefixScope = SCOPE, **owner: str | None) -> list[PageHash]:
+    page_hashes: list[PageHash] = []
+    scope.extend(page_hashes, scope.root(**{"adapter": None, "tenant": "", "salt": "", **owner}), tokens)
+    return page_hashes
 
 
 def table(num_pages: int = 12, window: int | None = None) -> PageTable:
     return PageTable([PageGroup("main", num_pages, SIZE, window)], max_draft=0)
 
 
-def run(pages: PageTable, cache_id: str, tokens: Sequence[int], *, step: int = 100, sound: bool = True) -> int:
-    """Compute a sequence, with what is there already; how many of its tokens were."""
-    names = named(tokens)
-    found = pages.match(names)
-    pages.adopt(cache_id, names, found)
+def run(pages: PageTable, cache_id: str, tokens: Sequence[int], *, step: int = 100, publish: bool = True) -> int:
+    """Compute a sequence on top of its cached prefix, and return the cached tokens."""
+    page_hashes = hashes_of(tokens)
+    found = pages.match(page_hashes)
+    pages.adopt(cache_id, page_hashes, found)
     while pages.length(cache_id) < len(tokens):
         length = min(len(tokens), pages.length(cache_id) + step)
         assert pages.reserve(cache_id, length)
         pages.commit(cache_id, length)
-    if sound:
+    if publish:
         pages.publish(cache_id)
     pages.check()
     return found * SIZE
 
 
-def test_a_name_depends_on_everything_that_keys_and_values_depend_on_and_on_whose_they_are() -> None:
+def test_page_hash_depends_on_scope_adapter_tenant_and_salt() -> None:
     tokens = range(SIZE)
     fields = {"model": "x", "weights": "x", "kv_format": "x", "page_size": 2, "numerics_id": "x"}
     scopes = [SCOPE, *(replace(SCOPE, **{name: value}) for name, value in fields.items())]
@@ -55,27 +55,27 @@ def test_a_name_depends_on_everything_that_keys_and_values_depend_on_and_on_whos
         {"tenant": "ab", "salt": "c"},
         {"tenant": "a", "salt": "bc"},
     ]
-    first = [named(tokens, scope)[0] for scope in scopes]
-    first += [named(tokens, **owner)[0] for owner in owners[1:]]
-    first += [named([0, 1, 2, 4])[0], named([1, 0, 2, 3])[0]]
+    first = [hashes_of(tokens, scope)[0] for scope in scopes]
+    first += [hashes_of(tokens, **owner)[0] for owner in owners[1:]]
+    first += [hashes_of([0, 1, 2, 4])[0], hashes_of([1, 0, 2, 3])[0]]
     assert all(one != other for one, other in combinations(first, 2))
 
 
-def test_a_page_is_not_found_at_another_position_or_after_other_tokens() -> None:
-    twice, after = named([1, 2, 3, 4] * 2), named([9, 9, 9, 9, 1, 2, 3, 4])
+def test_page_hash_depends_on_position_and_previous_tokens() -> None:
+    twice, after = hashes_of([1, 2, 3, 4] * 2), hashes_of([9, 9, 9, 9, 1, 2, 3, 4])
     assert len({*twice, *after}) == 4
 
 
-def test_only_full_pages_have_names_and_they_are_added_as_tokens_come() -> None:
+def test_only_full_pages_have_hashes_and_hashes_grow_with_the_tokens() -> None:
     tokens = list(range(3 * SIZE))
-    whole, root = named(tokens), SCOPE.root(adapter=None, tenant="", salt="")
-    names: list[PageHash] = []
+    whole, root = hashes_of(tokens), SCOPE.root(adapter=None, tenant="", salt="")
+    page_hashes: list[PageHash] = []
     for length in range(len(tokens) + 1):
-        SCOPE.extend(names, root, tokens[:length])
-        assert names == whole[: length // SIZE]
+        SCOPE.extend(page_hashes, root, tokens[:length])
+        assert page_hashes == whole[: length // SIZE]
 
 
-def test_what_a_sequence_computed_is_found_while_it_runs_and_after_it_has_gone() -> None:
+def test_pages_are_found_while_their_sequence_runs_and_after_it_ends() -> None:
     pages = table()
     tokens = list(range(10))
     assert run(pages, "a", tokens) == 0
@@ -89,21 +89,21 @@ def test_what_a_sequence_computed_is_found_while_it_runs_and_after_it_has_gone()
     pages.check()
 
 
-def test_nothing_is_found_before_its_sequence_is_proven_and_never_if_it_fails() -> None:
+def test_pages_are_found_only_after_publication() -> None:
     pages = table()
     tokens = list(range(8))
-    run(pages, "a", tokens, sound=False)
-    assert pages.match(named(tokens)) == 0
+    run(pages, "a", tokens, publish=False)
+    assert pages.match(hashes_of(tokens)) == 0
     pages.release("a")
-    assert pages.match(named(tokens)) == 0 and pages.free("main") == 12
+    assert pages.match(hashes_of(tokens)) == 0 and pages.free("main") == 12
     assert pages.prefix_counts() == PrefixCounts()
 
 
-def test_of_two_that_compute_the_same_one_is_kept() -> None:
+def test_equal_pages_are_kept_once() -> None:
     pages = table()
     tokens = list(range(8))
-    run(pages, "a", tokens, sound=False)
-    run(pages, "b", tokens, sound=False)
+    run(pages, "a", tokens, publish=False)
+    run(pages, "b", tokens, publish=False)
     pages.publish("b")
     pages.publish("a")
     pages.release("a")
@@ -112,31 +112,31 @@ def test_of_two_that_compute_the_same_one_is_kept() -> None:
     assert pages.prefix_counts().cached_pages == 2
 
 
-def test_idle_pages_count_as_free_and_the_longest_idle_goes_first_ends_before_beginnings() -> None:
+def test_idle_pages_are_free_and_evicted_least_recently_used_first_from_the_end() -> None:
     pages = table(num_pages=6)
     old, new = list(range(100, 112)), list(range(200, 212))
     for tokens in (old, new):
         run(pages, "x", tokens)
         pages.release("x")
     assert (pages.used, pages.free("main")) == (0, 6)
-    pages.adopt("again", named(old), 1)  # the beginning of the old one is used once more
+    pages.adopt("again", hashes_of(old), 1)  # the old prefix is used again
     pages.release("again")
     assert pages.reserve("c", 2 * SIZE)
-    assert (pages.match(named(old)), pages.match(named(new))) == (1, 3)
+    assert (pages.match(hashes_of(old)), pages.match(hashes_of(new))) == (1, 3)
     assert pages.reserve("c", 3 * SIZE)
-    assert (pages.match(named(old)), pages.match(named(new))) == (1, 2)
+    assert (pages.match(hashes_of(old)), pages.match(hashes_of(new))) == (1, 2)
     assert pages.prefix_counts() == PrefixCounts(cached_pages=3, evicted_pages=3)
     pages.check()
 
 
-def test_a_page_with_an_owner_is_never_given_up() -> None:
+def test_owned_pages_are_never_evicted() -> None:
     pages = table(num_pages=3)
     run(pages, "a", list(range(12)))
     assert not pages.reserve("b", 1)
-    assert pages.match(named(range(12))) == 3
+    assert pages.match(hashes_of(range(12))) == 3
 
 
-def test_a_named_page_is_not_written_to_again() -> None:
+def test_hashed_page_is_copied_before_a_write() -> None:
     pages = table()
     tokens = list(range(8))
     run(pages, "a", tokens)
@@ -144,25 +144,25 @@ def test_a_named_page_is_not_written_to_again() -> None:
     before = list(pages.row("a", "main"))
     assert pages.reserve("a", 7)
     after = list(pages.row("a", "main"))
-    assert pages.match(named(tokens)) == 2, "the page that is to be copied stays findable"
+    assert pages.match(hashes_of(tokens)) == 2, "the source of the copy can still be found"
     pages.check()
     assert pages.take_copies() == (PageCopy("main", before[1], after[1]),)
     pages.check()
     edited = [*tokens[:6], 90, 91]
-    pages.label("a", named(edited))
+    pages.label("a", hashes_of(edited))
     assert pages.reserve("a", 8)
     pages.commit("a", 8)
     pages.publish("a")
     pages.release("a")
-    assert pages.match(named(tokens)) == pages.match(named(edited)) == 2
+    assert pages.match(hashes_of(tokens)) == pages.match(hashes_of(edited)) == 2
 
 
-def test_a_window_needs_only_what_the_next_query_sees() -> None:
+def test_window_adopts_only_what_the_next_query_sees() -> None:
     pages = table(num_pages=40, window=6)
     tokens = list(range(32))
     run(pages, "a", tokens, step=SIZE)
     pages.release("a")
-    pages.adopt("b", named(tokens), pages.match(named(tokens)))
+    pages.adopt("b", hashes_of(tokens), pages.match(hashes_of(tokens)))
     assert pages.length("b") == 32
     # Position 32 sees the keys from 27 on: the last two pages.
     assert [page >= 0 for page in pages.row("b", "main")] == [False] * 6 + [True] * 2
@@ -170,66 +170,66 @@ def test_a_window_needs_only_what_the_next_query_sees() -> None:
     pages.check()
 
 
-def test_a_window_that_is_gone_is_no_hit_and_one_before_it_may_be() -> None:
+def test_prefix_needs_the_window_at_its_end() -> None:
     pages = PageTable([PageGroup("full", 40, SIZE), PageGroup("window", 6, SIZE, 6)], max_draft=0)
     tokens = list(range(32))
     run(pages, "a", tokens, step=SIZE)
-    assert pages.match(named(tokens)) == 8
-    assert pages.match(named(tokens[:12])) < 3, "those pages have left the window and were needed since"
+    assert pages.match(hashes_of(tokens)) == 8
+    assert pages.match(hashes_of(tokens[:12])) < 3, "those pages have left the window and were reused"
     pages.release("a")
     pages.check()
 
 
-def test_reset_forgets_every_prefix() -> None:
+def test_reset_removes_every_prefix() -> None:
     pages = table()
     run(pages, "a", list(range(8)))
     pages.release("a")
     run(pages, "b", list(range(50, 58)))
     pages.reset()
     pages.check()
-    assert pages.match(named(range(8))) == 0 and pages.prefix_counts().cached_pages == 0
+    assert pages.match(hashes_of(range(8))) == 0 and pages.prefix_counts().cached_pages == 0
     assert pages.free("main") == 12 and pages.ids() == ()
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_fork_keeps_named_pages_and_names_its_own(copies: int) -> None:
+def test_fork_shares_hashed_pages_and_publishes_its_own(copies: int) -> None:
     pages = table(num_pages=20)
     tokens = list(range(6))
     run(pages, "a", tokens)
     for index in range(copies):
         fork, own = f"f{index}", [*tokens, *range(90 + 10 * index, 94 + 10 * index)]
         pages.fork("a", fork)
-        pages.label(fork, named(own))
+        pages.label(fork, hashes_of(own))
         assert pages.reserve(fork, 10)
         pages.take_copies()
         pages.commit(fork, 10)
         pages.publish(fork)
-        assert pages.match(named(own)) == 2
+        assert pages.match(hashes_of(own)) == 2
         pages.check()
     assert pages.prefix_counts().cached_pages == 1 + copies
 
 
-def test_the_tail_that_holds_most_of_what_is_wanted_is_found() -> None:
-    tails, there = PartialPages(), {(1, 2, 3), (1, 5), (7,)}
+def test_longest_matching_partial_page_is_found() -> None:
+    partial_pages, there = PartialPages(), {(1, 2, 3), (1, 5), (7,)}
 
-    def called(tokens: Sequence[int]) -> PageHash:
+    def hash_page(tokens: Sequence[int]) -> PageHash:
         return repr(tuple(tokens)).encode()
 
-    def found(wanted: Sequence[int], before: PageHash = b"page") -> tuple[PageHash, int] | None:
-        tail = tails.find(before, wanted, called, lambda name: name in set(map(called, there)))
-        return None if tail is None else (tail.page_hash, tail.tokens)
+    def found(tokens: Sequence[int], before: PageHash = b"page") -> tuple[PageHash, int] | None:
+        match = partial_pages.find(before, tokens, hash_page, lambda name: name in set(map(hash_page, there)))
+        return None if match is None else (match.page_hash, match.tokens)
 
     for tokens in ((1, 2, 3), (7,), (1, 5)):
-        tails.add(b"page", called(tokens), tokens)
-    assert found([1, 2, 3, 4]) == (called((1, 2, 3)), 3), "one that they begin with"
-    assert found([1, 9]) == (called((1, 5)), 1), "as much as they have in common with the last one"
-    assert found([1, 5]) == (called((1, 5)), 2)
-    assert found([7, 7]) == (called((7,)), 1)
+        partial_pages.add(b"page", hash_page(tokens), tokens)
+    assert found([1, 2, 3, 4]) == (hash_page((1, 2, 3)), 3), "a page that the tokens start with"
+    assert found([1, 9]) == (hash_page((1, 5)), 1), "the common part with the last page"
+    assert found([1, 5]) == (hash_page((1, 5)), 2)
+    assert found([7, 7]) == (hash_page((7,)), 1)
     assert found([2]) is None and found([]) is None and found([1, 5], b"another page") is None
     there.clear()
-    assert found([1, 2, 3, 4]) is None, "their pages have made room"
-    tails = PartialPages(capacity=2)
+    assert found([1, 2, 3, 4]) is None, "the pages are evicted"
+    partial_pages = PartialPages(capacity=2)
     there.add((1,))
     for page in (b"one", b"two", b"three"):
-        tails.add(page, called((1,)), (1,))
-    assert found([1], b"one") is None and found([1], b"three") == (called((1,)), 1)
+        partial_pages.add(page, hash_page((1,)), (1,))
+    assert found([1], b"one") is None and found([1], b"three") == (hash_page((1,)), 1)

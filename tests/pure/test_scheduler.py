@@ -1,4 +1,4 @@
-"""What the scheduler plans: budgets, order, preemption; one promise a test."""
+"""Plans of the scheduler: budgets, order, preemption."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from scheduler_bench import Bench, lengths
 def test_one_request_runs_to_its_length() -> None:
     bench = Bench()
     request = bench.add("a", 5, max_tokens=6)
-    assert len(bench.run()) == 6, "the step that finishes the prompt samples already"
+    assert len(bench.run()) == 6, "the step that completes the prompt samples"
     bench.agrees(request)
 
 
-def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_one_samples() -> None:
+def test_long_prompt_is_chunked_and_only_the_last_chunk_samples() -> None:
     bench = Bench(budget=8)
     request = bench.add("a", 20, max_tokens=1)
     wants = [(len(span.tokens), span.want) for (span,) in bench.run()]
@@ -33,7 +33,7 @@ def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_one_samples() -> Non
     bench.agrees(request)
 
 
-def test_a_step_mixes_decodes_and_chunks_within_the_budget_and_decodes_come_first() -> None:
+def test_step_mixes_decodes_and_chunks_within_the_budget_decodes_first() -> None:
     bench = Bench(budget=8)
     requests = [bench.add("long", 30, max_tokens=3), bench.add("short", 3, seed=1, max_tokens=20)]
     for _ in range(4):
@@ -46,7 +46,7 @@ def test_a_step_mixes_decodes_and_chunks_within_the_budget_and_decodes_come_firs
     bench.agrees(*requests)
 
 
-def test_a_prompt_served_before_a_decoding_sequence_leaves_it_its_token() -> None:
+def test_prompt_of_higher_priority_does_not_delay_decoding() -> None:
     bench = Bench(budget=8, policy="priority")
     bench.add("decodes", 3, priority=1, max_tokens=20)
     bench.step()
@@ -54,7 +54,7 @@ def test_a_prompt_served_before_a_decoding_sequence_leaves_it_its_token() -> Non
     assert [lengths(bench.step()) for _ in range(3)] == [{"decodes/0": 1, "prompt/0": 7}] * 3
 
 
-def test_no_more_sequences_run_than_allowed() -> None:
+def test_max_sequences_bounds_running_sequences() -> None:
     bench = Bench(max_sequences=2)
     requests = [bench.add(f"r{index}", 3, seed=index, max_tokens=4) for index in range(5)]
     assert bench.scheduler.num_waiting == 5
@@ -64,7 +64,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
     bench.agrees(*requests)
 
 
-def test_the_longest_waiting_is_not_overtaken_by_one_that_would_fit() -> None:
+def test_small_request_does_not_overtake_one_that_waits_for_pages() -> None:
     bench = Bench(num_pages=8)
     bench.add("running", 16, max_tokens=8)
     bench.step()
@@ -74,7 +74,7 @@ def test_the_longest_waiting_is_not_overtaken_by_one_that_would_fit() -> None:
     assert order.index("big/0") < order.index("small/0")
 
 
-def test_fcfs_serves_by_arrival_and_ties_in_the_order_added() -> None:
+def test_fcfs_serves_by_arrival_then_in_the_order_added() -> None:
     bench = Bench(max_sequences=1)
     for name, arrival in (("late", 2.0), ("early", 1.0), ("early too", 1.0)):
         bench.add(name, 2, arrival=arrival, priority=-5 if name == "late" else 0, max_tokens=2)
@@ -82,7 +82,7 @@ def test_fcfs_serves_by_arrival_and_ties_in_the_order_added() -> None:
     assert list(bench.events) == [("early", 0), ("early too", 0), ("late", 0)]
 
 
-def test_priority_serves_the_smaller_value_first_then_by_arrival() -> None:
+def test_priority_serves_smaller_values_first_then_by_arrival() -> None:
     bench = Bench(max_sequences=1, policy="priority")
     for name, priority, arrival in (("c", 1, 0.0), ("b", 0, 2.0), ("a", 0, 1.0)):
         bench.add(name, 2, priority=priority, arrival=arrival, max_tokens=2)
@@ -91,7 +91,7 @@ def test_priority_serves_the_smaller_value_first_then_by_arrival() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_want_of_pages_takes_them_from_the_one_served_last(policy: str) -> None:
+def test_lack_of_pages_preempts_the_sequence_served_last(policy: str) -> None:
     bench = Bench(num_pages=9, policy=policy, hasty=True)
     requests = [
         bench.add(name, 8, seed=index, max_tokens=20, priority=-index, arrival=float(index))
@@ -108,7 +108,7 @@ def test_want_of_pages_takes_them_from_the_one_served_last(policy: str) -> None:
     assert bench.pages.used == 0
 
 
-def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> None:
+def test_first_sequence_waits_for_pages_in_flight_and_is_not_preempted() -> None:
     bench = Bench(num_pages=3, hasty=True)
     requests = [bench.add("a", 7, max_tokens=4)]
     bench.step()
@@ -117,7 +117,7 @@ def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> N
     second = bench.plan()
     assert lengths(second.batch.spans) == {"b/0": 4}
     bench.commit(first)
-    assert bench.scheduler.plan() is None, "the ninth token of a needs a page, and b, which has it, is in flight"
+    assert bench.scheduler.plan() is None, "the ninth token of a needs a page that b holds in flight"
     bench.commit(second)
     assert lengths(bench.step()) == {"a/0": 1}
     assert first.sequences[0].preemptions == 0 and second.sequences[0].preemptions == 1
@@ -125,7 +125,7 @@ def test_the_first_waits_for_pages_in_flight_instead_of_giving_up_its_own() -> N
     bench.agrees(*requests)
 
 
-def test_a_preempted_sequence_keeps_its_tokens_and_computes_them_again() -> None:
+def test_preempted_sequence_keeps_its_tokens_and_recomputes_them() -> None:
     bench = Bench(num_pages=6, budget=64, hasty=True)
     requests = [bench.add(name, 10, seed=index, max_tokens=12) for index, name in enumerate("ab")]
     again = [span for spans in bench.run() for span in spans if span.start == 0 and len(span.tokens) > 10]
@@ -133,7 +133,7 @@ def test_a_preempted_sequence_keeps_its_tokens_and_computes_them_again() -> None
     bench.agrees(*requests)
 
 
-def test_a_commit_may_trail_the_next_plan() -> None:
+def test_commit_may_follow_the_next_plan() -> None:
     bench = Bench(budget=4, num_pages=12)
     requests = [bench.add(name, 5, seed=index, max_tokens=9) for index, name in enumerate("abcd")]
     behind: list[tuple[Plan, FinishedStep]] = []
@@ -158,8 +158,8 @@ def test_bounds_below_one_are_refused(field: str) -> None:
 
 @pytest.mark.parametrize("tenants", [1, 500])
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_a_long_queue_costs_a_step_nothing(policy: str, tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the first newcomer that finds no place nobody is looked at, however many wait there."""
+def test_steps_do_not_scan_a_long_queue(policy: str, tenants: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences behind the first one that does not fit are not visited."""
     looked = 0
     rounds = WaitingQueue.rounds
 
@@ -180,7 +180,7 @@ def test_a_long_queue_costs_a_step_nothing(policy: str, tenants: int, monkeypatc
     assert looked <= 20
 
 
-def test_a_prompt_whose_steps_are_too_large_for_its_window_is_computed_in_smaller_ones() -> None:
+def test_chunks_shrink_to_what_a_window_group_holds() -> None:
     bench = Bench(num_pages=7, window=8, budget=16, max_sequences=1)
     request = bench.add("a", 50, max_tokens=10)
     assert max(len(span.tokens) for spans in bench.run() for span in spans) == 8

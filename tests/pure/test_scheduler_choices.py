@@ -14,7 +14,7 @@ from scheduler_bench import CONTEXT, Bench, lengths
 
 @pytest.mark.parametrize("budget", [1, 3, 8, 64])
 @pytest.mark.parametrize("n", [1, 3])
-def test_prompt_logprobs_come_whole_in_the_first_event(budget: int, n: int) -> None:
+def test_first_event_has_all_prompt_logprobs(budget: int, n: int) -> None:
     bench = Bench(budget=budget)
     requests = [bench.add(f"r{length}", length, n=n, max_tokens=3, prompt_logprobs=1) for length in (1, 2, 9, 17)]
     bench.run()
@@ -23,7 +23,7 @@ def test_prompt_logprobs_come_whole_in_the_first_event(budget: int, n: int) -> N
         assert all(event.prompt_logprobs is None for event in events[1:])
 
 
-def test_prompt_logprobs_survive_preemption_without_being_asked_for_twice() -> None:
+def test_prompt_logprobs_survive_preemption_without_recomputation() -> None:
     bench = Bench(num_pages=7, budget=6)
     requests = [bench.add(name, 13, seed=index, max_tokens=9, prompt_logprobs=0) for index, name in enumerate("ab")]
     targets = [len(span.score.targets) for spans in bench.run() for span in spans if span.score is not None]
@@ -31,18 +31,18 @@ def test_prompt_logprobs_survive_preemption_without_being_asked_for_twice() -> N
     bench.agrees(*requests)
 
 
-def test_choices_share_the_prompt_and_run_its_last_token_themselves() -> None:
+def test_choices_share_the_prompt_and_run_its_last_token_each() -> None:
     bench = Bench(budget=64)
     request = bench.add("a", 14, n=4, max_tokens=5)
     assert lengths(bench.step()) == {"a/0": 14}
     assert lengths(bench.step()) == {"a/0": 1, "a/1": 1, "a/2": 1, "a/3": 1}
-    assert bench.pages.shared == 3, "14 tokens: three full pages are shared, the partial one is everyone's own"
+    assert bench.pages.shared == 3, "14 tokens: three full pages are shared, each choice has its partial page"
     bench.run()
     bench.agrees(request)
     assert len({bench.tokens("a", choice) for choice in range(4)}) == 4
 
 
-def test_choices_that_wait_take_no_memory_for_their_prompt() -> None:
+def test_waiting_choices_share_one_prompt_list() -> None:
     bench = Bench(context=20_000, num_pages=5000)
     tracemalloc.start()
     try:
@@ -54,7 +54,7 @@ def test_choices_that_wait_take_no_memory_for_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2])
-def test_choices_hand_the_prompt_on_when_there_is_no_room_for_all(max_sequences: int) -> None:
+def test_ending_choice_hands_its_prompt_to_a_waiting_one(max_sequences: int) -> None:
     bench = Bench(budget=64, max_sequences=max_sequences)
     request = bench.add("a", 14, n=5, max_tokens=1)
     computed = sum(len(span.tokens) for spans in bench.run() for span in spans)
@@ -62,7 +62,7 @@ def test_choices_hand_the_prompt_on_when_there_is_no_room_for_all(max_sequences:
     bench.agrees(request)
 
 
-def test_choices_prefill_alone_when_the_first_has_failed() -> None:
+def test_choices_compute_the_prompt_if_the_first_one_failed() -> None:
     failed: list[str] = []
 
     def fault(span: Span) -> FerrumError | None:
@@ -79,7 +79,7 @@ def test_choices_prefill_alone_when_the_first_has_failed() -> None:
         assert bench.tokens("a", choice) == bench.executor.model.follow(request, choice, CONTEXT).tokens
 
 
-def test_no_choice_inherits_the_pages_of_one_that_failed() -> None:
+def test_failed_choice_hands_its_prompt_to_none() -> None:
     bench = Bench(
         max_sequences=1, fault=lambda span: NonFiniteLogits("nan") if span.cache_id == "a/0" and span.start else None
     )
@@ -89,7 +89,7 @@ def test_no_choice_inherits_the_pages_of_one_that_failed() -> None:
     assert bench.tokens("a", 1) == bench.executor.model.follow(request, 1, CONTEXT).tokens
 
 
-def test_choices_that_wait_for_the_prompt_hold_up_nobody_else() -> None:
+def test_choices_that_wait_for_the_prompt_do_not_block_other_requests() -> None:
     bench = Bench(budget=8)
     requests = [bench.add("a", 12, n=2, max_tokens=3), bench.add("b", 3, seed=1, max_tokens=3)]
     bench.step()
@@ -98,7 +98,7 @@ def test_choices_that_wait_for_the_prompt_hold_up_nobody_else() -> None:
     bench.agrees(*requests)
 
 
-def test_choices_go_on_when_the_first_is_aborted() -> None:
+def test_choices_continue_when_the_first_is_aborted() -> None:
     bench = Bench(budget=8)
     request = bench.add("a", 14, n=3, max_tokens=4)
     bench.step()
@@ -109,7 +109,7 @@ def test_choices_go_on_when_the_first_is_aborted() -> None:
         assert bench.tokens("a", choice) == bench.executor.model.follow(request, choice, CONTEXT).tokens
 
 
-def test_choices_under_a_window_share_what_is_still_there() -> None:
+def test_choices_with_a_window_share_the_pages_still_present() -> None:
     bench = Bench(window=5, max_sequences=2)
     request = bench.add("a", 14, n=3, max_tokens=30)
     bench.run()

@@ -1,4 +1,4 @@
-"""Drafts in the plan change no token and take nothing from others."""
+"""Draft tokens in a plan change no token and take no resources from known tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler_bench import CONTEXT, Bench, lengths, oracle, stop_at
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 3, 5, 99])
-def test_drafts_change_no_token_and_save_steps_when_they_are_right(wrong: int) -> None:
+def test_drafts_change_no_token_and_save_steps_when_accepted(wrong: int) -> None:
     bench = Bench(budget=32, propose=lambda sequence: propose(sequence))
     propose = oracle(bench, wrong)
     requests = [
@@ -33,7 +33,7 @@ def test_drafts_change_no_token_and_save_steps_when_they_are_right(wrong: int) -
 
 
 @pytest.mark.parametrize("index", range(1, 8))
-def test_a_stop_token_inside_accepted_drafts_ends_the_sequence_there(index: int) -> None:
+def test_stop_token_inside_accepted_drafts_ends_the_sequence(index: int) -> None:
     bench = Bench(propose=lambda sequence: oracle(bench, 99)(sequence))
     request = stop_at(bench, index)
     bench.run()
@@ -41,7 +41,7 @@ def test_a_stop_token_inside_accepted_drafts_ends_the_sequence_there(index: int)
     assert bench.end("a").finish_reason is FinishReason.STOP
 
 
-def test_pages_reserved_for_rejected_drafts_go_back_at_once() -> None:
+def test_pages_of_rejected_drafts_are_released_at_once() -> None:
     bench = Bench(propose=lambda sequence: (96, 96, 96, 96, 96, 96))
     bench.add("a", 2, max_tokens=20)
     bench.step()
@@ -49,7 +49,7 @@ def test_pages_reserved_for_rejected_drafts_go_back_at_once() -> None:
     assert bench.pages.length("a/0") == 3 and bench.pages.used == 1
 
 
-def test_no_draft_goes_beyond_max_tokens() -> None:
+def test_drafts_do_not_exceed_max_tokens() -> None:
     bench = Bench(propose=lambda sequence: (1, 2, 3, 4, 5, 6))
     bench.add("a", 4, max_tokens=4)
     steps = bench.run()
@@ -61,12 +61,12 @@ def test_drafts_take_no_tokens_from_a_prompt() -> None:
     requests = [bench.add("a", 4, max_tokens=20), bench.add("b", 17, seed=1, max_tokens=4)]
     assert lengths(bench.step()) == {"a/0": 4, "b/0": 4}
     assert lengths(bench.step()) == {"a/0": 1, "b/0": 7}
-    assert lengths(bench.step()) == {"a/0": 2, "b/0": 6}, "the end of the prompt leaves one token for a guess"
+    assert lengths(bench.step()) == {"a/0": 2, "b/0": 6}, "the end of the prompt leaves one token for a draft"
     bench.run()
     bench.agrees(*requests)
 
 
-def test_drafts_take_no_pages_from_others() -> None:
+def test_drafts_cause_no_preemption() -> None:
     def preemptions(propose: Callable[[Choice], tuple[int, ...]] | None) -> list[int]:
         bench = Bench(num_pages=9, budget=64, propose=propose)
         requests = [bench.add(name, 3, seed=index, max_tokens=10) for index, name in enumerate("abc")]
@@ -81,7 +81,7 @@ def test_drafts_take_no_pages_from_others() -> None:
     assert preemptions(lambda sequence: (1, 2, 3, 4, 5, 6)) == preemptions(None) == [0, 0, 0]
 
 
-def test_a_step_that_nobody_could_be_guessed_in_does_not_ask() -> None:
+def test_drafter_is_asked_only_if_it_could_draft_for_a_sequence() -> None:
     asked: list[str] = []
 
     def propose(sequence: Choice) -> tuple[int, ...]:
@@ -101,4 +101,4 @@ def test_a_step_that_nobody_could_be_guessed_in_does_not_ask() -> None:
     bench.add("some", 3, seed=1, max_tokens=3)
     bench.step()
     bench.step()
-    assert set(asked) == {"other/0", "some/0"}, "what guesses cost is counted over all that a step samples for"
+    assert set(asked) == {"other/0", "some/0"}, "the drafter sees all sequences that the step samples for"

@@ -1,4 +1,4 @@
-"""How requests end: refused, by length, by a stop token, by an error, aborted, late."""
+"""Ends of requests: refused, length, stop token, error, abort, deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ferrum.scheduler.sequence import Outcome, begin, judge
 from scheduler_bench import CONTEXT, Bench, stop_at
 
 
-def test_a_prompt_beyond_the_context_or_the_pool_is_refused_at_once() -> None:
+def test_prompt_beyond_the_context_or_the_pool_is_refused() -> None:
     bench = Bench(num_pages=4, context=40)
     with pytest.raises(ContextOverflow) as caught:
         bench.add("a", 40)
@@ -31,7 +31,7 @@ def test_a_prompt_beyond_the_context_or_the_pool_is_refused_at_once() -> None:
     bench.agrees(request, context=40)
 
 
-def test_a_live_id_cannot_be_added_twice_and_an_ended_one_can() -> None:
+def test_live_request_id_is_refused_and_an_ended_one_accepted() -> None:
     bench = Bench()
     bench.add("a", 3, max_tokens=2)
     with pytest.raises(RequestError) as caught:
@@ -44,7 +44,7 @@ def test_a_live_id_cannot_be_added_twice_and_an_ended_one_can() -> None:
     bench.agrees(request)
 
 
-def test_the_context_ends_a_sequence_that_no_other_bound_ends() -> None:
+def test_context_ends_a_sequence_without_other_bounds() -> None:
     bench = Bench(context=20)
     request = bench.add("a", 5, max_tokens=None)
     bench.run()
@@ -52,7 +52,7 @@ def test_the_context_ends_a_sequence_that_no_other_bound_ends() -> None:
     bench.agrees(request, context=20)
 
 
-def test_a_pool_smaller_than_the_context_ends_a_sequence_once_it_is_full() -> None:
+def test_full_pool_smaller_than_the_context_ends_a_sequence() -> None:
     bench = Bench(num_pages=4)
     bench.add("a", 5, max_tokens=None)
     bench.run()
@@ -60,7 +60,7 @@ def test_a_pool_smaller_than_the_context_ends_a_sequence_once_it_is_full() -> No
     assert bench.end("a").finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_ends_the_choice_and_is_its_reason() -> None:
+def test_stop_token_ends_the_choice_and_is_its_stop_reason() -> None:
     bench = Bench()
     request = stop_at(bench, 5)
     bench.run()
@@ -69,7 +69,7 @@ def test_a_stop_token_ends_the_choice_and_is_its_reason() -> None:
     assert bench.tokens("a")[-1] == stop == bench.end("a").stop_reason and len(bench.tokens("a")) <= 6
 
 
-def test_the_models_own_end_of_text_has_no_stop_reason() -> None:
+def test_eos_token_has_no_stop_reason() -> None:
     bench = Bench()
     request = stop_at(bench, 5)
     assert bench.scheduler.abort("a")
@@ -80,7 +80,7 @@ def test_the_models_own_end_of_text_has_no_stop_reason() -> None:
     assert bench.end("b").finish_reason is FinishReason.STOP and bench.end("b").stop_reason is None
 
 
-def test_a_stop_token_before_min_tokens_does_not_stop() -> None:
+def test_stop_token_before_min_tokens_is_ignored() -> None:
     bench = Bench()
     request = stop_at(bench, 2, min_tokens=8)
     bench.run()
@@ -88,7 +88,7 @@ def test_a_stop_token_before_min_tokens_does_not_stop() -> None:
     assert len(bench.tokens("a")) > 8
 
 
-def test_scoring_alone_generates_nothing() -> None:
+def test_scoring_generates_no_token() -> None:
     bench = Bench(budget=8)
     request = bench.add("a", 30, max_tokens=0, prompt_logprobs=1)
     full = bench.add("b", CONTEXT, max_tokens=0, prompt_logprobs=1)
@@ -97,7 +97,7 @@ def test_scoring_alone_generates_nothing() -> None:
     assert len(bench.events["a", 0]) == 1 and bench.end("a").finish_reason is FinishReason.LENGTH
 
 
-def test_an_error_of_a_span_ends_that_choice_alone() -> None:
+def test_error_of_a_span_ends_only_its_choice() -> None:
     error = NonFiniteLogits("nan")
     bench = Bench(fault=lambda span: error if span.cache_id == "b/0" and span.start == 6 else None)
     requests = [bench.add(name, 4, seed=index, max_tokens=6) for index, name in enumerate("abc")]
@@ -107,7 +107,7 @@ def test_an_error_of_a_span_ends_that_choice_alone() -> None:
     assert bench.tokens("b") == bench.executor.model.follow(requests[1], 0, CONTEXT).tokens[:3]
 
 
-def test_a_step_that_fails_ends_those_in_it_and_no_one_else() -> None:
+def test_failed_step_ends_only_its_sequences() -> None:
     bench = Bench(max_sequences=2)
     requests = [bench.add(name, 4, seed=index, max_tokens=3) for index, name in enumerate("abc")]
     error = NonFiniteLogits("the step broke")
@@ -117,7 +117,7 @@ def test_a_step_that_fails_ends_those_in_it_and_no_one_else() -> None:
     bench.agrees(requests[2])
 
 
-def test_abort_ends_all_choices_at_once_and_frees_their_pages() -> None:
+def test_abort_ends_all_choices_and_frees_their_pages() -> None:
     bench = Bench()
     bench.add("a", 8, n=3, max_tokens=9, trace_id="t")
     for _ in range(3):
@@ -129,7 +129,7 @@ def test_abort_ends_all_choices_at_once_and_frees_their_pages() -> None:
     assert bench.scheduler.abort("a") == [] == bench.scheduler.abort("unknown")
 
 
-def test_a_sequence_ended_in_flight_keeps_its_pages_until_the_step_is_over() -> None:
+def test_sequence_ended_in_flight_keeps_its_pages_until_commit() -> None:
     bench = Bench()
     bench.add("a", 8, max_tokens=9)
     bench.step()
@@ -142,7 +142,7 @@ def test_a_sequence_ended_in_flight_keeps_its_pages_until_the_step_is_over() -> 
     assert bench.pages.used == 0 and not bench.scheduler.has_work and len(bench.events["a", 0]) == 2
 
 
-def test_a_deadline_ends_the_request_whether_it_runs_or_waits() -> None:
+def test_deadline_ends_running_and_waiting_requests() -> None:
     bench = Bench(max_sequences=1)
     for name, deadline in (("runs", 5.0), ("waits", 5.0), ("later", 9.0), ("never", None)):
         bench.add(name, 4, max_tokens=20, deadline=deadline)
@@ -158,7 +158,7 @@ def test_a_deadline_ends_the_request_whether_it_runs_or_waits() -> None:
     assert bench.scheduler.expire(99.0) == []
 
 
-def test_a_deadline_dies_with_its_request() -> None:
+def test_deadline_ends_with_its_request() -> None:
     bench = Bench()
     bench.add("a", 4, max_tokens=20, deadline=5.0)
     bench.scheduler.abort("a")
@@ -166,7 +166,7 @@ def test_a_deadline_dies_with_its_request() -> None:
     assert bench.scheduler.expire(6.0) == []
 
 
-def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
+def test_deadlines_of_ended_requests_do_not_accumulate() -> None:
     live = LiveRequests(POLICIES["fcfs"])
     request = Bench().add("a", 4, max_tokens=2, deadline=1e9)
     for number in range(3000):
@@ -178,7 +178,7 @@ def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("cause", [FinishReason.ABORT, NonFiniteLogits("dead")])
-def test_drain_ends_everything_in_one_terminal_event_each(cause: FinishReason | FerrumError) -> None:
+def test_drain_ends_every_choice_with_one_terminal_event(cause: FinishReason | FerrumError) -> None:
     bench = Bench(max_sequences=2)
     for index, name in enumerate("abc"):
         bench.add(name, 4, seed=index, n=2, max_tokens=9)
@@ -191,9 +191,9 @@ def test_drain_ends_everything_in_one_terminal_event_each(cause: FinishReason | 
         assert end.finish_reason is expected and end.error is (cause if isinstance(cause, FerrumError) else None)
 
 
-def test_pages_held_by_strangers_end_a_request_instead_of_hanging_it() -> None:
+def test_request_ends_with_an_error_if_other_owners_hold_the_pages() -> None:
     bench = Bench(num_pages=8)
-    assert bench.pages.reserve("stranger", 24)
+    assert bench.pages.reserve("other", 24)
     bench.add("big", 12, max_tokens=2)
     bench.add("growing", 7, seed=1, max_tokens=5)
     while bench.scheduler.has_work:
@@ -204,7 +204,7 @@ def test_pages_held_by_strangers_end_a_request_instead_of_hanging_it() -> None:
     for name in ("big", "growing"):
         assert bench.end(name).finish_reason is FinishReason.ERROR
         assert isinstance(bench.end(name).error, KvExhausted)
-    assert bench.pages.ids() == ("stranger",)
+    assert bench.pages.ids() == ("other",)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,7 @@ def test_pages_held_by_strangers_end_a_request_instead_of_hanging_it() -> None:
         ((1, 2, 7), 99, Outcome((1, 2, 7), FinishReason.STOP, 7)),
     ],
 )
-def test_tokens_after_the_one_that_ends_a_sequence_never_happened(
-    sampled: tuple[int, ...], context: int, outcome: Outcome
-) -> None:
+def test_tokens_after_the_end_are_discarded(sampled: tuple[int, ...], context: int, outcome: Outcome) -> None:
     request = Request(
         "a", (0, 0), SamplingParams(max_tokens=3, min_tokens=1), 0, stop_token_ids=frozenset({7, 8}), eos_token_ids=(8,)
     )

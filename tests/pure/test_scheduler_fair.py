@@ -1,4 +1,4 @@
-"""Fair shares: who asks for much waits for himself, in steps on the fake executor."""
+"""Fair tenant queues, in steps on the fake executor."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ferrum.core.step import Span
 from scheduler_bench import Bench
 
 STEPS_PER_REQUEST = 12
-"""The polite tenant asks once in so many steps."""
+"""Steps between two requests of the polite tenant."""
 
 
 def tenants(spans: tuple[Span, ...]) -> str:
-    """The first letters of the requests that a step is for."""
+    """Return the first letters of the requests in a step."""
     return "".join(span.cache_id[0] for span in spans)
 
 
 class Load:
-    """A polite tenant who asks now and then, beside a greedy one who has asked for 100 things at once."""
+    """A polite tenant with occasional requests, next to a greedy one with many requests at once."""
 
     def __init__(
         self, policy: str, *, greedy: int, prompt: int = 6, num_pages: int = 64, max_sequences: int = 8
@@ -42,28 +42,28 @@ class Load:
 
 @pytest.fixture(scope="module")
 def alone() -> list[int]:
-    """What the polite tenant waits where there is nobody else."""
+    """Waits of the polite tenant without other tenants."""
     return Load("fair", greedy=0).waits
 
 
 @pytest.mark.parametrize("prompt", [6, 40])
 @pytest.mark.parametrize("num_pages", [64, 34])
-def test_a_polite_tenant_gets_its_first_token_within_a_step_of_its_solo_time(
+def test_polite_tenant_gets_its_first_token_within_a_step_of_its_solo_time(
     alone: list[int], prompt: int, num_pages: int
 ) -> None:
-    """With short prompts that fill all places, long ones that fill every step, and pages that do not suffice."""
-    beside = Load("fair", greedy=100, prompt=prompt, num_pages=num_pages)
-    assert len(alone) == len(beside.waits) == 25
-    assert max(beside.waits) <= max(alone) + 1
-    assert beside.bench.pages.used == 0 or beside.bench.scheduler.has_work
+    """With short prompts for all sequences, long ones for every step, and too few pages."""
+    pressed = Load("fair", greedy=100, prompt=prompt, num_pages=num_pages)
+    assert len(alone) == len(pressed.waits) == 25
+    assert max(pressed.waits) <= max(alone) + 1
+    assert pressed.bench.pages.used == 0 or pressed.bench.scheduler.has_work
 
 
-def test_first_come_first_served_has_no_such_promise() -> None:
-    """The test above can fail."""
+def test_fcfs_does_not_protect_the_polite_tenant() -> None:
+    """Shows that the test above can fail."""
     assert median(Load("fcfs", greedy=100).waits or [1000]) > 20
 
 
-def test_equal_askers_are_served_equally_and_in_their_own_order() -> None:
+def test_equal_tenants_are_served_equally_and_in_order() -> None:
     bench = Bench(policy="fair", max_sequences=4)
     for number in range(12):
         bench.add(f"a{number:02}", 8, seed=number, max_tokens=8, tenant="a")
@@ -76,12 +76,12 @@ def test_equal_askers_are_served_equally_and_in_their_own_order() -> None:
             served[span.cache_id[0]] += len(span.tokens)
             if span.start == 0:
                 firsts.append(span.cache_id[:3])
-        assert abs(served["a"] - served["b"]) <= 2 * 16  # what both run at a time
+        assert abs(served["a"] - served["b"]) <= 2 * 16  # the tokens in progress
     for letter in "ab":
         assert [each for each in firsts if each[0] == letter] == sorted(each for each in firsts if each[0] == letter)
 
 
-def test_a_place_is_taken_from_the_share_that_has_more_and_never_back() -> None:
+def test_sequences_of_the_larger_tenant_are_preempted_and_never_back() -> None:
     bench = Bench(policy="fair", max_sequences=4)
     requests = [bench.add(f"a{number}", 4, seed=number, max_tokens=10, tenant="a") for number in range(4)]
     bench.step()
@@ -96,7 +96,7 @@ def test_a_place_is_taken_from_the_share_that_has_more_and_never_back() -> None:
     bench.agrees(*requests)
 
 
-def test_two_tenants_do_not_take_a_single_place_from_each_other() -> None:
+def test_two_tenants_do_not_preempt_each_other_for_one_slot() -> None:
     bench = Bench(policy="fair", max_sequences=1)
     for name in ("a0", "b0", "a1", "b1"):
         bench.add(name, 4, max_tokens=6, tenant=name[0])
@@ -104,8 +104,8 @@ def test_two_tenants_do_not_take_a_single_place_from_each_other() -> None:
     assert bench.scheduler.preemptions == 0 and "".join(order) == "aaaaaabbbbbbaaaaaabbbbbb"
 
 
-def test_nobody_saves_up_turns_while_asking_for_nothing() -> None:
-    """After a long absence a tenant shares equally; it does not take all turns until its books are level."""
+def test_idle_tenant_saves_no_credit() -> None:
+    """After a long absence a tenant gets an equal part, not every round until its account is level."""
     bench = Bench(policy="fair", max_sequences=2)
     bench.add("b", 4, max_tokens=1, tenant="b")
     for number in range(200):
@@ -118,8 +118,8 @@ def test_nobody_saves_up_turns_while_asking_for_nothing() -> None:
     assert "".join(steps).count("a") >= 45
 
 
-def test_what_was_computed_before_a_preemption_is_not_counted_twice() -> None:
-    """The greedy tenant pays for its own tokens, not for the place that it gave away."""
+def test_recomputed_tokens_are_not_charged_twice() -> None:
+    """The preempted tenant pays for its tokens once."""
     bench = Bench(policy="fair", max_sequences=2)
     bench.add("a0", 8, max_tokens=30, tenant="a")
     bench.add("a1", 8, seed=1, max_tokens=30, tenant="a")
@@ -132,7 +132,7 @@ def test_what_was_computed_before_a_preemption_is_not_counted_twice() -> None:
     assert order == ["a1/0", "b1/0"]
 
 
-def test_under_other_policies_tenants_are_nothing() -> None:
+def test_other_policies_ignore_tenants() -> None:
     def order(policy: str, names: str) -> list[str]:
         bench = Bench(policy=policy, max_sequences=2)
         for number in range(6):
@@ -144,8 +144,8 @@ def test_under_other_policies_tenants_are_nothing() -> None:
     assert order("fair", "a") == order("fcfs", "a")
 
 
-def test_nobody_gives_way_to_a_newcomer_that_would_not_fit_all_the_same() -> None:
-    """Its prompt has no room beside the first sequence, which gives way to none: the others would go for nothing."""
+def test_no_sequence_is_preempted_for_a_request_that_does_not_fit_anyway() -> None:
+    """The first sequence is never preempted, and without its pages the prompt has no room."""
     bench = Bench(policy="fair", num_pages=100, context=390, budget=64)
     requests = [bench.add("a0", 150, max_tokens=150, tenant="a", ignore_eos=True)]
     requests += [

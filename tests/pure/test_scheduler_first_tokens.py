@@ -1,4 +1,4 @@
-"""A share that has nothing yet gets its first token in a step of its own, where that is cheap for those who decode."""
+"""Steps without the sequences that decode, for the first token of a tenant."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fixed_costs import SetCosts
 from scheduler_bench import Bench
 
 BY_ROWS = SetCosts(step=0.1, row=1.0)
-"""A machine on which a step of few tokens is short."""
+"""A machine with short steps for few tokens."""
 
 
 class Crowd:
-    """Six sequences of one tenant that decode, on a machine with a price list."""
+    """Six decoding sequences of one tenant, on a machine with known durations."""
 
     def __init__(self, costs: SetCosts = BY_ROWS, policy: str = "fair") -> None:
         self.bench = Bench(num_pages=128, policy=policy, costs=costs)
@@ -28,7 +28,7 @@ class Crowd:
         self.requests.append(self.bench.add(name, length, seed=seed, tenant=tenant, max_tokens=max_tokens))
 
     def step(self) -> str:
-        """The first letters of the requests that the next step is for."""
+        """Run a step and return the first letters of its requests."""
         return "".join(span.cache_id[0] for span in self.bench.step())
 
     def end(self) -> list[tuple[Span, ...]]:
@@ -37,7 +37,7 @@ class Crowd:
         return steps
 
 
-def test_the_others_sit_out_one_step_and_go_on() -> None:
+def test_decoding_sequences_skip_one_step_and_continue() -> None:
     crowd = Crowd()
     crowd.ask("p", 3, tenant="polite")
     assert crowd.step() == "p"
@@ -46,7 +46,7 @@ def test_the_others_sit_out_one_step_and_go_on() -> None:
     crowd.end()
 
 
-def test_they_never_sit_out_twice_in_a_row() -> None:
+def test_decoding_sequences_never_skip_two_steps_in_a_row() -> None:
     crowd = Crowd()
     steps = []
     for tenant in "abcd":
@@ -56,21 +56,21 @@ def test_they_never_sit_out_twice_in_a_row() -> None:
     crowd.end()
 
 
-def test_where_it_is_not_cheap_all_go_together() -> None:
+def test_no_sequence_skips_a_step_that_stays_long() -> None:
     crowd = Crowd(SetCosts(step=10.0, row=0.1))
     crowd.ask("p", 3, tenant="polite")
     assert crowd.step() == "ggggggp"
     crowd.end()
 
 
-def test_while_nothing_is_known_of_costs_all_go_together() -> None:
+def test_no_sequence_skips_a_step_before_costs_are_known() -> None:
     crowd = Crowd(SetCosts(step=0.0, row=0.0))
     crowd.ask("p", 3, tenant="polite")
     assert crowd.step() == "ggggggp"
     crowd.end()
 
 
-def test_who_has_an_answer_already_does_not_hurry() -> None:
+def test_tenant_with_output_gets_no_step_for_itself() -> None:
     crowd = Crowd()
     crowd.ask("p1", 3, tenant="polite", max_tokens=10)
     crowd.step()
@@ -80,7 +80,7 @@ def test_who_has_an_answer_already_does_not_hurry() -> None:
     crowd.end()
 
 
-def test_a_prompt_that_does_not_end_in_the_step_does_not_hurry() -> None:
+def test_incomplete_prompt_gets_no_step_for_itself() -> None:
     crowd = Crowd()
     crowd.ask("p", 30, tenant="polite")
     assert crowd.step() == "ggggggp"
@@ -88,7 +88,7 @@ def test_a_prompt_that_does_not_end_in_the_step_does_not_hurry() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_where_all_are_of_one_share_nobody_hurries(policy: str) -> None:
+def test_single_tenant_queue_gets_no_step_for_itself(policy: str) -> None:
     crowd = Crowd(policy=policy)
     crowd.ask("p", 3, tenant="polite")
     assert crowd.step() == "ggggggp"

@@ -1,4 +1,4 @@
-"""What one sequence has computed serves the next one that begins alike, and nobody whom it does not concern."""
+"""Prefix sharing between requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def computed(steps: list[tuple[Span, ...]], request_id: str) -> int:
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 0), (3, 2), (4, 3), (5, 4), (16, 15), (17, 16)])
-def test_a_prompt_seen_before_is_not_computed_again_but_for_its_last_token(length: int, found: int) -> None:
+def test_cached_prompt_computes_only_its_last_token(length: int, found: int) -> None:
     bench = Bench(prefixes=True)
     first = bench.add("a", length, max_tokens=1)
     bench.run()
@@ -33,7 +33,7 @@ def test_a_prompt_seen_before_is_not_computed_again_but_for_its_last_token(lengt
     assert (counts.query_tokens, counts.hit_tokens) == (length + length if length > 1 else 0, found)
 
 
-def test_without_the_option_nothing_is_found() -> None:
+def test_no_prefix_is_found_without_the_option() -> None:
     bench = Bench()
     for name in "ab":
         bench.add(name, 20, max_tokens=1)
@@ -43,7 +43,7 @@ def test_without_the_option_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize("budget", [5, 16, 64])
-def test_many_that_come_at_once_compute_what_they_have_in_common_once(budget: int) -> None:
+def test_simultaneous_requests_compute_a_common_prefix_once(budget: int) -> None:
     bench = Bench(prefixes=True, budget=budget, max_sequences=6, num_pages=100)
     requests = [bench.add(f"r{index}", 30, max_tokens=1 + index % 4) for index in range(12)]
     steps = bench.run()
@@ -52,7 +52,7 @@ def test_many_that_come_at_once_compute_what_they_have_in_common_once(budget: in
     assert prompts <= 30 + 11 * 2, "28 of the 30 tokens are in full pages"
 
 
-def test_who_waits_for_a_prefix_goes_on_when_the_other_one_ends() -> None:
+def test_prefix_waiters_resume_when_the_owner_ends() -> None:
     bench = Bench(prefixes=True, budget=8)
     for name in "ab":
         bench.add(name, 30, max_tokens=2)
@@ -62,7 +62,7 @@ def test_who_waits_for_a_prefix_goes_on_when_the_other_one_ends() -> None:
     bench.run()
 
 
-def test_a_higher_priority_does_not_wait_for_the_prompts_of_lower_ones() -> None:
+def test_higher_priority_prompts_come_first() -> None:
     bench = Bench(budget=8, policy="priority")
     requests = [bench.add("low", 30, priority=2, max_tokens=2)]
     bench.step()
@@ -72,7 +72,7 @@ def test_a_higher_priority_does_not_wait_for_the_prompts_of_lower_ones() -> None
     bench.agrees(*requests)
 
 
-def test_a_higher_priority_waits_for_nobody() -> None:
+def test_higher_priority_does_not_wait_for_a_prefix_of_lower_priority() -> None:
     bench = Bench(prefixes=True, budget=16, policy="priority")
     bench.add("low", 30, priority=2, max_tokens=1)
     assert lengths(bench.step()) == {"low/0": 16}
@@ -83,7 +83,7 @@ def test_a_higher_priority_waits_for_nobody() -> None:
     assert (cached(bench, "high"), cached(bench, "equal")) == (0, 29)
 
 
-def test_what_was_generated_is_found_by_the_next_turn_of_a_conversation() -> None:
+def test_generated_tokens_are_found_by_the_next_message_of_a_conversation() -> None:
     bench = Bench(prefixes=True)
     request = bench.add("a", 10, max_tokens=12)
     bench.run()
@@ -91,11 +91,11 @@ def test_what_was_generated_is_found_by_the_next_turn_of_a_conversation() -> Non
     turn = (*request.prompt, *answer, 1, 2, 3)
     bench.add_prompt("b", turn, max_tokens=1)
     bench.run()
-    assert cached(bench, "b") == 21, "all but the answer's last token, which was never stored"
+    assert cached(bench, "b") == 21, "all except the answer's last token, which was never stored"
 
 
 @pytest.mark.parametrize("owner", [{"tenant": "t"}, {"salt": "s"}, {"adapter": "x"}])
-def test_nothing_is_found_across_tenants_salts_and_adapters(owner: dict[str, str]) -> None:
+def test_prefixes_are_separate_by_tenant_salt_and_adapter(owner: dict[str, str]) -> None:
     bench = Bench(prefixes=True)
     bench.add("a", 20, max_tokens=1)
     bench.run()
@@ -107,7 +107,7 @@ def test_nothing_is_found_across_tenants_salts_and_adapters(owner: dict[str, str
 
 
 @pytest.mark.parametrize("whole", [{"prompt_logprobs": 1}, {"pooling": Pooling.MEAN, "max_tokens": 0}])
-def test_who_needs_every_row_takes_nothing_but_leaves_it_to_others(whole: dict[str, object]) -> None:
+def test_requests_that_need_every_row_use_no_prefix_but_publish_theirs(whole: dict[str, object]) -> None:
     bench = Bench(prefixes=True, budget=64)
     options = {"max_tokens": 1, **whole}
     for name in "ab":
@@ -118,7 +118,7 @@ def test_who_needs_every_row_takes_nothing_but_leaves_it_to_others(whole: dict[s
     assert (cached(bench, "b"), cached(bench, "c")) == (0, 19)
 
 
-def test_a_sequence_that_fails_before_its_first_token_leaves_nothing() -> None:
+def test_sequence_that_fails_before_its_first_token_publishes_nothing() -> None:
     def fault(span: Span) -> FerrumError | None:
         return NonFiniteLogits("nan") if span.cache_id == "a/0" and span.end == 20 else None
 
@@ -132,18 +132,18 @@ def test_a_sequence_that_fails_before_its_first_token_leaves_nothing() -> None:
     bench.agrees(second)
 
 
-def test_after_a_preemption_only_what_was_given_to_others_is_computed_again() -> None:
+def test_preempted_sequence_recomputes_only_evicted_pages() -> None:
     bench = Bench(prefixes=True, num_pages=12, budget=64, hasty=True)
     requests = [bench.add(name, 16, seed=index, max_tokens=16) for index, name in enumerate("ab")]
     steps = bench.run()
     bench.agrees(*requests)
     assert bench.scheduler.preemptions >= 1
     assert computed(steps, "b") < 16 + 15 + 16, "not from the start"
-    assert cached(bench, "b") == 0, "the first time, nothing was there"
+    assert cached(bench, "b") == 0, "the first time, nothing was cached"
 
 
-def test_a_choice_that_lost_its_pages_finds_its_own_again_beside_the_others() -> None:
-    """What the others have is no more than the prompt."""
+def test_preempted_choice_finds_its_own_pages_again() -> None:
+    """The other choices only have the prompt."""
     bench = Bench(prefixes=True, policy="fair", max_sequences=2)
     requests = [bench.add("a", 8, n=2, max_tokens=20, tenant="x")]
     for _ in range(13):
@@ -155,7 +155,7 @@ def test_a_choice_that_lost_its_pages_finds_its_own_again_beside_the_others() ->
     assert min(span.start for spans in steps for span in spans if span.cache_id == "a/1") == 19
 
 
-def test_choices_find_the_prompt_of_an_earlier_request() -> None:
+def test_choices_use_the_prompt_of_an_earlier_request() -> None:
     bench = Bench(prefixes=True, budget=64)
     bench.add("a", 20, max_tokens=1)
     bench.run()
@@ -166,7 +166,7 @@ def test_choices_find_the_prompt_of_an_earlier_request() -> None:
     assert {cached(bench, "b", choice) for choice in range(3)} == {19}
 
 
-def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
+def test_pool_full_of_idle_prefixes_still_serves() -> None:
     bench = Bench(prefixes=True, num_pages=8, budget=64)
     for seed in range(6):
         request = bench.add(f"r{seed}", 28, seed=seed, max_tokens=2)
@@ -176,7 +176,7 @@ def test_a_full_pool_of_old_prefixes_stops_nobody() -> None:
     assert bench.scheduler.prefix_counts.evicted_pages > 20
 
 
-def test_forks_of_a_long_context_take_a_page_each_and_compute_a_token() -> None:
+def test_forks_of_a_long_context_take_one_page_and_compute_one_token() -> None:
     bench = Bench(prefixes=True, num_pages=600, budget=4096, max_sequences=64, context=2100)
     bench.add("context", 2002, max_tokens=2)
     bench.run()
@@ -189,7 +189,7 @@ def test_forks_of_a_long_context_take_a_page_each_and_compute_a_token() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-def test_who_goes_on_from_within_a_page_computes_what_is_new(kept: int) -> None:
+def test_continuation_from_within_a_page_computes_only_new_tokens(kept: int) -> None:
     bench = Bench(prefixes=True, budget=64)
     request = bench.add("a", 9, max_tokens=7)
     bench.run()
@@ -203,7 +203,7 @@ def test_who_goes_on_from_within_a_page_computes_what_is_new(kept: int) -> None:
     bench.agrees(*turns, back)
 
 
-def test_every_fork_finds_its_own_end_again() -> None:
+def test_every_fork_finds_its_partial_page_again() -> None:
     bench = Bench(prefixes=True, budget=64)
     bench.add("base", 9, max_tokens=2)
     bench.run()
@@ -216,7 +216,7 @@ def test_every_fork_finds_its_own_end_again() -> None:
         bench.agrees(fork, on)
 
 
-def test_a_pool_without_room_for_a_copy_computes_the_page_again() -> None:
+def test_page_is_recomputed_if_its_copy_has_no_room() -> None:
     bench = Bench(prefixes=True, num_pages=3, budget=64)
     first = bench.add("a", 10, max_tokens=2)
     bench.run()

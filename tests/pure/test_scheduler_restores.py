@@ -1,4 +1,4 @@
-"""Pages that come back from outside take their time, and only who wants them waits."""
+"""Restores from a KV tier: only the requests that need the pages wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from ferrum.cache.page_hashes import PageHash, HashedPage
+from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.policy_config import POLICY
@@ -18,7 +18,7 @@ from scheduler_bench import Bench, lengths
 
 
 class SlowDisk:
-    """Has kept every page that was proven, and gives back what a test lets arrive."""
+    """A tier with every published page, which delivers when the test calls `arrive`."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -31,7 +31,7 @@ class SlowDisk:
         self.kept[hashed.page_hash] = list(self.bench.executor.content(group, hashed.page))
 
     def evicted(self, group: str, hashed: HashedPage) -> None:
-        """It has them all."""
+        """Ignore the eviction: every page is kept already."""
 
     def fetch(self, wanted: Sequence[WantedPage]) -> Future[Sequence[bool]]:
         future: Future[Sequence[bool]] = Future()
@@ -39,7 +39,7 @@ class SlowDisk:
         return future
 
     def arrive(self) -> None:
-        """What is on its way is there, but for the pages that are lost, and what follows the first of them."""
+        """Deliver the oldest fetch, up to the first lost page."""
         (wanted, future), self.asked = self.asked[0], self.asked[1:]
         there = [each.page_hash in self.kept for each in wanted]
         there = [each and not any(index <= at for index in self.lost) for at, each in enumerate(there)]
@@ -50,11 +50,11 @@ class SlowDisk:
 
 
 def restarted(**options: int) -> tuple[Bench, SlowDisk]:
-    """A bench whose disk has the pages of "a", while its pool has nothing."""
+    """Return a bench whose tier has the pages of "a" and whose pool is empty."""
     bench = Bench(prefixes=True, budget=64, **options)
     disk = SlowDisk(bench)
     bench.add("a", 30, max_tokens=1)
-    assert bench.scheduler.plan() is None, "it is looked for"
+    assert bench.scheduler.plan() is None, "the pages are being fetched"
     disk.arrive()
     bench.run()
     bench.pages.reset()
@@ -65,7 +65,7 @@ def again(bench: Bench, name: str = "again") -> Request:
     return bench.add(name, 30, max_tokens=1)
 
 
-def test_who_wants_them_waits_and_others_go_on() -> None:
+def test_request_waits_for_its_pages_while_others_run() -> None:
     bench, disk = restarted()
     woken: list[int] = []
     bench.scheduler.wake_by(lambda: woken.append(1))
@@ -84,7 +84,7 @@ def test_who_wants_them_waits_and_others_go_on() -> None:
     assert (counts.restored_pages, counts.external_hit_tokens) == (7, 28)
 
 
-def test_they_are_fetched_once_for_all_that_want_them() -> None:
+def test_pages_are_fetched_once_for_all_requests() -> None:
     bench, disk = restarted()
     requests = [again(bench, f"again{index}") for index in range(3)]
     assert bench.scheduler.plan() is None and len(disk.asked) == 1
@@ -94,7 +94,7 @@ def test_they_are_fetched_once_for_all_that_want_them() -> None:
     bench.agrees(*requests)
 
 
-def test_what_does_not_come_is_computed() -> None:
+def test_missing_pages_are_computed() -> None:
     bench, disk = restarted()
     disk.lost = {3}
     request = again(bench)
@@ -105,7 +105,7 @@ def test_what_does_not_come_is_computed() -> None:
     bench.agrees(request)
 
 
-def test_a_fetch_that_breaks_costs_its_pages_and_nothing_else() -> None:
+def test_failed_fetch_only_loses_its_pages() -> None:
     bench, disk = restarted()
     request = again(bench)
     assert bench.scheduler.plan() is None
@@ -115,7 +115,7 @@ def test_a_fetch_that_breaks_costs_its_pages_and_nothing_else() -> None:
     bench.agrees(request)
 
 
-def test_who_leaves_meanwhile_leaves_them_to_others() -> None:
+def test_fetch_of_an_aborted_request_serves_the_next_one() -> None:
     bench, disk = restarted()
     again(bench)
     assert bench.scheduler.plan() is None
@@ -128,7 +128,7 @@ def test_who_leaves_meanwhile_leaves_them_to_others() -> None:
     bench.run()
 
 
-def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
+def test_pool_full_of_pending_restores_is_no_error() -> None:
     bench, disk = restarted(num_pages=8)
     requests = [again(bench), bench.add("other", 24, seed=1, max_tokens=4)]
     while bench.scheduler.has_work:
@@ -140,14 +140,14 @@ def test_a_pool_that_is_full_of_them_is_nobodys_error() -> None:
     bench.agrees(*requests)
 
 
-def test_who_is_served_first_waits_for_a_page_and_does_not_begin_anew() -> None:
+def test_first_sequence_waits_for_restores_and_is_not_preempted() -> None:
     bench, disk = restarted(num_pages=9, hasty=True)
     first = bench.add("first", 3, seed=1, max_tokens=12)
     bench.step()
     request = again(bench)
     while (plan := bench.scheduler.plan()) is not None:
         bench.commit(plan)
-    assert bench.pages.length("first/0") == 8, "all other pages wait for what is on its way"
+    assert bench.pages.length("first/0") == 8, "pending restores hold all other pages"
     disk.arrive()
     assert lengths(bench.step()) == {"first/0": 1}
     bench.run()
@@ -155,7 +155,7 @@ def test_who_is_served_first_waits_for_a_page_and_does_not_begin_anew() -> None:
     assert bench.scheduler.preemptions == 0
 
 
-def test_they_are_looked_for_when_there_is_room_for_the_whole() -> None:
+def test_fetch_starts_only_if_the_whole_sequence_has_room() -> None:
     bench, disk = restarted(num_pages=9)
     first = bench.add("first", 3, seed=1, max_tokens=20)
     for _ in range(10):
@@ -171,11 +171,11 @@ def test_they_are_looked_for_when_there_is_room_for_the_whole() -> None:
     assert bench.end("again").cached_tokens == 28
 
 
-def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
+def test_reset_waits_for_pending_restores() -> None:
     pages = PageTable([PageGroup("main", 8, 4)])
     futures: list[Future[Sequence[bool]]] = []
 
-    class Keeper:
+    class Tier:
         def keep(self, group: str, hashed: HashedPage) -> None: ...
 
         def evicted(self, group: str, hashed: HashedPage) -> None: ...
@@ -184,7 +184,7 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
             futures.append(Future())
             return futures[-1]
 
-    pages.attach(Keeper())
+    pages.attach(Tier())
     assert pages.restores.begin([b"one", b"two"], 0, lambda held: True)
     assert pages.restores and b"two" in pages.restores and pages.used == 2
     futures[0].set_result([True, False])
@@ -194,10 +194,10 @@ def test_a_table_that_is_reset_waits_for_those_that_write() -> None:
 
 
 @pytest.mark.parametrize("windows", [(None,), (8,), (8, None)])
-def test_what_comes_back_is_counted_once_for_each_token(windows: tuple[int | None, ...]) -> None:
+def test_restored_tokens_are_counted_once(windows: tuple[int | None, ...]) -> None:
     pages = PageTable([PageGroup(str(index), 100, 4, window) for index, window in enumerate(windows)], max_draft=4)
 
-    class Keeper:
+    class Tier:
         def keep(self, group: str, hashed: HashedPage) -> None: ...
 
         def evicted(self, group: str, hashed: HashedPage) -> None: ...
@@ -207,18 +207,18 @@ def test_what_comes_back_is_counted_once_for_each_token(windows: tuple[int | Non
             future.set_result([True] * len(wanted))
             return future
 
-    pages.attach(Keeper())
+    pages.attach(Tier())
     names = [bytes([index]) * 32 for index in range(40)]
     assert pages.restores.begin(names, 0, lambda held: True)
     counts = pages.prefix_counts()
     assert pages.match(names) == 40 and counts.external_query_tokens == counts.external_hit_tokens == 160
 
 
-def test_who_is_not_let_in_yet_takes_no_pages_from_those_who_run() -> None:
-    """What they need to their end is not free, though it may be now."""
+def test_fetch_takes_no_pages_that_running_sequences_need() -> None:
+    """Their growth is reserved, though those pages are free now."""
     bench, disk = restarted(num_pages=20)
     for name, seed in (("A", 1), ("B", 2)):
-        bench.add(name, 4, seed=seed, max_tokens=30)  # nine pages each, at their end
+        bench.add(name, 4, seed=seed, max_tokens=30)  # nine pages each at the end
     for _ in range(15):
         bench.step()
     bench.add("again", 30, max_tokens=20)
@@ -231,7 +231,7 @@ def test_who_is_not_let_in_yet_takes_no_pages_from_those_who_run() -> None:
     assert bench.end("again").cached_tokens == 28 and not bench.scheduler.preemptions
 
 
-def test_many_who_wait_for_the_same_pages_are_looked_at_once_and_not_all_in_one_step(
+def test_requests_that_wait_for_the_same_pages_are_looked_up_once_over_several_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []

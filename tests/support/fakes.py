@@ -1,8 +1,8 @@
-"""An executor without numerics, and the model it pretends to run.
+"""An executor without numerics, and its model.
 
-The fake keeps every token in the page that the page table names and computes from what it reads back through the rows,
-so a page that is shared, copied, freed or reused wrongly shows up as a wrong token. `FakeModel.follow` says what must
-come out, from the request alone.
+The fake executor stores every token in the page that the page table assigns and computes from what it reads back, so a
+page that is wrongly shared, copied, freed or reused shows up as a wrong token. `FakeModel.follow` returns the expected
+output of a request.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.drafts import Room, Wish
 
 Visible = tuple[tuple[int, ...], ...]
-"""Per layer group the tokens that a query sees, its own last."""
+"""The tokens that a query sees in each layer group, with its own token last."""
 
 GARBAGE = -7
 
 
 def scope_of(pages: PageTable) -> PrefixScope:
-    """Within which the fake model's pages may be shared."""
+    """Return the prefix scope of the fake model."""
     return PrefixScope(model="fake", weights="", kv_format="", page_size=pages.groups[0].page_size, numerics_id="")
 
 
 class Guesses:
-    """A `Drafter` of what a function guesses for one sequence."""
+    """A `Drafter` by a function of one sequence."""
 
     counts = SpeculationCounts()
 
@@ -74,7 +74,7 @@ def admit_all(sequence: Choice, context: int) -> int:
 
 
 class Vector(tuple[float, ...]):
-    """As much of an array as pooling needs."""
+    """The array operations that pooling needs."""
 
     def __radd__(self, other: float) -> Vector:
         return Vector(other + each for each in self)
@@ -91,17 +91,17 @@ class Vector(tuple[float, ...]):
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Next token = hash of the history, as each layer group sees it."""
+    """A model whose next token is a hash of the history that each layer group sees."""
 
     vocabulary: int = 97
     windows: tuple[int | None, ...] = (None,)
 
     def visible(self, tokens: Sequence[int], position: int) -> Visible:
-        """What the query at `position` sees of `tokens`."""
+        """Return what the query at `position` sees of `tokens`."""
         return tuple(tuple(tokens[first(position, window) : position + 1]) for window in self.windows)
 
     def choose(self, visible: Visible, position: int, sampling: Sampling) -> int:
-        """The token at `position`; `visible` ends just before it."""
+        """Return the token at `position`; `visible` ends just before it."""
         draw = () if sampling.params.greedy else (sampling.seed, sampling.choice)
         token = hash((position, visible, draw)) % self.vocabulary
         forbidden: set[int] = set()
@@ -112,15 +112,15 @@ class FakeModel:
         return token
 
     def hidden(self, visible: Visible) -> Vector:
-        """The final hidden state at the last position of what is visible."""
+        """Return the final hidden state at the last visible position."""
         return Vector((float(hash(visible) % 1000 - 500), float(hash((visible, 1)) % 1000), 1.0))
 
     def score(self, visible: Visible, target: int) -> TokenLogprobs:
-        """The log-probability of `target` after what is visible."""
+        """Return the log-probability of `target` after the visible tokens."""
         return TokenLogprobs(target, -1.0 - hash((visible, target)) % 1000 / 100, 1)
 
     def follow(self, request: Request, choice: int, context: int) -> Followed:
-        """All that the choice must come to in a context of so many tokens."""
+        """Return the expected output of the choice in a context of this many tokens."""
         prompt, params = request.prompt, request.params
         tokens = list(prompt)
         sampling = Sampling(params, request.seed, len(prompt), tokens, choice, request.eos_token_ids, request.bad_words)
@@ -139,7 +139,7 @@ class FakeModel:
 
 @dataclass(frozen=True)
 class Followed:
-    """A whole choice, from its request."""
+    """The expected output of a choice."""
 
     tokens: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] | None
@@ -148,7 +148,7 @@ class Followed:
 
 
 class FakeExecutor:
-    """Runs spans of a `FakeModel` on a real page table.
+    """Executor of a `FakeModel` on a real page table.
 
     Args:
         pages: its groups say what the model's layers see.
@@ -170,7 +170,7 @@ class FakeExecutor:
         }
 
     def submit(self, batch: StepBatch) -> FinishedStep:
-        """Copy the pages that are due, write all spans, then read each one."""
+        """Make the pending page copies, write all spans, then read each one."""
         self.batches.append(batch)
         assert len({span.cache_id for span in batch.spans}) == len(batch.spans), "a sequence twice in a step"
         for copy in reversed(self.pages.take_copies()):
@@ -190,11 +190,11 @@ class FakeExecutor:
                 self._store[group.name][row[page]][slot] = token
 
     def content(self, group: str, page: int) -> list[int]:
-        """The tokens of a page."""
+        """Return the tokens of a page."""
         return self._store[group][page]
 
     def keep_evicted(self, *, slow: bool = False) -> None:
-        """From now on pages that make room are kept, and brought back: at once, or when `deliver` is called."""
+        """Keep evicted pages from now on, and restore them at once, or with `slow` when `deliver` is called."""
         executor = self
 
         class Kept:
@@ -214,7 +214,7 @@ class FakeExecutor:
         self.pages.attach(Kept())
 
     def deliver(self) -> None:
-        """Write the pages that were asked for first, as far as they are kept."""
+        """Deliver the oldest fetch, as far as its pages are kept."""
         wanted, future = self.due.pop(0)
         contents = [self._kept.pop((each.group, each.page_hash), None) for each in wanted]
         for each, content in zip(wanted, contents, strict=True):
@@ -223,7 +223,7 @@ class FakeExecutor:
         future.set_result([content is not None for content in contents])
 
     def _spoil(self, span: Span) -> None:
-        """What a failed span has written is not to be read by anyone."""
+        """Overwrite what a failed span has written: no sequence may read it."""
         for group in self.pages.groups:
             row = self.pages.row(span.cache_id, group.name)
             for position in range(span.start, span.end):
@@ -231,7 +231,7 @@ class FakeExecutor:
                 self._store[group.name][row[page]][slot] = GARBAGE
 
     def _visible(self, span: Span, position: int) -> Visible:
-        """What the query at `position` reads in the pages of each group."""
+        """Return what the query at `position` reads from the pages of each group."""
         seen = []
         for group in self.pages.groups:
             row, store = self.pages.row(span.cache_id, group.name), self._store[group.name]
@@ -273,5 +273,5 @@ class FakeExecutor:
 
 
 def first(position: int, window: int | None) -> int:
-    """The first key that a query at `position` sees."""
+    """Return the position of the first key that a query at `position` sees."""
     return 0 if window is None else max(0, position - window + 1)

@@ -1,4 +1,4 @@
-"""Costs of steps that no clock has a part in: what is guessed and verified depends on the tokens alone."""
+"""Fixed step costs, so that drafts depend on tokens alone and not on the clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ferrum.scheduler.step_cost_model import StepCosts
 
 
 class SetCosts(StepCosts):
-    """A price list.
+    """Step costs by a formula.
 
     Args:
         step: seconds of every step.
@@ -19,9 +19,12 @@ class SetCosts(StepCosts):
         super().__init__()
         self._step, self._row = step, row
 
+    @property
+    def smallest(self) -> int:
+        return 1 if self._step or self._row else 0
+
     def observe(self, rows: int, context_tokens: int, seconds: float) -> None:
-        """See `StepCosts`; nothing is learned."""
+        """Learn nothing."""
 
     def predict(self, rows: int, context_tokens: int) -> float:
-        """See `StepCosts`."""
         return self._step + self._row * rows

@@ -1,4 +1,4 @@
-"""What random loads of a scheduler have in common."""
+"""Common base of random loads for a scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.scheduler.scheduler import Scheduler
 
 
 class RandomLoad(ABC):
-    """A scheduler under random load, on a clock of its own.
+    """A scheduler under random load, on a simulated clock.
 
     Attributes:
         live: choices that have not ended, as request id and number.
@@ -24,10 +24,10 @@ class RandomLoad(ABC):
 
     @abstractmethod
     def take(self, events: Sequence[TokenEvent]) -> None:
-        """Judge the news."""
+        """Check events."""
 
     def disturb(self) -> None:
-        """Aborts of requests and of single choices, and the passage of time."""
+        """Abort requests and single choices, and advance the clock."""
         if self.live and self.random.random() < 0.05:
             request_id, choice = self.random.choice(sorted(self.live))
             self.take(self.scheduler.abort(request_id, choice=self.random.choice((None, choice))))

@@ -1,4 +1,4 @@
-"""A scheduler on the fake executor, whose tokens come from the pages themselves, and what its tests ask of it."""
+"""A scheduler on the fake executor, and checks of its events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT = 64
 
 
 class Bench:
-    """A scheduler, a fake executor and the events so far."""
+    """A scheduler, a fake executor, and the events so far."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class Bench:
     def agrees(self, *requests: Request, context: int = CONTEXT) -> None:
         for request in requests:
             for choice in range(request.params.n):
-                told = self.executor.model.follow(request, choice, context)
+                followed = self.executor.model.follow(request, choice, context)
                 first, last = self.events[request.request_id, choice][0], self.end(request.request_id, choice)
-                assert self.tokens(request.request_id, choice) == told.tokens
-                assert (last.finish_reason, last.stop_reason) == (told.finish, told.stop_reason)
-                assert first.prompt_logprobs == told.prompt_logprobs
+                assert self.tokens(request.request_id, choice) == followed.tokens
+                assert (last.finish_reason, last.stop_reason) == (followed.finish, followed.stop_reason)
+                assert first.prompt_logprobs == followed.prompt_logprobs
 
 
 def lengths(spans: Sequence[Span]) -> dict[str, int]:
@@ -115,20 +115,20 @@ def lengths(spans: Sequence[Span]) -> dict[str, int]:
 
 
 def stop_at(bench: Bench, index: int, **options: Any) -> Request:
-    """A request like "probe", 4 prompt tokens, that stops at the token that comes at `index` without a stop."""
+    """Add a request of 4 prompt tokens whose stop token would be generated at `index`."""
     probe = Request("probe", tuple(position * 7 % 97 for position in range(4)), SamplingParams(max_tokens=30), 0)
     token = bench.executor.model.follow(probe, 0, CONTEXT).tokens[index]
     return bench.add("a", 4, max_tokens=30, stop_token_ids=frozenset({token}), **options)
 
 
 def oracle(bench: Bench, wrong: int) -> Callable[[Choice], tuple[int, ...]]:
-    """Guesses the next six tokens right, but for the one at index `wrong`."""
+    """Return a drafter of the next six tokens, all correct except the one at index `wrong`."""
 
     def propose(sequence: Choice) -> tuple[int, ...]:
         free = replace(sequence.request, stop_token_ids=frozenset(), eos_token_ids=())
         free = replace(free, params=replace(free.params, max_tokens=None))
-        told = bench.executor.model.follow(free, sequence.choice, 200).tokens
-        guesses = told[sequence.generated : sequence.generated + 6]
-        return tuple((token + 1) % 97 if index == wrong else token for index, token in enumerate(guesses))
+        followed = bench.executor.model.follow(free, sequence.choice, 200).tokens
+        tokens = followed[sequence.generated : sequence.generated + 6]
+        return tuple((token + 1) % 97 if index == wrong else token for index, token in enumerate(tokens))
 
     return propose
