@@ -87,6 +87,7 @@ class Setting:
     max_tokens_per_step: int = 512
     context: int = 16384
     options: dict[str, Any] = field(default_factory=dict)
+    limit_sequences: bool = True
 
 
 @dataclass(slots=True)
@@ -125,6 +126,8 @@ def simulate(setting: Setting, seed: int) -> dict[str, float]:
         prefixes=PrefixScope(model="simulated", weights="", kv_format="", page_size=PAGE, numerics_id=""),
         **setting.options,
     )
+    if not setting.limit_sequences:
+        scheduler._step_budget.sequences = lambda limit, stored: limit  # type: ignore[method-assign]  # noqa: ARG005
     draw, run = Random(f"machine {seed}"), Run()
     jobs = sorted(setting.jobs, key=lambda job: job.arrival)
     by_id = {str(index): job for index, job in enumerate(jobs)}
@@ -268,6 +271,10 @@ def _options(**options: Any) -> Callable[[Setting], Setting]:
     return lambda setting: replace(setting, options={**setting.options, **options})
 
 
+def _without_sequence_limit(setting: Setting) -> Setting:
+    return replace(setting, limit_sequences=False)
+
+
 def _fixed(tokens: int) -> Callable[[Setting], Setting]:
     return lambda setting: replace(
         setting, options={**setting.options, "decode_seconds": None}, max_tokens_per_step=tokens
@@ -288,7 +295,7 @@ CASES: Final = (
     Case("growth reserve", "free pages", partial(contended, known=False), _WITHOUT_RESERVE, "tokens/s"),
     Case("growth reserve (known limits)", "free pages", partial(contended, known=True), _WITHOUT_RESERVE, "tokens/s"),
     Case("step budget (long prompts)", "128 tokens", partial(long_prompts, machine=Machine()), _fixed(128), "p95 gap"),
-    Case("step budget (96 short requests)", "128 tokens", many_short, _fixed(128), "p95 gap"),
+    Case("sequence limit", "none", many_short, _without_sequence_limit, "p95 gap"),
     Case("step costs", "time per token", partial(long_prompts, machine=NOISY), _token_average, "p95 gap"),
     Case("first-token steps", "none", new_tenants, _WITHOUT_FIRST_TOKENS, "median first token"),
 )
