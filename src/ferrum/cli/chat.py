@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import (
-    MODEL_HELP,
     checked_engine,
     chosen,
     engine_fields,
@@ -46,7 +45,7 @@ QUOTES: Final = '"""'
 @with_options(engine_fields(), "Model and engine")
 @with_options(sampling_fields(), "Sampling", {"max_tokens": "the rest of the context"})
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP.replace(", or ferrum-tiny", ""))],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory or a hub id.")],
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     **options: Any,
 ) -> None:

@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +42,8 @@ def kernel_tier() -> str:
 
 
 def _installation() -> Iterator[tuple[str, str]]:
+    from importlib.metadata import PackageNotFoundError, version
+
     yield "ferrum", installed_version()
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
     for package in PACKAGES:
