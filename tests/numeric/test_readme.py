@@ -1,40 +1,50 @@
-"""The README's programs run as they stand there, and what it claims of size holds."""
+"""What the README claims of sizes and speeds holds. Its programs run in tests/process/test_documents.py."""
 
 from __future__ import annotations
 
 import json
-import re
+import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 import ferrum
 
 README = Path(__file__).parents[2] / "README.md"
+RESULTS = README.parent / "bench" / "results"
 PACKAGE = Path(ferrum.__file__).parent
 
 
-def programs() -> list[str]:
-    """The blocks that use ferrum (another one is a sample of what the built-in model writes)."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    return [block for block in blocks if "import" in block.splitlines()[0]]
+def test_first_table_comes_within_one_screen() -> None:
+    lines = README.read_text().splitlines()
+    assert next(number for number, line in enumerate(lines) if line.startswith("|")) < 40
 
 
-@pytest.mark.parametrize("program", programs(), ids=lambda text: text.splitlines()[0])
-def test_every_program_runs(program, capsys):
-    exec(compile(program, "README.md", "exec"), {})
+def test_decoding_figure_is_that_of_the_report() -> None:
+    report = json.loads((RESULTS / "qwen3-0.6b-int8.json").read_text())
+    decode = next(cell for cell in report["cells"] if cell["workload"] == "decode@128")
+    assert decode["settled"] and f"reaches {decode['ratio']:.0%} of" in README.read_text()
 
 
-def test_there_are_programs():
-    assert len(programs()) >= 2
+def test_start_figure_is_that_of_the_report() -> None:
+    report = json.loads((RESULTS / "cold_start.json").read_text())
+    total = report["cases"]["text"]["median"]["total"]
+    assert f"first token {total:.2f} s after" in README.read_text()
 
 
-def test_the_package_fits_into_a_small_wheel():
+def test_chart_is_drawn_from_the_report(tmp_path: Path) -> None:
+    chart = tmp_path / "peers.svg"
+    report = RESULTS / "qwen3-0.6b-int4-all-128-peers.json"
+    script = RESULTS.parent / "peers_plot.py"
+    subprocess.run([sys.executable, script, report, chart], check=True)
+    assert chart.read_text() == (README.parent / "docs" / "images" / "peers.svg").read_text()
+
+
+def test_package_fits_into_a_small_wheel() -> None:
     files = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 25e6
 
 
-def test_the_built_in_model_is_within_its_bounds():
+def test_built_in_model_is_within_its_bounds() -> None:
     weights = PACKAGE / "assets/ferrum-tiny/model.safetensors"
     assert weights.stat().st_size <= 16e6
     with ferrum.load_executor("ferrum-tiny") as executor:
@@ -42,8 +52,8 @@ def test_the_built_in_model_is_within_its_bounds():
         assert executor.info.family == "qwen3"
 
 
-def test_the_training_record_shows_convergence_and_compression():
-    """The record is written by the training script; what it claims of the end is checked from its own curve."""
+def test_training_record_shows_convergence_and_compression() -> None:
+    """The training script writes the record. Its claims about the end are checked against its own curve."""
     record = json.loads((PACKAGE / "assets/ferrum-tiny/training.json").read_text())
     curve = {point["step"]: point["held_out_bits_per_byte"] for point in record["curve"]}
     last = max(curve)

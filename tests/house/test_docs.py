@@ -1,0 +1,93 @@
+"""Documents: links and anchors lead somewhere, named files exist, and the map matches the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from document_blocks import anchors, blocks, links, without_blocks
+from source_tree import REPOSITORY, SOURCE
+
+DOCS = REPOSITORY / "docs"
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *REPOSITORY.glob(".github/**/*.md")])
+ROOMS = (DOCS / "architecture.md").read_text().partition("## 3. Rooms")[2].partition("## 4.")[0]
+
+
+def broken_links(path: Path) -> list[str]:
+    """Return targets that name no file or no heading of it."""
+    broken = []
+    for target in links(path):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        aim = (path.parent / file).resolve() if file else path
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            broken.append(f"{path.relative_to(REPOSITORY)}: {target}")
+    return broken
+
+
+def test_links_and_anchors_exist() -> None:
+    assert [each for path in DOCUMENTS for each in broken_links(path)] == []
+
+
+def test_planted_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One heading\n[x](#one-heading) [y](#two) [z](missing.md) `[w](code.md)`\n")
+    found = [target for target in links(tmp_path / "a.md") if target != "#one-heading"]
+    assert found == ["#two", "missing.md"] and anchors(tmp_path / "a.md") == {"one-heading"}
+
+
+def test_documents_of_the_site_link_only_within_it() -> None:
+    """MkDocs builds docs/ alone, so a link out of it would break there."""
+    out = [
+        f"{path.name}: {target}"
+        for path in DOCS.rglob("*.md")
+        for target in links(path)
+        if not target.startswith(("http", "#")) and not (path.parent / target).resolve().is_relative_to(DOCS)
+    ]
+    assert out == []
+
+
+def test_named_files_exist() -> None:
+    """Code spans that begin with a folder of the repository name files that exist, or patterns that match."""
+    span = re.compile(r"`((?:src|tests|bench|docs|examples|native|training)/[\w./*-]+)`")
+    missing = [
+        f"{path.name}: {name}"
+        for path in DOCUMENTS
+        for name in span.findall(without_blocks(path))
+        if not any(REPOSITORY.glob(name.rstrip("/")))
+    ]
+    assert missing == []
+
+
+def test_question_table_names_definitions_that_exist() -> None:
+    """In docs/index.md, names after `path.py`: are defined or used in that file."""
+    rows = re.findall(r"`(src/ferrum/[\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", (DOCS / "index.md").read_text())
+    assert len(rows) >= 4
+    for path, names in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"\b{name}\b", (REPOSITORY / path).read_text()), f"{path} does not define {name}"
+
+
+def room_rows() -> dict[str, str]:
+    return dict(re.findall(r"^\| `(\w+)/`[^|]*\| (.*) \|$", ROOMS, re.MULTILINE))
+
+
+def test_map_has_every_room() -> None:
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__", "assets"}
+    assert set(room_rows()) == folders | {"native"}
+
+
+def test_map_names_modules_that_exist() -> None:
+    homes = {room: REPOSITORY / "native" if room == "native" else SOURCE / room for room in room_rows()}
+    missing = [
+        f"{room}: {name}"
+        for room, text in room_rows().items()
+        for name in re.findall(r"`([a-z_0-9*]+/?)`", text)
+        if not any(homes[room].rglob(name.rstrip("/"))) and not any(homes[room].rglob(f"{name}.py"))
+    ]
+    assert missing == []
+
+
+def test_blocks_without_a_test_say_why() -> None:
+    exempt = [block for path in DOCUMENTS for block in blocks(path) if block.exempt]
+    assert exempt and all(len(block.exempt.split()) >= 4 for block in exempt)
