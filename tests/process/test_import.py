@@ -41,8 +41,8 @@ def test_the_command_line_loads_no_numerics() -> None:
     assert loaded_after("import ferrum.cli.main") & numerics == set()
 
 
-def test_the_text_room_loads_no_library_before_it_is_needed() -> None:
-    modules = ", ferrum.text.".join(("chat", "detokenizer", "generation", "tokenizer"))
+def test_the_text_room_loads_no_library_before_use() -> None:
+    modules = ", ferrum.text.".join(("chat_template", "detokenizer", "generation_config", "tokenizer"))
     loaded = loaded_after(f"import ferrum.text.{modules}")
     assert loaded & {"tokenizers", "jinja2", "numpy", "torch", "transformers"} == set()
 

@@ -365,9 +365,8 @@ class ModelExecutor(NamedVerbs):
         return plan.total - sum(self.pages.free(part.name) * part.page_bytes for part in plan.pool)
 
     def _memory_usage(self) -> ExecutorMemoryUsage:
-        allocated, used = self.memory_plan.total, self._used_bytes()
-        percent = 100.0 * used / allocated if allocated else 0.0
-        return ExecutorMemoryUsage(allocated, used, max(self._peak, used), percent)
+        held, used = self.memory_plan.total, self._used_bytes()
+        return ExecutorMemoryUsage(held, used, max(self._peak, used), 100.0 * used / held if held else 0.0)
 
 
 @runtime_checkable
