@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.cpu.native_rope import CHUNK
+from ferrum.kernels.cpu.native_kernels import CHUNK, NativeKernels
 from ferrum.kernels.reference import ReferenceKernels
 from native_twin import TIERS, tables_of
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from ferrum.cache.layer_groups import PageCopy, PageGroup, capacity_tokens
-from ferrum.cache.pool import PagePool
+from ferrum.cache.pool import PageCopy, PageGroup, PagePool, capacity_tokens
 from ferrum.cache.prefix_hash import SequenceHashes
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.values import kept_length, shown

@@ -13,9 +13,8 @@ from dataclasses import astuple, dataclass
 from hashlib import sha256
 from itertools import takewhile
 
-from ferrum.cache.layer_groups import PageGroup
 from ferrum.cache.page_hashes import HashedPage, PageHash
-from ferrum.cache.pool import PagePool
+from ferrum.cache.pool import PageGroup, PagePool
 from ferrum.core.policy_config import POLICY
 
 

@@ -89,13 +89,11 @@ class InputProcessor:
 
         Args:
             prompt: text, or token ids that are used as given.
-            request_id: default: a new one.
+            request_id, trace_id: default: a new id; the request id.
             priority: smaller runs first; only 0 unless the scheduling policy is `priority`.
             deadline: seconds from now after which the request is ended; None: never.
             tenant: the owner, for fair scheduling and per-key limits.
             salt: requests share cached prefixes only with requests of the same salt.
-            trace_id: default: the request id.
-            adapter: must be None; adapters are not supported.
             add_special_tokens: False for text that contains its special tokens, as rendered chats do.
             pooling: how to pool the prompt into a vector; requires `params.max_tokens` 0 and `n` 1.
             prediction: expected output (OpenAI's `prediction`); it changes the speed, never the output.
@@ -104,12 +102,32 @@ class InputProcessor:
             names: of the fields in errors.
 
         Raises:
-            RequestError: a field has a value that cannot be served; `param` names it.
-            ContextOverflow: the prompt is too long, or `required_output` does not fit after it.
-            InvalidToken: the model does not have a token id.
+            RequestError: a field cannot be served; `param` names it. ContextOverflow, InvalidToken say more.
             Unsupported: an adapter is named, or a priority without the policy `priority`.
         """
+        self._check_params(params, adapter, pooling)
+        name = f"request-{secrets.token_hex(8)}" if request_id is None else _string("request_id", request_id)
+        if not name:
+            raise RequestError("must not be empty", param="request_id")
+        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param=names.prompt)
+        required = int(params.max_tokens != 0) if required_output is None else required_output
+        check_room(len(tokens), required, context or self._max_sequence_length, names)
+        return self._build_request(
+            params,
+            request_id=name,
+            prompt=tokens,
+            priority=self.check_priority(priority),
+            deadline=deadline,
+            tenant=_string("tenant", tenant),
+            salt=_string("salt", salt),
+            trace_id=name if trace_id is None else _string("trace_id", trace_id),
+            pooling=pooling,
+            prediction=() if prediction is None else self._predicted(prediction),
+        )
+
+    def _check_params(self, params: object, adapter: str | None, pooling: Pooling | None) -> None:
         check_params(params)
+        assert isinstance(params, SamplingParams)
         if adapter is not None:
             raise Unsupported("adapter", "adapters are not supported")
         if pooling is not None and (params.max_tokens != 0 or params.n != 1):
@@ -117,31 +135,20 @@ class InputProcessor:
         if self._tokenizer is None:
             _check_no_text(params)
         params.check_vocabulary(self._vocab_size)
-        name = f"request-{secrets.token_hex(8)}" if request_id is None else _string("request_id", request_id)
-        if not name:
-            raise RequestError("must not be empty", param="request_id")
-        tokens = self._encoded(prompt, add_special_tokens=add_special_tokens, param=names.prompt)
-        if required_output is None:
-            required_output = 0 if params.max_tokens == 0 else 1
-        check_room(len(tokens), required_output, context or self._max_sequence_length, names)
+
+    def _build_request(self, params: SamplingParams, *, deadline: float | None, **fields: Any) -> Request:
+        """Return the request with the fields that follow from its parameters and the clock."""
         now = self._clock()
         eos = () if params.ignore_eos else self.eos_token_ids
         return Request(
-            request_id=name,
-            prompt=tokens,
             params=params,
             seed=secrets.randbits(64) - 2**63 if params.seed is None else params.seed,
             stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
             eos_token_ids=eos,
             bad_words=self._bad_words(params) if params.bad_words else (),
-            priority=self.check_priority(priority),
             deadline=None if deadline is None else now + _seconds("deadline", deadline),
             arrival=now,
-            tenant=_string("tenant", tenant),
-            salt=_string("salt", salt),
-            trace_id=name if trace_id is None else _string("trace_id", trace_id),
-            pooling=pooling,
-            prediction=() if prediction is None else self._predicted(prediction),
+            **fields,
         )
 
     def _predicted(self, prediction: Prompt) -> tuple[int, ...]:

@@ -18,8 +18,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
-from ferrum.text.chat_messages import for_template
-from ferrum.text.chat_template import ChatTemplate
+from ferrum.text.chat_template import ChatTemplate, for_template
 from ferrum.text.generation_config import GenerationConfig, over_recommended
 from ferrum.text.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ferrum.cache.layer_groups import PageGroup, capacity_tokens
 from ferrum.cache.page_table import PageTable
+from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, ModelInfo

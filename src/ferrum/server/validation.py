@@ -31,7 +31,7 @@ from ferrum.server.request_bodies import (
     TokenizeRequest,
 )
 from ferrum.server.service import Caller
-from ferrum.text.chat_messages import for_template, joined
+from ferrum.text.chat_template import for_template, joined
 from ferrum.text.generation_config import over_recommended
 from ferrum.text.infill import infill_prompt
 
