@@ -142,7 +142,7 @@ class ModelExecutor(NamedVerbs):
             raise InvalidTransition("a step failed or was interrupted: call `reset`, which drops all sequences")
         self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         after = ExecutorState.ERROR
         try:
             output = self._run(batch)
@@ -154,7 +154,7 @@ class ModelExecutor(NamedVerbs):
             self._last = time.monotonic()
             self._batch_size = 0
             self._lifecycle.move(after)
-        return StepOutput(output.results, time.perf_counter() - begun)
+        return StepOutput(output.results, time.perf_counter() - start)
 
     # The lease
 

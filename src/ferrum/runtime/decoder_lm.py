@@ -74,17 +74,17 @@ class DecoderLM(StepwiseLLM):
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Process every span: one result or error each."""
-        begun = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
+        new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
         outcomes = run_isolated(batch.spans, self._admit, self._attempt)
         for span, outcome in zip(batch.spans, outcomes, strict=True):
-            self._settle(span, outcome, begun=span.cache_id in begun)
+            self._settle(span, outcome, is_new=span.cache_id in new)
         return StepOutput(outcomes)
 
-    def _settle(self, span: Span, outcome: Outcome, *, begun: bool) -> None:
+    def _settle(self, span: Span, outcome: Outcome, *, is_new: bool) -> None:
         """Commit a result, or free what a failed span reserved."""
         if isinstance(outcome, SpanResult):
             self.pages.commit(span.cache_id, outcome.length)
-        elif begun:
+        elif is_new:
             self.pages.release(span.cache_id)
         elif span.cache_id in self.pages:
             self.pages.trim(span.cache_id)
@@ -125,11 +125,11 @@ class DecoderLM(StepwiseLLM):
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
         """Return the results of spans whose last rows are there; tokens are sampled for all of them at once."""
-        wishes = [each.verification() for each in complete]
-        chosen = iter(accept([wish for wish in wishes if wish is not None], self.sampler))
+        verifications = [each.verification() for each in complete]
+        chosen = iter(accept([each for each in verifications if each is not None], self.sampler))
         results: dict[str, Outcome] = {}
-        for each, wish in zip(complete, wishes, strict=True):
-            tokens = None if wish is None else next(chosen)
+        for each, verification in zip(complete, verifications, strict=True):
+            tokens = None if verification is None else next(chosen)
             results[each.span.cache_id] = tokens if isinstance(tokens, StepError) else each.result(tokens, self.watch)
         return results
 

@@ -39,10 +39,10 @@ def model_digest(directory: Path, memory: Path) -> str:
         known = loaded if isinstance(loaded, dict) else {}
     if not isinstance(known.get(seen), str):
         known[seen] = _digest(files)
-        aside = memo.with_suffix(f".{os.getpid()}")
+        temporary = memo.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # the next start reads the files again
-            aside.write_text(json.dumps(known), "utf-8")
-            aside.replace(memo)
+            temporary.write_text(json.dumps(known), "utf-8")
+            temporary.replace(memo)
     return known[seen]
 
 

@@ -63,12 +63,12 @@ class SwapTier:
         size = self._kernels.page_bytes(group)
         if size > self._capacity or not self._pays(size):
             return
-        begun = self._clock()
+        start = self._clock()
         try:
             content = self._kernels.read_page(group, hashed.page)
         except MemoryError:  # less memory than the option promised: recompute the page
             return
-        self._rates.append((self._clock() - begun) / size)
+        self._rates.append((self._clock() - start) / size)
         replaced = self._buffers.pop((group, hashed.page_hash), None)
         self._bytes += size - (0 if replaced is None else len(replaced))
         self._buffers[group, hashed.page_hash] = content
