@@ -88,6 +88,11 @@ def test_map_names_modules_that_exist() -> None:
     assert missing == []
 
 
+def test_glossary_defines_each_term_once() -> None:
+    terms = re.findall(r"^\| ([a-z][^|]+) \|", (DOCS / "glossary.md").read_text(), re.MULTILINE)[1:]
+    assert len(terms) >= 40 and len(set(terms)) == len(terms)
+
+
 def test_blocks_without_a_test_say_why() -> None:
     exempt = [block for path in DOCUMENTS for block in blocks(path) if block.exempt]
     assert exempt and all(len(block.exempt.split()) >= 4 for block in exempt)
