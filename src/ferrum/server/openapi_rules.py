@@ -6,6 +6,7 @@ that no schema can express.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
@@ -70,14 +71,14 @@ MAX_ID: Final = 512
 ID: Final[Schema] = {"minLength": 1, "maxLength": MAX_ID, "pattern": "^[^/]*$", "not": {"enum": [".", ".."]}}
 """The rule of an id, which is used in a path: no slash, and not "." or ".."."""
 
-TEXTS: Final[Schema] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-        {"type": "array", "minItems": 1, "items": TOKEN_SCHEMA},
-        {"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 1, "items": TOKEN_SCHEMA}},
-    ]
-}
+_STRING: Final[Schema] = {"type": "string", "minLength": 1}
+
+
+def _array(items: Mapping[str, Any]) -> Schema:
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+TEXTS: Final[Schema] = {"anyOf": [_STRING, _array(_STRING), _array(TOKEN_SCHEMA), _array(_array(TOKEN_SCHEMA))]}
 """A text or its token ids, or several."""
 
 TEXT: Final[Schema] = {"anyOf": [{"type": "string"}, {"type": "array", "items": TOKEN_SCHEMA}]}
@@ -190,21 +191,11 @@ MESSAGE: Final = rules(
     either(without("role", "function"), given("name")),
 )
 
+_ARGUMENTS: Final = either(
+    {"type": "object"}, {"type": "string", "contentMediaType": "application/json"}, {"type": "null"}
+)
 FUNCTION_CALL: Final[Schema] = {
-    "properties": {
-        "name": {"type": "string"},
-        "arguments": {
-            "anyOf": [
-                {"type": "object"},
-                {"type": "string", "contentMediaType": "application/json"},
-                {"type": "null"},
-            ]
-        },
-    },
+    "properties": {"name": {"type": "string"}, "arguments": _ARGUMENTS},
     "required": ["name"],
 }
-
-TOOL_CALL: Final[Schema] = {
-    "properties": {"function": {"type": "object", **FUNCTION_CALL}},
-    "required": ["function"],
-}
+TOOL_CALL: Final[Schema] = {"properties": {"function": {"type": "object", **FUNCTION_CALL}}, "required": ["function"]}

@@ -7,13 +7,13 @@ conventions for generative AI.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.types import Request
@@ -27,6 +27,8 @@ NANOSECONDS: Final = 1e9
 
 CLOSE_SECONDS: Final = 2.0
 """How long a closing server waits for the trace collector (the exporter's default: 8)."""
+
+_ENDPOINT: Final = re.compile(r"https?://(\S+@)?(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(:\d{1,5})?([/?]\S*)?", re.IGNORECASE)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -140,15 +142,6 @@ class Traces:
             _LOG.warning("the trace collector did not accept the last spans within %g s; they are lost", CLOSE_SECONDS)
 
 
-def _is_address(endpoint: str) -> bool:
-    try:
-        parts = urlsplit(endpoint)
-        _ = parts.port
-    except ValueError:  # invalid address or port
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
 def otlp_provider(endpoint: str) -> TracerProvider:
     """Return a provider that exports spans by OTLP over HTTP in the background.
 
@@ -156,7 +149,7 @@ def otlp_provider(endpoint: str) -> TracerProvider:
         ConfigError: the endpoint is not a valid URL.
         Unsupported: the libraries are not installed.
     """
-    if not _is_address(endpoint):
+    if not _ENDPOINT.fullmatch(endpoint):
         wanted = "a URL as in http://localhost:4318/v1/traces"
         raise ConfigError(f"must be {wanted}, not {endpoint!r}", param="otlp_traces_endpoint")
     try:
@@ -165,7 +158,7 @@ def otlp_provider(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise Unsupported("otlp_traces_endpoint", f"{error.name} is missing: pip install 'ferrum[otel]'") from None
+        raise Unsupported("otlp_traces_endpoint", f"{error.name} is missing: pip install 'ferrum-llm[otel]'") from None
     # `Traces.close` shuts it down with a timeout; a shutdown at exit would have none.
     provider = TracerProvider(resource=Resource.create({"service.name": "ferrum"}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -48,42 +49,31 @@ CHOICE_BUCKETS: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
 STEP_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTION_BUCKETS: Final = (0, 1, 2, 5, 10, 20)
 
-GAUGES: Final[dict[str, tuple[str, Callable[[EngineStats], float]]]] = {
-    "vllm:num_requests_running": ("Sequences that hold pages.", lambda stats: stats.running),
-    "vllm:num_requests_waiting": ("Sequences that wait for pages.", lambda stats: stats.waiting),
-    "vllm:kv_cache_usage_perc": ("Part of the KV pages in use, 0 to 1.", lambda stats: stats.kv_usage),
-    "ferrum:prefix_cache_pages": ("Pages in the prefix cache.", lambda stats: stats.prefixes.cached_pages),
-    "ferrum:shared_pages": ("Pages held by several sequences.", lambda stats: stats.prefixes.shared_pages),
+GAUGES: Final[dict[str, tuple[str, str]]] = {
+    "vllm:num_requests_running": ("Sequences that hold pages.", "running"),
+    "vllm:num_requests_waiting": ("Sequences that wait for pages.", "waiting"),
+    "vllm:kv_cache_usage_perc": ("Part of the KV pages in use, 0 to 1.", "kv_usage"),
+    "ferrum:prefix_cache_pages": ("Pages in the prefix cache.", "prefixes.cached_pages"),
+    "ferrum:shared_pages": ("Pages held by several sequences.", "prefixes.shared_pages"),
 }
+"""Help and attribute of `EngineStats`."""
 
-TOTALS: Final[dict[str, tuple[str, Callable[[EngineStats], int]]]] = {
-    "vllm:num_preemptions": ("Preempted sequences.", lambda stats: stats.preemptions),
-    "vllm:prefix_cache_queries": (
-        "Prompt tokens looked up in the prefix cache.",
-        lambda stats: stats.prefixes.query_tokens,
-    ),
-    "vllm:prefix_cache_hits": ("Prompt tokens found there.", lambda stats: stats.prefixes.hit_tokens),
+TOTALS: Final[dict[str, tuple[str, str]]] = {
+    "vllm:num_preemptions": ("Preempted sequences.", "preemptions"),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "prefixes.query_tokens"),
+    "vllm:prefix_cache_hits": ("Prompt tokens found there.", "prefixes.hit_tokens"),
     "vllm:external_prefix_cache_queries": (
         "Prompt tokens looked up in host memory and on disk.",
-        lambda stats: stats.prefixes.external_query_tokens,
+        "prefixes.external_query_tokens",
     ),
-    "vllm:external_prefix_cache_hits": (
-        "Prompt tokens found there.",
-        lambda stats: stats.prefixes.external_hit_tokens,
-    ),
-    "vllm:spec_decode_num_drafts": ("Verified drafts.", lambda stats: stats.speculation.drafts),
-    "vllm:spec_decode_num_draft_tokens": ("Tokens of these drafts.", lambda stats: stats.speculation.draft_tokens),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "Accepted draft tokens.",
-        lambda stats: stats.speculation.accepted_tokens,
-    ),
-    "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", lambda stats: stats.prefixes.evicted_pages),
-    "ferrum:prefix_cache_restored_pages": (
-        "Pages restored from host memory or disk.",
-        lambda stats: stats.prefixes.restored_pages,
-    ),
+    "vllm:external_prefix_cache_hits": ("Prompt tokens found there.", "prefixes.external_hit_tokens"),
+    "vllm:spec_decode_num_drafts": ("Verified drafts.", "speculation.drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens of these drafts.", "speculation.draft_tokens"),
+    "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", "speculation.accepted_tokens"),
+    "ferrum:prefix_cache_evicted_pages": ("Evicted pages.", "prefixes.evicted_pages"),
+    "ferrum:prefix_cache_restored_pages": ("Pages restored from host memory or disk.", "prefixes.restored_pages"),
 }
-"""Counters of totals that the engine reports."""
+"""Counters of totals in the engine's reports: help and attribute of `EngineStats`."""
 
 COUNTERS: Final = {
     "vllm:prompt_tokens": "Prompt tokens of requests that were begun.",
@@ -205,8 +195,8 @@ class Metrics:
         return {value: metric.labels(*self._names, value) for value in values}
 
     def _add_gauges(self, info: EngineInfo, num_live: Callable[[], int]) -> None:
-        for name, (help, read) in GAUGES.items():
-            self._new(Gauge, name, help).set_function(partial(self._read, read))
+        for name, (help, path) in GAUGES.items():
+            self._new(Gauge, name, help).set_function(partial(self._read, attrgetter(path)))
         self._new(Gauge, "ferrum:live_requests", "HTTP requests in progress.").set_function(num_live)
         name, reasons = "vllm:num_requests_waiting_by_reason", ("capacity", "deferred")
         waiting = self._each(Gauge, name, "Waiting sequences by reason.", "reason", reasons)
@@ -227,7 +217,8 @@ class Metrics:
     def step(self, stats: EngineStats) -> None:
         """Take over the engine's state; see `Observer`."""
         before, self._stats = self._stats, stats
-        for name, (_, total) in TOTALS.items():
+        for name, (_, path) in TOTALS.items():
+            total = attrgetter(path)
             self._counts[name].inc(total(stats) - total(before))
         accepted, earlier = stats.speculation.accepted_per_position, before.speculation.accepted_per_position
         for position, (count, known) in enumerate(zip_longest(accepted, earlier, fillvalue=0)):
