@@ -1,11 +1,10 @@
-"""What the engine adds to the bare replayed step, alone and in company.
+"""Measure what the engine adds to the bare replayed step, at several batch sizes.
 
     python bench/engine_step.py --steps 1000 --out bench/results/engine_step.json
 
-Turns of the engine's loop over a model of the shape of Qwen3-0.6B with random weights; in each all sequences decode. A
-watch on the replayed passes within. Everything else a turn does counts: planning, tables, sampling, books and events.
-Cells take turns, a hundred steps at a time, as shared machines change from minute to minute. They may be measured in
-several runs: a file of results keeps the rows of cells that are not measured again.
+The engine's loop runs a model of Qwen3-0.6B's shape with random weights while all sequences decode. The time of the
+replayed passes is subtracted: planning, tables, sampling, state and events remain. Cells alternate every hundred steps,
+since the speed of shared machines drifts. Cells may be measured in several runs: the result file keeps the other rows.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ferrum.runtime.random_checkpoint import RandomCheckpoint
 SHAPE: Final = "qwen3-0.6b"
 CONTEXT: Final = 128
 BLOCK: Final = 100
-"""Steps of a cell at a time."""
+"""Steps of a cell before the next cell."""
 
 RULES: Final = {
     "greedy": SamplingParams(temperature=0.0),
@@ -38,7 +37,7 @@ RULES: Final = {
 
 
 def measure(sizes: list[int], kinds: list[str], steps: int, quantize: str) -> list[dict[str, Any]]:
-    """Median milliseconds of a bare step and of what comes on top, for each size and kind of sampling (`RULES`)."""
+    """Return median milliseconds of a bare step and of the engine's share, by batch size and sampling (`RULES`)."""
     config = engine_config(
         SHAPE,
         {
@@ -46,12 +45,12 @@ def measure(sizes: list[int], kinds: list[str], steps: int, quantize: str) -> li
             "max_batch_size": max(sizes),
             "kv_capacity": max(sizes) * (CONTEXT + 2 * BLOCK + 64),
             "prefix_cache": False,
-            "decode_seconds": 0.0,  # prompts are not what is measured
+            "decode_seconds": 0.0,  # prompts are not measured
         },
     )
     executor = build_executor(config.model, checkpoint=RandomCheckpoint(SHAPE, shape_config(SHAPE)))
     seen: dict[tuple[int, str], list[tuple[float, float]]] = {(size, rules): [] for size in sizes for rules in kinds}
-    gc.freeze()  # as an engine does in its own process
+    gc.freeze()  # as an engine process does
     for block in range(max(1, steps // BLOCK)):
         for (size, rules), times in seen.items():
             prompts = [[(block + 7 * index) % 1000] * CONTEXT for index in range(size)]
@@ -76,7 +75,7 @@ def _row(size: int, rules: str, times: list[tuple[float, float]]) -> dict[str, A
 
 
 def _report(quantize: str, rows: list[dict[str, Any]], before: dict[str, Any]) -> dict[str, Any]:
-    """What is written: the rows, and those of other cells that were measured before under the same headings."""
+    """Return the report: the new rows, and earlier rows of other cells with the same columns."""
     host = {"machine": platform.machine(), "python": platform.python_version()}
     report = {"shape": SHAPE, "quantize": quantize, "context": CONTEXT, **host}
     if all(before.get(name) == value for name, value in report.items()):
@@ -91,7 +90,7 @@ def _cell(row: dict[str, Any]) -> tuple[int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000, help="of each size and kind of sampling")
+    parser.add_argument("--steps", type=int, default=1000, help="Steps per size and sampling (default: 1000).")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--quantize", default="int4")

@@ -1,10 +1,10 @@
-"""A crowd of streaming clients with slow readers among them: what is lost, what it costs the others, what stays.
+"""Measure many streaming clients with slow readers among them: errors, latency of the others, memory.
 
     python bench/slow_readers.py --seconds 300 --out bench/results/slow_readers.json
 
-A server of its own serves the built-in model to 150 clients, then to the same with 50 slow readers beside them, who
-take 512 bytes every tenth of a second through the smallest of buffers. Every stream is compared, byte for byte, with
-the whole reply to the same request. Exits with 1 where a stream differs, or an answer is no 200 or 429.
+A new server serves the built-in model to 150 clients, then to 150 clients and 50 slow readers, which read 512 bytes
+every 0.1 s through minimal buffers. Every stream is compared, byte for byte, with the complete reply to the same
+request. The exit code is 1 if a stream differs, or a status is not 200 or 429.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLOW_SECONDS: Final = 0.1
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process and of its children, of which one may be the engine."""
+    """Return the resident memory of a process and its children, one of which may be the engine."""
     status = Path(f"/proc/{pid}/status").read_text()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024 + sum(resident_mib(int(child)) for child in children)
@@ -43,11 +43,11 @@ def resident_mib(pid: int) -> float:
 
 @dataclass
 class Crowd:
-    """What a crowd saw.
+    """Results of a measurement.
 
     Attributes:
-        gaps: seconds between two pieces of a stream of a reader who is not slow.
-        faults: streams that were not what they should be.
+        gaps: seconds between two pieces of a stream of a fast reader.
+        faults: streams with a wrong result.
     """
 
     texts: dict[tuple[str, int], str]
@@ -59,13 +59,13 @@ class Crowd:
 
 
 def body_of(prompt: str, length: int, *, stream: bool) -> dict[str, Any]:
-    """A request whose answer is always the same."""
+    """Return a deterministic request."""
     asked = {"model": "ferrum-tiny", "prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True}
     return {**asked, "stream": stream}
 
 
 async def read_stream(url: str, body: bytes, *, slow: bool) -> tuple[bytes, list[float]]:
-    """All bytes of a response on a connection of its own, and when they came."""
+    """Return all bytes of a response on a new connection, and their arrival times."""
     host, port = url.removeprefix("http://").split(":")
     wire = socket.create_connection((host, int(port)))
     wire.setblocking(False)
@@ -85,7 +85,7 @@ async def read_stream(url: str, body: bytes, *, slow: bool) -> tuple[bytes, list
 
 
 def text_of(response: bytes) -> str:
-    """The text of a stream that has a good end."""
+    """Return the text of a completely received stream."""
     _, _, chunked = response.partition(b"\r\n\r\n")
     data = b""
     while chunked:
@@ -98,7 +98,7 @@ def text_of(response: bytes) -> str:
 
 
 async def client(url: str, crowd: Crowd, number: int, until: float, *, slow: bool) -> None:
-    """One stream after the other."""
+    """Read one stream after another."""
     pick = Random(number)
     while time.monotonic() < until:
         prompt, length = pick.choice(PROMPTS), pick.choice(LENGTHS)
@@ -119,7 +119,7 @@ async def client(url: str, crowd: Crowd, number: int, until: float, *, slow: boo
 
 
 async def measure(url: str, seconds: float, readers: int, slow_readers: int) -> Crowd:
-    """So many clients for so many seconds."""
+    """Run fast and slow clients for some seconds."""
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
         texts: dict[tuple[str, int], str] = {}
         for prompt in PROMPTS:
@@ -134,7 +134,7 @@ async def measure(url: str, seconds: float, readers: int, slow_readers: int) -> 
 
 
 def figures(crowd: Crowd) -> dict[str, Any]:
-    """The crowd in numbers."""
+    """Return the figures of a measurement."""
     gaps = sorted(crowd.gaps)
     places = {"median": 0.5, "p99": 0.99}
     return {
@@ -147,13 +147,18 @@ def figures(crowd: Crowd) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300, help="with slow readers; a third of it without")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=300,
+        help="Seconds with slow readers; a third of it without (default: 300).",
+    )
     parser.add_argument("--readers", type=int, default=150)
     parser.add_argument("--slow-readers", type=int, default=50)
-    parser.add_argument("--out", type=Path, help="where to write all figures")
-    parser.add_argument("options", nargs="*", help="of `ferrum serve`, after --")
+    parser.add_argument("--out", type=Path, help="File for all figures.")
+    parser.add_argument("options", nargs="*", help="Options of `ferrum serve`, after --.")
     arguments = parser.parse_args()
     with own_server(BUILT_IN, arguments.options) as served:
         url, pid = served.address, served.pid

@@ -1,4 +1,4 @@
-"""A draft model on a machine of known speed: what reading prompts takes is kept within what guesses bring."""
+"""A draft model on a machine of known speed: reading prompts costs no more than drafts gain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.drafts import Room, Wish
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.speculative.draft_model import READ_CHUNK, MAX_FIRST_SPAN, DraftModel
+from ferrum.speculative.draft_model import MAX_FIRST_SPAN, READ_CHUNK, DraftModel
 from ferrum.speculative.speculator import Speculator
 
 ANSWER = 100
@@ -22,12 +22,12 @@ STEPS = 2000
 
 
 def seconds(rows: int) -> float:
-    """Of a step: reading the weights, until arithmetic takes longer. A step of the smaller model takes a tenth."""
+    """Seconds of a step: memory-bound, then compute-bound. The smaller model takes a tenth."""
     return max(1.0, 0.03 * rows)
 
 
 class SmallExecutor:
-    """Guesses one token for everybody, in a tenth of the time."""
+    """An executor that samples the same token for every sequence, in a tenth of the time."""
 
     def __init__(self) -> None:
         self.spent, self.rows = 0.0, 0
@@ -48,7 +48,7 @@ class SmallExecutor:
 
 
 class Machine:
-    """Sequences that follow each other in a batch, with a model that guesses for them."""
+    """A batch whose sequences are replaced as they end, with a draft model."""
 
     def __init__(self, batch: int, prompt: int) -> None:
         self.batch, self.prompt, self.begun = batch, prompt, 0
@@ -62,7 +62,7 @@ class Machine:
         return begin(Request(str(self.begun), (1,) * self.prompt, SamplingParams(), 0))[0]
 
     def run(self, token: int) -> float:
-        """Tokens a second, as many times as without guesses."""
+        """Return tokens per second, relative to no drafts."""
         spent, tokens, stored = 0.0, 0, self.batch * self.prompt
         for _ in range(STEPS):
             wishes = [Wish(each, limit) for each in self.sequences if (limit := ANSWER - each.generated - 1)]
@@ -86,7 +86,7 @@ class Machine:
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("prompt", [10, 100, 1000])
-def test_a_model_that_is_always_right_pays_however_long_the_prompts(batch: int, prompt: int) -> None:
+def test_a_model_that_is_always_right_pays_at_any_prompt_length(batch: int, prompt: int) -> None:
     machine = Machine(batch, prompt)
     assert machine.run(RIGHT) >= 2
     assert machine.executor.rows <= READ_CHUNK + batch * MAX_FIRST_SPAN
@@ -94,5 +94,5 @@ def test_a_model_that_is_always_right_pays_however_long_the_prompts(batch: int, 
 
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("prompt", [10, 1000, 8000])
-def test_a_model_that_is_never_right_costs_next_to_nothing(batch: int, prompt: int) -> None:
+def test_a_model_that_is_never_right_costs_at_most_a_few_per_cent(batch: int, prompt: int) -> None:
     assert Machine(batch, prompt).run(WRONG) >= 0.97

@@ -1,4 +1,4 @@
-"""The front doors on tiny random models: figures as `transformers` has them, and bits that do not depend on company."""
+"""Clients on tiny random models: results like those of `transformers`, with bits that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def run(llm: LLM, prompts: Any, **params: Any) -> list[RequestOutput]:
 
 
 def log_softmax(tokens: list[int]) -> np.ndarray:
-    """[S, V] of the independent twin."""
+    """Return the logits [S, V] of the independent implementation."""
     logits = reference_logits(find(NAME), tokens).astype(np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def agrees(named: Logprobs, token: int, expected: np.ndarray, top: int) -> None:
-    """The token's figures and those of the `top` most likely, against one row of the twin."""
+    """Compare a token's log-probability and the `top` most likely ones with a row of the other implementation."""
     order = np.argsort(-expected, kind="stable")
     assert next(iter(named)) == token
     assert set(named) == {token, *order[:top].tolist()}
@@ -82,7 +82,7 @@ def test_scores_are_the_log_softmax_of_transformers(llm: LLM) -> None:
 
 @pytest.mark.contract("0.SamplingParams")
 @pytest.mark.parametrize("steps", [512, 7])
-def test_log_probabilities_are_of_the_raw_logits_whatever_the_rules(steps: int) -> None:
+def test_log_probabilities_are_those_of_the_raw_logits(steps: int) -> None:
     rules = {"temperature": 1.3, "repetition_penalty": 1.5, "logit_bias": {50: 5.0}, "min_tokens": 20, "top_k": 60}
     with open_llm(max_tokens_per_step=steps, max_batch_size=4) as model:
         (output,) = run(model, PROMPTS[2], **rules, seed=3, logprobs=4, prompt_logprobs=3, max_tokens=20)
@@ -99,7 +99,7 @@ def test_log_probabilities_are_of_the_raw_logits_whatever_the_rules(steps: int) 
 
 
 @pytest.mark.contract("0.LLM")
-def test_a_long_prompts_log_probabilities_never_hold_a_row_for_each_token() -> None:
+def test_prompt_log_probabilities_never_hold_all_rows() -> None:
     vocabulary = 20_000
     shape = {"vocab_size": vocabulary, "head_dim": 8, "hidden_size": 16, "num_hidden_layers": 1}
     directory = str(directory_of(Case("wide", "Qwen3Config", shape)))
@@ -138,7 +138,7 @@ def test_choices_differ_and_each_is_reproducible(llm: LLM) -> None:
 
 
 @pytest.mark.contract("0.SamplingParams")
-def test_without_a_seed_each_request_gets_another_one_and_tells_it(llm: LLM) -> None:
+def test_requests_without_a_seed_report_different_seeds(llm: LLM) -> None:
     outputs = run(llm, [PROMPTS[0]] * 3, **DRAWN | {"seed": None})
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
     (again,) = run(llm, PROMPTS[0], **DRAWN | {"seed": outputs[1].metrics.seed})
@@ -166,7 +166,7 @@ def test_a_stop_string_cuts_text_ids_log_probabilities_and_usage(llm: LLM, cut: 
 
 
 @pytest.mark.contract("5.ends come from generation_config.json")
-def test_the_ends_are_those_of_the_generation_configuration(llm: LLM) -> None:
+def test_end_tokens_are_those_of_the_generation_configuration(llm: LLM) -> None:
     forced = {"temperature": 0.0, "max_tokens": 6, "min_tokens": 2, "logit_bias": {EOS_IDS[1]: 100.0}}
     (output,) = run(llm, PROMPTS[0], **forced)
     (choice,) = output.outputs
@@ -190,7 +190,7 @@ def test_chat_renders_as_transformers_does_and_generates_from_it(llm: LLM) -> No
     assert answer.outputs == llm.generate([tokens], params, use_tqdm=False)[0].outputs
 
 
-# Company
+# Batches
 
 
 COMPANY: dict[str, dict[str, Any]] = {
@@ -198,7 +198,7 @@ COMPANY: dict[str, dict[str, Any]] = {
     "one at a time": {"max_batch_size": 1},
     "a pool that preempts": {"kv_capacity": 64 * 3},
     "priorities": {"policy": "priority", "max_batch_size": 3, "max_tokens_per_step": 16},
-    "a process of its own": {"host": "process", "max_batch_size": 2},
+    "process": {"host": "process", "max_batch_size": 2},
 }
 RULED: dict[str, Any] = DRAWN | {"n": 2, "prompt_logprobs": 1, "frequency_penalty": 0.4, "top_p": 0.95}
 
@@ -229,7 +229,7 @@ def test_sampled_results_do_not_depend_on_how_they_are_served(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nor_do_those_of_the_native_kernels_on_any_number_of_threads(dtype: str) -> None:
+def test_native_results_do_not_depend_on_threads_or_serving(dtype: str) -> None:
     require_native()
     params = DRAWN | {"n": 2, "prompt_logprobs": 1, "repetition_penalty": 1.2}
     native = {"kernels": "native", "dtype": dtype}
@@ -240,7 +240,7 @@ def test_nor_do_those_of_the_native_kernels_on_any_number_of_threads(dtype: str)
 
 
 @pytest.mark.contract("0.LLM")
-def test_streamed_deltas_add_up_to_the_whole(llm: LLM) -> None:
+def test_streamed_deltas_add_up_to_the_output(llm: LLM) -> None:
     params = SamplingParams.from_dict(DRAWN | {"stop": ["zz"]})
     (output,) = llm.generate(PROMPTS[1], params, use_tqdm=False)
     (choice,) = output.outputs
@@ -253,7 +253,7 @@ def test_streamed_deltas_add_up_to_the_whole(llm: LLM) -> None:
 
 @pytest.mark.contract("0.AsyncEngine")
 @pytest.mark.contract("5.the event loop computes nothing")
-def test_the_event_loop_turns_while_the_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_loop_runs_while_the_engine_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     computing: set[int] = set()
     meanwhile = threading.Event()
     step = DecoderLM.run
@@ -280,7 +280,7 @@ def test_the_event_loop_turns_while_the_engine_computes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.contract("0.AsyncEngine")
-def test_a_cancelled_request_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_request_releases_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     executors: list[LocalExecutor] = []
     submit = LocalExecutor.submit
 
@@ -308,7 +308,7 @@ def test_a_cancelled_request_gives_its_pages_back(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.contract("5.nothing half-written is used")
-def test_a_request_that_fails_on_the_way_fails_alone(tmp_path: Path) -> None:
+def test_a_request_that_fails_midway_fails_alone(tmp_path: Path) -> None:
     poison = 9
     shutil.copytree(spoken(NAME), tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -317,7 +317,7 @@ def test_a_request_that_fails_on_the_way_fails_alone(tmp_path: Path) -> None:
     params = DRAWN | {"max_tokens": 8}
     prompts = [[3, 4, 5], [3, poison, 5], list(range(20, 50))]
     with LLM(str(tmp_path), kernels="reference", kv_capacity=1024) as model:
-        # The first one is made to sample the token that it cannot go on from.
+        # The first request samples a token whose embedding makes the model fail.
         several = [SamplingParams.from_dict(params | {"logit_bias": bias}) for bias in ({poison: 100.0}, None, None)]
         sampled, prompted, innocent = model.generate(prompts, several, use_tqdm=False)
         assert sampled.outputs[0].token_ids == [poison] and prompted.outputs[0].token_ids == []

@@ -1,7 +1,7 @@
-"""Drafts in the span change nothing but the number of steps: tokens, log-probabilities, text, ends and usage.
+"""Drafts change only the number of steps, not tokens, log-probabilities, text, ends or usage.
 
-Whatever is proposed is verified in the span that would have run anyhow. The proposer here knows what is right, so that
-every number of right and wrong guesses occurs.
+Drafts are verified in the span that would have run anyway. The proposer here knows the right tokens, so every number of
+accepted and rejected draft tokens occurs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANYWHERE = -1
 
 @dataclass
 class Drafter:
-    """Proposes `count` tokens of what is known to come, wrong from the place `wrong` on.
+    """Proposes `count` of the known next tokens, wrong from position `wrong` on.
 
     None: all are right. ANYWHERE: another place at every token of the answer.
     """
@@ -56,7 +56,7 @@ class Drafter:
 
 
 class Spy:
-    """An executor that counts what was verified and what was sampled."""
+    """An executor that counts verified and sampled tokens."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self.inner = executor
@@ -76,7 +76,7 @@ class Spy:
 
 
 def parts_of(drafter: Drafter) -> tuple[Parts, Spy]:
-    """What a front door is put together from, with this proposer before a real model."""
+    """Return client parts with this proposer and a real model."""
     directory = spoken(DIRECTORY)
     executor = Spy(load_executor(directory, kernels="reference", max_sequence_length=CONTEXT, kv_capacity=1024))
     scheduler = Scheduler(
@@ -98,7 +98,7 @@ def parts_of(drafter: Drafter) -> tuple[Parts, Spy]:
 
 @dataclass
 class Drafting:
-    """A front door, its proposer, and what its executor counts."""
+    """A client, its proposer and its counting executor."""
 
     llm: LLM
     drafter: Drafter
@@ -110,7 +110,7 @@ class Drafting:
         return self.llm.generate(PROMPTS, params, use_tqdm=False)
 
     def learn(self, params: SamplingParams) -> list[RequestOutput]:
-        """The outputs without drafts, which later drafts are taken from."""
+        """Return the outputs without drafts, from which later drafts are taken."""
         outputs = self.run(params)
         for output in outputs:
             for choice in output.outputs:

@@ -1,7 +1,7 @@
-"""A thousand random steps of a real model on each set of kernels: a request keeps the bits that it has alone.
+"""A thousand random steps of a real model per kernel set: requests have the bits that they have alone.
 
-The manner of `fuzz/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice
-ends in exactly one terminal event, and not a page is missing in the end.
+Like `fuzz/test_scheduler_fuzz.py`, with numerics: after every step the page table is consistent, every choice ends in
+exactly one terminal event, and all pages are free at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
 
 @dataclass(frozen=True)
 class House:
-    """What computes, and who is served first."""
+    """The kernels and the scheduling policy."""
 
     kernels: str
     dtype: str
@@ -64,18 +64,18 @@ HOUSES = (
 
 @cache
 def quiet_executor(house: House) -> LocalExecutor:
-    """Large pages, a large pool, and nobody else."""
+    """Return an executor for one request at a time, with large pages."""
     return house.load(kv_capacity=256)
 
 
 @cache
-def told(house: House, kind: int, choice: int) -> Alone:
+def alone_result(house: House, kind: int, choice: int) -> Alone:
     return alone(quiet_executor(house), recipe(kind), choice, CONTEXT)
 
 
 @dataclass
 class Load(RandomLoad):
-    """A scheduler and a real executor under random load, and what must come of it."""
+    """A scheduler and a real executor under random load, with the expected results."""
 
     house: House
     random: Random
@@ -106,7 +106,9 @@ class Load(RandomLoad):
         )
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:
-        right = told(self.house, self.kinds[sequence.request.request_id], sequence.choice).tokens[sequence.generated :]
+        right = alone_result(self.house, self.kinds[sequence.request.request_id], sequence.choice).tokens[
+            sequence.generated :
+        ]
         count = self.random.randrange(9)
         return tuple(token if self.random.random() < 0.8 else 1 for token in right[:count])
 
@@ -152,11 +154,11 @@ class Load(RandomLoad):
     def take(self, events: Sequence[TokenEvent]) -> None:
         for event in events:
             key = (event.request_id, event.choice)
-            assert key in self.live, "news of a choice that has ended"
+            assert key in self.live, "an event of a finished choice"
             first = not self.tokens[key]
             self.tokens[key] += event.token_ids
             self.logprobs[key] += event.logprobs or ()
-            expected = told(self.house, self.kinds[event.request_id], event.choice)
+            expected = alone_result(self.house, self.kinds[event.request_id], event.choice)
             count = len(self.tokens[key])
             assert self.tokens[key] == expected.tokens[:count]
             assert self.logprobs[key] == expected.logprobs[:count], "equal floats are equal bits"
@@ -186,14 +188,14 @@ def test_random_steps(house: House) -> None:
         load.step()
     assert not load.live
     assert load.pages.used == 0 and load.pages.ids() == () and load.pages.take_copies() == ()
-    # The load was worth the name.
+    # The load covered every case.
     kinds = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.DEADLINE)
     assert all(load.ends[kind] >= 5 for kind in kinds), load.ends
     assert load.preemptions >= 10 and load.accepted >= 50 and load.rejected >= 20
     assert (load.scheduler.prefix_counts.hit_tokens >= 200) is house.prefixes
 
 
-def test_pages_that_strangers_hold_are_told_of_and_nobody_waits_for_ever() -> None:
+def test_requests_fail_when_other_owners_hold_the_pages() -> None:
     load = Load(HOUSES[0], Random("background_sequences"))
     strangers = [Span(f"stranger{i}", 0, tuple(range(46)), Want.NONE) for i in range(2)]
     load.executor.submit(StepBatch(tuple(strangers))).result()

@@ -1,4 +1,4 @@
-"""Serving from a pool that holds a quarter of what is asked for: nobody fails or waits for ever, no bit changes."""
+"""Serving from a pool with a quarter of the required pages: no request fails or starves, no bit changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def told(output: RequestOutput) -> tuple[object, ...]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
-    """Everybody is let in, and pages run out; who lost them."""
+    """Admit every request, so that pages run out; return the preempted sequences."""
     lost: list[Sequence] = []
     preempt = Scheduler._preempt
 
@@ -81,6 +81,6 @@ def test_answers_are_the_same_when_pages_run_out(hasty: list[Sequence], prefix_c
     assert hasty
 
 
-def test_pages_that_are_swapped_come_back_as_they_were(hasty: list[Sequence]) -> None:
+def test_swapped_pages_are_restored_unchanged(hasty: list[Sequence]) -> None:
     assert served(DEMAND // 4, prefix_cache=True, swap_gib=1) == unpressed()
     assert hasty

@@ -1,8 +1,8 @@
-"""However requests are served, their answers have the bits that they have alone: random schedules of all there is.
+"""Under random schedules of all features, answers have the bits that they have alone.
 
-Prefixes cold, warm and from disk, forks of forks, truncation, both kinds of preemption, every way of guessing with none
-to all guesses right, priorities, steps of one token to 512 in every company, one thread and two, every format and set
-of kernels. A schedule that fails is told by its number, and does the same again, but for when pages arrive from disk.
+The schedules cover prefixes (cold, warm, from disk), forks, truncation, both kinds of preemption, every drafter and
+accuracy, priorities, steps of 1 to 512 tokens, one and two threads, every format and kernel set. A failing schedule is
+reported by its number, which repeats it except for the arrival of pages from disk.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import pytest
 from ferrum.scheduler.policy import POLICIES
 from native_twin import TIERS
 from schedule_player import play
-from schedules import GUESSES, schedule_of
+from schedules import DRAFTERS, schedule_of
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
 SLICE, ALL = 120, 1000
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
-"""Where what was computed before may be found."""
+"""The storages in which earlier results may be found."""
 
 
 def played(numbers: range, directory: Path) -> Counter[str]:
-    """What happened in the schedules of these numbers."""
+    """Return what happened in the schedules of these numbers."""
     seen: Counter[str] = Counter()
     for number in numbers:
         schedule = schedule_of(number, KERNELS)
@@ -40,12 +40,12 @@ def played(numbers: range, directory: Path) -> Counter[str]:
 
 
 def most(seen: Counter[str], what: str) -> int:
-    """The largest number of such things that happened in a step."""
+    """Return the largest count of such an event in a step."""
     return max(int(name.partition(" ")[0]) for name in seen if name.endswith(what))
 
 
-def test_a_thousand_schedules_have_all_that_there_is() -> None:
-    """Every format on every set of kernels, and every way to schedule, to keep and to guess."""
+def test_a_thousand_schedules_cover_every_feature() -> None:
+    """Every format on every kernel set, and every scheduling, caching and drafting option."""
     drawn = [schedule_of(number, KERNELS) for number in range(ALL)]
     arithmetics = {(each.arithmetic.kernels, each.arithmetic.weights, each.arithmetic.kv) for each in drawn}
     assert arithmetics == set(product(KERNELS, WEIGHTS, KV))
@@ -54,7 +54,7 @@ def test_a_thousand_schedules_have_all_that_there_is() -> None:
     assert {each.batch for each in drawn} >= {1, 32}
     assert {each.chunk for each in drawn} >= {1, 512}
     assert {(each.policy, each.memory) for each in drawn} == set(product(POLICIES, ("nothing", *PLACES)))
-    assert {(each.guesses, each.right) for each in drawn} >= set(product(GUESSES, (0.0, 1.0)))
+    assert {(each.drafter, each.right) for each in drawn} >= set(product(DRAFTERS, (0.0, 1.0)))
 
 
 @pytest.mark.parametrize("first", range(0, SLICE, 10))
@@ -65,7 +65,7 @@ def test_some_schedules(first: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_thousand_schedules(tmp_path: Path) -> None:
     seen = played(range(ALL), tmp_path)
-    guessers = [each for each in GUESSES if each != "none"]
+    drafters = [each for each in DRAFTERS if each != "none"]
     for what in (
         "whole",
         "cut short",
@@ -75,7 +75,7 @@ def test_a_thousand_schedules(tmp_path: Path) -> None:
         *(f"preempted with {place}" for place in ("nothing", *PLACES)),
         *(f"hits in {place}" for place in PLACES),
         *(f"restored from {place}" for place in PLACES[1:]),
-        *(f"{how} by {who}" for how, who in product(("right", "wrong"), guessers)),
+        *(f"{how} by {who}" for how, who in product(("right", "wrong"), drafters)),
         *(f"{share} right" for share in ("none", "some", "all")),
     ):
         assert seen[what] > 0, what

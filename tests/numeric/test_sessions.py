@@ -23,12 +23,12 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[LLM]:
-    """The same without anything to share."""
+    """The same model without a prefix cache."""
     with LLM(str(directory_of(find(CASE))), dtype="float32", kv_capacity=8192, prefix_cache=False) as llm:
         yield llm
 
 
-def test_a_session_goes_on_as_one_prompt_would_and_computes_what_is_new(llm: LLM, fresh: LLM) -> None:
+def test_a_session_continues_like_one_prompt_and_computes_new_tokens_only(llm: LLM, fresh: LLM) -> None:
     session = llm.session(tokens_of(find(CASE), 150, seed=1))
     for _ in range(3):
         before = session.token_ids
@@ -56,7 +56,7 @@ def test_forks_and_edits_equal_fresh_runs(llm: LLM, fresh: LLM) -> None:
         assert session.generate(WARM).token_ids == alone.outputs[0].token_ids
 
 
-def test_a_session_refuses_what_it_cannot_do_and_stays_as_it_was(llm: LLM) -> None:
+def test_a_refused_operation_leaves_the_session_unchanged(llm: LLM) -> None:
     session = llm.session([1, 2, 3])
     for call in (
         lambda: session.truncate(4),
@@ -100,7 +100,7 @@ def test_beams_are_those_of_transformers(llm: LLM, width: int, penalty: float, e
         assert [beam.score for beam in found] == pytest.approx(expected.sequences_scores.tolist(), abs=1e-5)
 
 
-def test_beams_that_do_not_fit_are_refused_before_anything_runs(llm: LLM) -> None:
+def test_beams_beyond_the_context_are_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(ContextOverflow):
         llm.beam_search([[1] * 10], 2, llm.info.max_sequence_length)
     with pytest.raises(RequestError):

@@ -1,4 +1,4 @@
-"""Draws with each proposer have the model's own distribution: a chi-squared test over all that may follow a prompt."""
+"""Draws with each proposer follow the model's distribution: a chi-squared test over the tokens after a prompt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPT = (11, 12, 13, 11, 14, 11, 12, 15, 15, 12, 14, 13, 13, 14, 12, 11, 15, 11
 PARAMS = SamplingParams(temperature=1.3, allowed_token_ids=ALLOWED, max_tokens=4, ignore_eos=True)
 TOGETHER = 16
 SURE = 4.5
-"""Standard deviations from the mean of chi-squared; beyond it by chance three times in a million."""
+"""Standard deviations from the mean of chi-squared; exceeded by chance three times in a million."""
 
 
 def load(case: str) -> LocalExecutor:
@@ -36,7 +36,7 @@ def load(case: str) -> LocalExecutor:
 
 
 def speculator(proposer: str) -> Speculator:
-    """One to which rows cost nothing: it verifies all that is not hopeless."""
+    """Return a speculator for free rows, which verifies nearly every draft."""
     if proposer == "model":
         model = DraftModel(load("qwen3-gqa7"), SetCosts(0.0), SetCosts(0.0))
         return Speculator(SetCosts(), max_draft=3, proposers=[], model=model)
@@ -45,7 +45,7 @@ def speculator(proposer: str) -> Speculator:
 
 
 def answers(executor: LocalExecutor, drafter: Speculator, count: int) -> list[tuple[int, ...]]:
-    """So many answers to the prompt, each of another seed."""
+    """Return `count` answers to the prompt with different seeds."""
     scheduler = Scheduler(
         executor.lm.pages,
         policy=POLICIES["fcfs"],
@@ -69,7 +69,7 @@ def answers(executor: LocalExecutor, drafter: Speculator, count: int) -> list[tu
 
 
 def chi_squared(executor: LocalExecutor, found: list[tuple[int, ...]]) -> tuple[float, int]:
-    """The statistic over every context that is frequent enough, and its degrees of freedom."""
+    """Return the statistic over all frequent contexts, and its degrees of freedom."""
     following: dict[tuple[int, ...], Counter[int]] = {}
     for answer in found:
         for place, token in enumerate(answer):

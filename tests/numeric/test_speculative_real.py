@@ -1,4 +1,4 @@
-"""Every proposer before a real model: whatever it guesses, answers are those of an engine that guesses nothing."""
+"""Every proposer with a real model: answers are those of an engine without drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PROPOSERS: dict[str, Any] = {
     "the same model": {"model": str(spoken(MODEL)), "num_speculative_tokens": 3},
 }
 TIGHT = 3 * 64
-"""A pool in which no two of these prompts with their outputs have room beside each other for long."""
+"""A pool too small for two of these prompts with their outputs."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def model(speculative: Any = None, path: Path | None = None, **options: Any) -> 
 
 
 class Watch:
-    """An `Observer` that keeps what the engine tells of its guesses."""
+    """An `Observer` that keeps the engine's speculation counts."""
 
     def __init__(self) -> None:
         self.counts = SpeculationCounts()
@@ -86,27 +86,27 @@ def plain() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module", params=PROPOSERS)
-def guessing(request: pytest.FixtureRequest) -> Iterator[LLM]:
+def drafting(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with model(PROPOSERS[request.param]) as llm:
         yield llm
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_proposer_changes_an_answer(plain: LLM, guessing: LLM, rule: str) -> None:
+def test_no_proposer_changes_an_answer(plain: LLM, drafting: LLM, rule: str) -> None:
     params = SamplingParams.from_dict({**SAMPLED, **RULES[rule], "max_tokens": 24})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
-    assert essence(guessing.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert essence(drafting.generate(PROMPTS, params, use_tqdm=False)) == expected
 
 
 @pytest.mark.parametrize("stop", ["e", "th", "ab"])
-def test_stop_strings_end_guessed_text_where_they_end_any(plain: LLM, guessing: LLM, stop: str) -> None:
+def test_stop_strings_end_drafted_text_at_the_same_position(plain: LLM, drafting: LLM, stop: str) -> None:
     params = SamplingParams.from_dict({**SAMPLED, "stop": [stop], "max_tokens": 40})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
-    assert essence(guessing.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert essence(drafting.generate(PROMPTS, params, use_tqdm=False)) == expected
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_nor_does_a_pool_that_is_too_small_for_all(plain: LLM, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_pool_changes_no_answer(plain: LLM, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "growth_reserve", admit_all)
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60, "n": 2})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
@@ -130,9 +130,7 @@ def predicted(llm: LLM, output: RequestOutput, params: SamplingParams, predictio
 
 
 @pytest.mark.parametrize("error", [KvExhausted("full"), NonFiniteLogits("nan"), RuntimeError("broken")])
-def test_a_draft_model_that_fails_takes_no_answer_with_it(
-    plain: LLM, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_draft_model_changes_no_answer(plain: LLM, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
     expected = essence(plain.generate(PROMPTS, params, use_tqdm=False))
 
@@ -154,7 +152,7 @@ def test_a_draft_model_that_fails_takes_no_answer_with_it(
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_a_wrong_guess_that_the_model_cannot_go_on_from_ends_no_answer(tmp_path: Path, kernels: str) -> None:
+def test_a_draft_token_that_fails_the_model_ends_no_answer(tmp_path: Path, kernels: str) -> None:
     poison = 9
     copytree(spoken(MODEL), tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -170,7 +168,7 @@ def test_a_wrong_guess_that_the_model_cannot_go_on_from_ends_no_answer(tmp_path:
 
 
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.7, 0.9, 1.0])
-def test_a_prediction_of_any_quality_changes_nothing_but_the_steps(plain: LLM, right: float) -> None:
+def test_a_prediction_of_any_quality_changes_only_the_steps(plain: LLM, right: float) -> None:
     params = SamplingParams.from_dict({**SAMPLED, "max_tokens": 60})
     random = np.random.default_rng(7)
     for output in plain.generate(PROMPTS, params, use_tqdm=False):
@@ -188,14 +186,14 @@ def test_a_prediction_of_any_quality_changes_nothing_but_the_steps(plain: LLM, r
 
 
 @pytest.mark.parametrize("directory", [directory_of(find("qwen3-bias")), spoken("qwen2-tied-mha")])
-def test_a_draft_model_with_another_vocabulary_is_refused_with_the_reason(directory: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"(97|257) tokens") as caught, model(str(directory)):
         raise AssertionError("it was taken")
     assert caught.value.param == "speculative"
 
 
-def test_a_draft_model_may_lack_rows_that_no_token_has() -> None:
-    """Qwen2.5-0.5B has 128 rows fewer than 7B, and one tokenizer with it."""
+def test_a_draft_model_may_have_fewer_padding_rows() -> None:
+    """Qwen2.5-0.5B has 128 rows fewer than 7B and the same tokenizer."""
     target, params = spoken("qwen2-tied-mha"), SamplingParams.from_dict({**SAMPLED, "max_tokens": 24})
     with model(path=target) as llm:
         expected = essence(llm.generate(PROMPTS, params, use_tqdm=False))
@@ -204,7 +202,7 @@ def test_a_draft_model_may_lack_rows_that_no_token_has() -> None:
         assert counts(llm).draft_tokens > 0
 
 
-def test_a_draft_model_with_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     copytree(spoken("qwen3"), tmp_path, dirs_exist_ok=True)
     text = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text.replace('"A":', '"Ä":'))
@@ -213,7 +211,7 @@ def test_a_draft_model_with_another_tokenizer_is_refused_with_the_reason(tmp_pat
     assert caught.value.param == "speculative"
 
 
-def test_the_plan_tells_what_a_draft_model_takes() -> None:
+def test_the_plan_shows_the_memory_of_a_draft_model() -> None:
     given = ["plan", str(spoken(MODEL)), "--kernels", "reference", "--kv-capacity", "1024"]
     alone, together = (
         dict(re.findall(r"^(draft model|total) +([\d.]+) MiB", CliRunner().invoke(app, given + more).output, re.M))

@@ -1,4 +1,4 @@
-"""A step that is timed is still the step, and the native probe measures what it says."""
+"""A timed step computes the same as an untimed one, and the native probe measures what it names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step(lm: DecoderLM, start: int, tokens: list[int]):
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_a_timed_step_stores_what_the_step_stores_and_times_each_operation(kernels):
+def test_a_timed_step_stores_the_same_and_times_each_operation(kernels):
     if kernels == "native":
         require_native()
 

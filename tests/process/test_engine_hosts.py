@@ -1,4 +1,4 @@
-"""The asynchronous client over both hosts: the same tests for an engine in a thread and in a process."""
+"""`AsyncEngine` on both hosts: the same tests for an engine in a thread and in a process."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from ferrum.engine.progress import SHOW_CURSOR
 from ferrum.engine.request_output import Delta, join
 
 ENDLESS = greedy(None, ignore_eos=True)
-SLOW = FakeRecipe(seconds_per_step=0.002, num_pages=2048)  # all that run have room, however long they become
+SLOW = FakeRecipe(seconds_per_step=0.002, num_pages=2048)  # room for all sequences at any length
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
 def engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine]:
-    """One engine of each kind for all tests that leave it as it was."""
+    """One engine per host, for tests that leave it unchanged."""
     served = AsyncEngine.from_parts(parts(SLOW, process=request.param == "process", max_requests=32))
     yield served
     served.close()
 
 
 class Onlooker:
-    """Notes in which threads news are folded. An `Observer`."""
+    """An `Observer` that notes the threads on which deltas are made."""
 
     def __init__(self, threads: set[threading.Thread]) -> None:
         self._threads = threads
@@ -63,7 +63,7 @@ class Onlooker:
 
 
 async def collect(deltas: AsyncIterator[Delta]) -> dict[int, Delta]:
-    """Each choice as one delta."""
+    """Return each choice as one delta."""
     whole: dict[int, Delta] = {}
     async for delta in deltas:
         whole[delta.index] = join(whole[delta.index], delta) if delta.index in whole else delta
@@ -87,7 +87,7 @@ def followed(prompt: list[int], params: SamplingParams, choice: int = 0) -> tupl
     return expected(input_processor().process(prompt, params), choice)
 
 
-def test_requests_run_together_and_each_gets_its_own_text(engine: AsyncEngine) -> None:
+def test_concurrent_requests_each_get_their_text(engine: AsyncEngine) -> None:
     async def test() -> None:
         prompts = [[3 + i, 5] for i in range(10)]
         params = greedy(30, n=2, logprobs=0)
@@ -133,7 +133,7 @@ def test_a_stop_string_ends_the_choice_and_its_work(engine: AsyncEngine) -> None
     run(test)
 
 
-def test_a_deadline_and_a_failure_are_ends_like_any_other(engine: AsyncEngine) -> None:
+def test_deadlines_and_failures_end_in_a_delta(engine: AsyncEngine) -> None:
     async def test() -> None:
         late, bad, good = await asyncio.gather(
             collect(engine.generate([1], ENDLESS, deadline=0.05)),
@@ -147,7 +147,7 @@ def test_a_deadline_and_a_failure_are_ends_like_any_other(engine: AsyncEngine) -
     run(test)
 
 
-def test_what_cannot_be_served_is_refused_before_anything_runs(engine: AsyncEngine) -> None:
+def test_invalid_requests_are_refused_before_they_run(engine: AsyncEngine) -> None:
     with pytest.raises(InvalidToken):
         engine.generate([1000])
     with pytest.raises(RequestError):
@@ -155,7 +155,7 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(engine: AsyncEngi
     assert engine.num_live == 0
 
 
-def test_there_is_an_end_to_how_many_may_wait(engine: AsyncEngine) -> None:
+def test_the_queue_has_a_limit(engine: AsyncEngine) -> None:
     async def test() -> None:
         waiting = [asyncio.create_task(collect(engine.generate([1 + i], ENDLESS))) for i in range(32)]
         while engine.num_live < 32:
@@ -188,7 +188,7 @@ def test_an_id_serves_one_live_request_and_is_free_at_its_end(engine: AsyncEngin
     run(test)
 
 
-def test_a_new_event_loop_is_served_whatever_the_engine_has_yet_to_hear_of_the_last_one(tmp_path: Path) -> None:
+def test_a_new_event_loop_is_served_after_the_last_one_closed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     engine = AsyncEngine.from_parts(parts(replace(SLOW, hold=str(hold))))
 
@@ -207,22 +207,22 @@ def test_a_new_event_loop_is_served_whatever_the_engine_has_yet_to_hear_of_the_l
     engine.close()
 
 
-def test_two_event_loops_are_not_served_at_a_time() -> None:
+def test_two_event_loops_cannot_be_served_at_once() -> None:
     engine = AsyncEngine.from_parts(parts(SLOW))
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # the reader's end is foreseen
+    loop.set_exception_handler(lambda loop, context: None)  # the reader fails, as expected
     loop.run_until_complete(anext(running := engine.generate([1], ENDLESS)))
     with pytest.raises(RequestError, match="event loop"):
         asyncio.run(collect(engine.generate([2], greedy(3))))
     reader = loop.create_task(collect(running))
     loop.run_until_complete(asyncio.sleep(0))
-    loop.close()  # with a reader whom nobody has cancelled, and whom nothing can wake
+    loop.close()  # with a reader that is not cancelled and cannot be woken
     assert asyncio.run(collect(engine.generate([2], greedy(30))))[0].token_ids == followed([2], greedy(30))
     assert not reader.done()
     engine.close()
 
 
-def test_the_names_that_are_made_for_namesakes_are_nobodys() -> None:
+def test_generated_ids_never_collide_with_clients_ids() -> None:
     async def test() -> None:
         async with AsyncEngine.from_parts(parts(SLOW)) as engine:
             live = []
@@ -239,7 +239,7 @@ def test_the_names_that_are_made_for_namesakes_are_nobodys() -> None:
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-def test_closing_the_engine_ends_what_is_live_and_refuses_what_comes(process: bool) -> None:
+def test_closing_the_engine_ends_live_requests_and_refuses_new_ones(process: bool) -> None:
     async def test() -> None:
         async with AsyncEngine.from_parts(parts(SLOW, process=process)) as engine:
             first = asyncio.create_task(collect(engine.generate([1], ENDLESS)))
@@ -253,7 +253,7 @@ def test_closing_the_engine_ends_what_is_live_and_refuses_what_comes(process: bo
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-def test_a_recipe_that_fails_fails_at_the_start(process: bool) -> None:
+def test_errors_of_a_recipe_are_raised_at_the_start(process: bool) -> None:
     with pytest.raises(Unsupported, match="broken"):
         AsyncEngine.from_parts(parts(FakeRecipe(broken=True), process=process))
 
@@ -273,13 +273,13 @@ def test_a_process_that_is_killed_while_it_loads_leaves_the_cursor_visible(
     assert SHOW_CURSOR in capfdbinary.readouterr().err
 
 
-def test_a_process_that_leaves_its_bar_shows_the_cursor_again() -> None:
+def test_a_process_that_leaves_a_bar_shows_the_cursor_again() -> None:
     script = "from ferrum.engine.progress import RichBar, leave; RichBar(total=9, desc='x'); leave(0)"
     terminal, its_end = os.openpty()
     subprocess.run([sys.executable, "-c", script], stderr=its_end, env={**os.environ, "TERM": "xterm"}, check=True)
     os.close(its_end)
     shown = b""
-    with suppress(OSError):  # so a terminal ends on Linux
+    with suppress(OSError):  # Linux reports the end of a terminal as an error
         while read := os.read(terminal, 4096):
             shown += read
     os.close(terminal)
@@ -303,7 +303,7 @@ def test_the_death_of_the_process_ends_every_request_with_engine_dead() -> None:
     run(test)
 
 
-def test_a_loop_that_breaks_ends_every_request_with_engine_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_loop_ends_every_request_with_engine_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Built] = []
 
     def recipe() -> Built:
@@ -322,7 +322,7 @@ def test_a_loop_that_breaks_ends_every_request_with_engine_dead(monkeypatch: pyt
     run(test)
 
 
-def test_a_finished_engine_has_given_back_its_pages_and_its_executor() -> None:
+def test_a_closed_engine_has_released_its_pages_and_its_executor() -> None:
     built: list[Built] = []
 
     def recipe() -> Built:
@@ -358,7 +358,7 @@ def test_a_slow_consumer_holds_one_delta_per_choice() -> None:
 
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
-def test_a_loop_to_which_reports_are_delivered_is_served_as_ever(process: bool) -> None:
+def test_reports_can_be_delivered_on_the_event_loop(process: bool) -> None:
     async def test() -> None:
         engine = AsyncEngine.from_parts(parts(SLOW, process=process))
         before = asyncio.create_task(collect(engine.generate([9, 9], greedy(200, ignore_eos=True))))
@@ -384,7 +384,7 @@ def test_a_loop_to_which_reports_are_delivered_is_served_as_ever(process: bool) 
     run(test)
 
 
-def test_a_loop_to_which_reports_are_delivered_learns_of_the_engines_death() -> None:
+def test_delivery_on_the_event_loop_reports_the_death_of_the_engine() -> None:
     async def test() -> None:
         engine = AsyncEngine.from_parts(parts(SLOW, process=True))
         engine.deliver_here()

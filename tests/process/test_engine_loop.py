@@ -1,4 +1,4 @@
-"""The loop, turn by turn, in the test's own thread."""
+"""The engine's loop, one iteration at a time, in the test's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ferrum.engine.messages import Abort, Message, Shutdown
 
 
 class Bench:
-    """An engine with its inbox, its clock and what it posted."""
+    """An engine with its inbox, clock and posted reports."""
 
     def __init__(self, recipe: FakeRecipe | None = None, *, depth: int = 0) -> None:
         built = (FakeRecipe() if recipe is None else recipe)()
@@ -43,7 +43,7 @@ class Bench:
         return request
 
     def finish(self) -> None:
-        """Step until every request has ended; all pages are free then."""
+        """Step until every request has ended, and check that all pages are free."""
         while self.engine.step() or self.scheduler.has_work:
             self.executor.pages.check()
         assert self.executor.pages.used == 0
@@ -60,7 +60,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_every_request_gets_its_tokens_and_one_end_at_any_depth(depth: int) -> None:
+def test_every_request_gets_its_tokens_and_one_finish_reason_at_any_depth(depth: int) -> None:
     bench = Bench(depth=depth)
     requests = [bench.send([7 + i] * (1 + 9 * i), greedy(5 + i, n=1 + i % 3)) for i in range(12)]
     bench.finish()
@@ -70,7 +70,7 @@ def test_every_request_gets_its_tokens_and_one_end_at_any_depth(depth: int) -> N
             assert len(bench.ends(request, choice)) == 1
 
 
-def test_a_step_posts_once_whatever_it_brings() -> None:
+def test_a_step_posts_once() -> None:
     bench = Bench()
     for i in range(6):
         bench.send([9, i], greedy(4, ignore_eos=True))
@@ -89,7 +89,7 @@ def test_with_depth_a_step_is_submitted_before_the_last_one_is_committed() -> No
     assert first == (0, 1) and len(bench.executor.batches) == 2
 
 
-def test_a_poisoned_span_ends_its_request_and_no_other() -> None:
+def test_a_poisoned_span_ends_its_request_only() -> None:
     bench = Bench()
     good, bad = bench.send([1, 2, 3], greedy()), bench.send([POISON, 2, 3], greedy())
     bench.finish()
@@ -98,7 +98,7 @@ def test_a_poisoned_span_ends_its_request_and_no_other() -> None:
     assert end.finish_reason is FinishReason.ERROR and isinstance(end.error, NonFiniteLogits)
 
 
-def test_a_step_that_raises_ends_its_own_requests_and_the_loop_goes_on() -> None:
+def test_a_step_that_raises_ends_its_requests_and_not_the_loop() -> None:
     bench = Bench()
     together, crash = bench.send([1, 2], greedy()), bench.send([CRASH], greedy())
     bench.engine.step()
@@ -110,7 +110,7 @@ def test_a_step_that_raises_ends_its_own_requests_and_the_loop_goes_on() -> None
     assert bench.tokens(later) == expected(later)
 
 
-def test_a_result_that_raises_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_raises_ends_its_requests_and_not_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late:
         def result(self) -> StepOutput:
             raise MemoryError("late")
@@ -127,7 +127,7 @@ def test_a_result_that_raises_is_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(end.error, StepError)
 
 
-def test_an_abort_frees_the_pages_within_a_turn() -> None:
+def test_an_abort_frees_the_pages_within_an_iteration() -> None:
     bench = Bench()
     request, other = bench.send([1] * 40, greedy(1000, n=2, ignore_eos=True)), bench.send([2], greedy(3))
     for _ in range(6):
@@ -156,7 +156,7 @@ def test_deadlines_end_running_and_waiting_requests() -> None:
 
 
 @pytest.mark.contract("5.a prompt that is too long is refused")
-def test_a_request_that_the_scheduler_refuses_ends_with_its_reason() -> None:
+def test_a_request_that_the_scheduler_refuses_ends_with_its_error() -> None:
     bench = Bench(FakeRecipe(num_pages=2, page_size=8))
     request = bench.send([1] * 20, greedy(n=2))
     bench.engine.step()
@@ -165,7 +165,7 @@ def test_a_request_that_the_scheduler_refuses_ends_with_its_reason() -> None:
         assert end.finish_reason is FinishReason.ERROR and end.error is not None
 
 
-def test_shutdown_ends_everything_that_is_live_and_then_the_loop() -> None:
+def test_shutdown_ends_live_requests_and_then_the_loop() -> None:
     bench = Bench()
     requests = [bench.send([5 + i], greedy(1000, ignore_eos=True)) for i in range(20)]
     bench.engine.step()
@@ -175,7 +175,7 @@ def test_shutdown_ends_everything_that_is_live_and_then_the_loop() -> None:
     assert bench.executor.pages.used == 0
 
 
-def test_an_idle_loop_sleeps_until_a_message_comes() -> None:
+def test_an_idle_loop_sleeps_until_a_message_arrives() -> None:
     bench = Bench()
     plans = []
     plan = bench.scheduler.plan
@@ -190,7 +190,7 @@ def test_an_idle_loop_sleeps_until_a_message_comes() -> None:
     request = bench.send([1], greedy(3, ignore_eos=True))
     while not bench.ends(request):
         thread.join(0.001)
-    thread.join(0.2)  # idle now: it neither ends nor plans again and again
+    thread.join(0.2)  # idle: it neither ends nor plans repeatedly
     assert thread.is_alive() and len(plans) <= 6
     bench.inbox.put(Shutdown())
     thread.join()
@@ -210,5 +210,5 @@ def test_deadlines_are_met_while_nothing_can_be_planned(monkeypatch: pytest.Monk
     assert bench.ends(request) == [FinishReason.DEADLINE]
 
 
-def test_a_turn_of_the_loop_fits_on_a_screen() -> None:
+def test_an_iteration_of_the_loop_fits_on_a_screen() -> None:
     assert len(inspect.getsource(Engine.step).splitlines()) < 25

@@ -40,7 +40,7 @@ def essence(outputs: list[RequestOutput]) -> list[Any]:
     ]
 
 
-def test_a_batch_larger_than_the_engine_takes_comes_back_in_order() -> None:
+def test_a_batch_larger_than_the_queue_returns_in_order() -> None:
     with llm(max_requests=3) as model:
         prompts = ["abc", [5, 6], "z", *("x" * n for n in range(1, 20))]
         outputs = model.generate(prompts, greedy(5), use_tqdm=False)
@@ -49,7 +49,7 @@ def test_a_batch_larger_than_the_engine_takes_comes_back_in_order() -> None:
         assert essence(outputs) == [essence(model.generate(prompt, greedy(5), False))[0] for prompt in prompts]
 
 
-def test_a_batch_waits_where_others_have_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_waits_while_others_fill_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     with llm(FakeRecipe(seconds_per_step=0.005), max_requests=1) as model:
         other = model.stream([1], SamplingParams(max_tokens=None, ignore_eos=True))
         next(other)
@@ -64,7 +64,7 @@ def test_a_batch_waits_where_others_have_all_places(monkeypatch: pytest.MonkeyPa
     assert waits and [output.finished for output in outputs] == [True, True]
 
 
-def test_a_list_of_ids_is_one_prompt_and_an_empty_list_none() -> None:
+def test_a_list_of_ids_is_one_prompt_and_an_empty_list_is_none() -> None:
     with llm() as model:
         assert len(model.generate([1, 2, 3], greedy(1), False)) == 1
         assert len(model.generate([[1, 2, 3]], greedy(1), False)) == 1
@@ -72,7 +72,7 @@ def test_a_list_of_ids_is_one_prompt_and_an_empty_list_none() -> None:
 
 
 @pytest.mark.parametrize("drafts", [1, 3, 8])
-def test_drafts_change_nothing_with_a_stop_string_inside_an_accepted_one(drafts: int) -> None:
+def test_a_stop_string_inside_an_accepted_draft_ends_the_text(drafts: int) -> None:
     def run(recipe: FakeRecipe) -> list[Any]:
         with llm(recipe) as model:
             plain = model.generate(["ab"], greedy(60, ignore_eos=True), False)[0].outputs[0]
@@ -84,15 +84,15 @@ def test_drafts_change_nothing_with_a_stop_string_inside_an_accepted_one(drafts:
     assert run(FakeRecipe(drafts=drafts)) == run(FakeRecipe())
 
 
-def test_one_bad_request_fails_alone() -> None:
+def test_a_bad_request_does_not_affect_the_others() -> None:
     with llm() as model:
         good, bad, other = model.generate([[1], [POISON], [2]], greedy(4), use_tqdm=False)
         assert bad.outputs[0].finish_reason == "error" and bad.outputs[0].error is not None
-        assert bad.outputs[0].error.__traceback__ is None, "with it whoever keeps an output would keep the engine"
+        assert bad.outputs[0].error.__traceback__ is None, "a traceback would keep the engine alive"
         assert essence([good, other]) == essence(model.generate([[1], [2]], greedy(4), use_tqdm=False))
 
 
-def test_everything_is_checked_before_anything_runs() -> None:
+def test_all_requests_are_checked_before_any_runs() -> None:
     with llm() as model:
         with pytest.raises(InvalidToken):
             model.generate([[1], [1000]], use_tqdm=False)
@@ -105,7 +105,7 @@ def test_everything_is_checked_before_anything_runs() -> None:
 
 
 class Tensor(list[int]):
-    """As those of torch: even its numbers look as if they could be iterated over."""
+    """An array like those of torch, whose scalars have `__iter__`, too."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(np.array, super().__iter__())
@@ -123,7 +123,7 @@ def test_an_array_is_a_list() -> None:
             model.generate(np.array(5), greedy(1), use_tqdm=False)  # type: ignore[arg-type]
 
 
-def test_what_only_looks_like_prompts_is_refused() -> None:
+def test_invalid_prompts_are_refused() -> None:
     with llm() as model:
         for prompts in (7, None, b"abc", {"prompt": "abc"}, {"abc", "def"}):
             with pytest.raises(RequestError) as caught:
@@ -136,7 +136,7 @@ def test_what_only_looks_like_prompts_is_refused() -> None:
         assert len(model.generate((prompt for prompt in ("a", [1])), greedy(1), use_tqdm=False)) == 2  # type: ignore[arg-type]
 
 
-def test_what_only_stands_where_parameters_belong_is_refused() -> None:
+def test_invalid_sampling_parameters_are_refused() -> None:
     with llm() as model:
         for call in (
             lambda: model.generate("a", {"max_tokens": 3}, use_tqdm=False),  # type: ignore[arg-type]
@@ -171,13 +171,13 @@ def test_what_only_stands_where_parameters_belong_is_refused() -> None:
             assert caught.value.param == "max_tokens"
 
 
-def test_numbers_of_any_integer_type_say_how_beams_are_searched() -> None:
+def test_beam_search_accepts_any_integer_type() -> None:
     with llm() as model:
         assert model.beam_search("a", np.int64(2), np.int32(3)) == model.beam_search("a", 2, 3)  # type: ignore[arg-type]
         assert model.beam_search("a", 2, 3, length_penalty=np.int8(2)) == model.beam_search("a", 2, 3, length_penalty=2)
 
 
-def test_a_callable_makes_the_progress_bar() -> None:
+def test_a_callable_creates_the_progress_bar() -> None:
     class Bar:
         def __init__(self, *, total: int, desc: str) -> None:
             self.total, self.done, self.closed = total, 0, False
@@ -196,13 +196,13 @@ def test_a_callable_makes_the_progress_bar() -> None:
 
 
 @pytest.mark.parametrize("bar", [None, object(), 5])
-def test_what_makes_no_bar_is_refused_before_anything_runs(bar: object) -> None:
+def test_a_callable_without_a_bar_is_refused_before_anything_runs(bar: object) -> None:
     with llm() as model, pytest.raises(RequestError) as caught:
         model.generate(["a"], greedy(2), use_tqdm=lambda **_: bar)  # type: ignore[arg-type]
     assert caught.value.param == "use_tqdm"
 
 
-def test_the_bar_for_people_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_bar_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with llm() as model:
         model.generate(["a", "b"], greedy(2))
     captured = capsys.readouterr()
@@ -217,7 +217,7 @@ def test_a_stream_is_the_batch_in_pieces() -> None:
         assert whole.usage == output.metrics.usage
 
 
-def test_a_stream_whose_model_nobody_else_knows_is_read_to_its_end() -> None:
+def test_a_stream_keeps_its_unreferenced_model_open() -> None:
     def streamed(model: LLM) -> Iterator[Delta]:
         return model.stream("abc", greedy(20, ignore_eos=True))
 
@@ -226,7 +226,7 @@ def test_a_stream_whose_model_nobody_else_knows_is_read_to_its_end() -> None:
     whole = whole_of(list(streamed(llm())))
     assert (whole.token_ids, whole.finish_reason) == (kept_to_the_end.token_ids, "length")
     with pytest.raises(RequestError):
-        llm().stream("")  # at once, not at the first step of an iteration
+        llm().stream("")  # immediately, not when iteration begins
 
 
 def test_closing_a_stream_ends_its_request() -> None:
@@ -253,7 +253,7 @@ def test_scores_are_those_of_the_prompts_tokens() -> None:
 
 
 @pytest.mark.parametrize("verb", ["score", "beam_search", "session"])
-def test_who_needs_the_whole_is_told_that_the_engine_was_closed_meanwhile(verb: str) -> None:
+def test_callers_of_complete_outputs_get_engine_dead_after_a_shutdown(verb: str) -> None:
     """A shutdown ends requests with `abort` and without an error."""
     model = llm(FakeRecipe(seconds_per_step=0.01, max_tokens_per_step=1))
     session = model.session([5])
@@ -305,7 +305,7 @@ def test_a_conversation_goes_through_the_template() -> None:
         assert own.prompt == "!hi"
 
 
-def test_a_conversation_may_be_as_clients_of_servers_write_it() -> None:
+def test_a_conversation_may_have_the_servers_message_format() -> None:
     said = [{"type": "text", "text": "hi"}]
     with chatty() as model:
         [output] = model.chat([{"role": "developer", "content": said}], greedy(3), use_tqdm=False)
@@ -346,7 +346,7 @@ def test_the_checkpoints_recommended_parameters_are_the_default() -> None:
         assert len(output.outputs[0].token_ids) == 3
 
 
-def test_a_recommended_least_length_gives_way_to_the_limit_that_nobody_named() -> None:
+def test_a_recommended_min_length_yields_to_the_default_limit() -> None:
     made = parts()
     recommended = GenerationConfig(sampling={"min_tokens": 100})
     with LLM.from_parts(Parts(host=made.host, tokenizer=made.tokenizer, generation=recommended)) as model:
@@ -354,7 +354,7 @@ def test_a_recommended_least_length_gives_way_to_the_limit_that_nobody_named() -
         assert model.default_sampling_params.min_tokens == model.default_sampling_params.max_tokens == limit
 
 
-def test_a_closed_engine_says_so() -> None:
+def test_a_closed_engine_refuses_requests() -> None:
     model = llm()
     model.close()
     model.close()
@@ -366,12 +366,12 @@ def test_a_closed_engine_says_so() -> None:
 
 @pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 @pytest.mark.parametrize("fails_at", ["step", "delta"])
-def test_who_looks_on_and_fails_keeps_no_answer_back_and_nothing_from_others_who_look_on(
+def test_a_failing_observer_affects_neither_answers_nor_other_observers(
     process: bool, fails_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[str] = []
 
-    def look(what: str, *_: object) -> None:
+    def fail(what: str, *_: object) -> None:
         if what == fails_at:
             raise ValueError(what)
 
@@ -380,10 +380,10 @@ def test_who_looks_on_and_fails_keeps_no_answer_back_and_nothing_from_others_who
 
     with LLM.from_parts(parts(process=process)) as model:
         model.client.router.observers = [
-            SimpleNamespace(step=partial(each, "step"), delta=partial(each, "delta")) for each in (look, see)
+            SimpleNamespace(step=partial(each, "step"), delta=partial(each, "delta")) for each in (fail, see)
         ]
         for _ in range(2):
             (output,) = model.generate([[1, 2]], greedy(3, ignore_eos=True), use_tqdm=False)
             assert output.outputs[0].finish_reason == "length"
-    assert seen.count("delta") == 2 * 3 and seen.count("step") >= 2, "how the engine stands is not told after each step"
-    assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
+    assert seen.count("delta") == 2 * 3 and seen.count("step") >= 2, "statistics do not follow every step"
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "logged once"

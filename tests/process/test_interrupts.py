@@ -1,4 +1,4 @@
-"""Ctrl-C, or another signal whose handler raises, wherever it may come while a program waits for its tokens."""
+"""Ctrl-C, or another signal whose handler raises, at any point while a program waits for tokens."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from record_kit import recorded_parts
 
 
 class Interrupt:
-    """Raises at one of the places where an interpreter looks for signals: a function begins, or has returned.
+    """Raises at one of the points where the interpreter checks for signals: a function begins or has returned.
 
     Args:
-        place: which of them, from 0.
+        place: index of the point, from 0.
 
     Attributes:
-        raised: whether there were so many.
+        raised: whether the point was reached.
     """
 
     def __init__(self, place: int) -> None:
@@ -35,8 +35,8 @@ class Interrupt:
         self.raised = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # What is raised in a generator that is thrown away is told on standard error, and ends nothing. In `logging` it
-        # would leave a lock taken, for which all threads of the tests to come would wait.
+        # An exception in a discarded generator is only printed. In `logging` it would leave a lock taken, for which all
+        # threads of later tests would wait.
         spared = frame.f_code.co_flags & CO_GENERATOR or frame.f_globals["__name__"] == "logging"
         if event in ("call", "return") and not (self.raised or spared):
             self._left -= 1
@@ -47,7 +47,7 @@ class Interrupt:
         return self
 
     def within(self, work: Callable[[], object]) -> None:
-        """Do it until the interrupt comes; not while garbage is searched for, where it would be lost."""
+        """Run until the interrupt; without garbage collection, where it would be lost."""
         before = sys.gettrace()
         gc.disable()
         sys.settrace(self)
@@ -62,9 +62,7 @@ class Interrupt:
 
 @pytest.mark.parametrize("host", ["thread", "process", "recorded"])
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "generate"])
-def test_an_interrupt_anywhere_ends_its_requests_and_leaves_the_engine_to_others(
-    tmp_path: Path, host: str, streamed: bool
-) -> None:
+def test_an_interrupt_anywhere_ends_its_requests_and_not_the_engine(tmp_path: Path, host: str, streamed: bool) -> None:
     made = recorded_parts(tmp_path) if host == "recorded" else parts(process=host == "process")
     with LLM.from_parts(made) as model:
 
@@ -87,7 +85,7 @@ def test_an_interrupt_anywhere_ends_its_requests_and_leaves_the_engine_to_others
         assert place > 50
 
 
-def test_an_executor_that_was_interrupted_anywhere_is_as_new_after_a_reset() -> None:
+def test_an_interrupted_executor_works_after_a_reset() -> None:
     kit = make_fake()
     executor = kit.executor
     expected = executor.prefill(PrefillInput([*PROMPT, 1])).logits

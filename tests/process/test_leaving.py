@@ -1,4 +1,4 @@
-"""What becomes of an engine when the process of its client forks, or ends without closing it."""
+"""Engines whose client process forks, or ends without closing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1] / "support"
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a fresh interpreter that finds the tests' fakes."""
+    """Run a script in a new interpreter that can import the tests' fakes."""
     return subprocess.run([sys.executable, "-c", script], cwd=TESTS, capture_output=True, text=True, timeout=60)
 
 
@@ -37,7 +37,7 @@ live = model.stream([1], greedy(None, ignore_eos=True))
 next(live)
 child = os.fork()
 if not child:
-    signal.alarm(20)  # it would wait for ever
+    signal.alarm(20)  # it would wait forever
     for use in (
         lambda: model.generate("a", use_tqdm=False),
         lambda: model.stream("a"),
@@ -63,7 +63,7 @@ model.close()
 
 
 @pytest.mark.parametrize("process", [False, True])
-def test_a_forked_process_is_told_that_the_engine_is_not_its_own_and_leaves_it_alone(process: bool) -> None:
+def test_a_forked_process_cannot_use_or_end_the_engine(process: bool) -> None:
     done = run(FORKED.format(process=process))
     assert (done.stdout, done.returncode) == ("0 3\n", 0), done.stderr
 
@@ -91,7 +91,7 @@ if {midst}:
     running.wait()
 child = os.fork()
 if not child:
-    signal.alarm(20)  # it would wait for ever
+    signal.alarm(20)  # it would wait forever
     threads = [threading.Thread(target=executor.reset) for _ in range(0 if {midst} else 4)]
     for thread in threads:
         thread.start()
@@ -119,7 +119,7 @@ print(status, executor.decode(DecodeInput([1], handle)).kv_cache.sequence_length
 
 
 @pytest.mark.parametrize("midst", [False, True])
-def test_a_forked_process_has_the_executor_unless_a_step_was_running(midst: bool) -> None:
+def test_a_forked_process_can_use_an_idle_executor(midst: bool) -> None:
     done = run(BARE.format(midst=midst))
     assert (done.stdout, done.returncode) == ("0 8\n", 0), done.stderr
 
@@ -136,7 +136,7 @@ def look_later():
     print(before > 0, len(steps) - before, flush=True)
 
 
-atexit.register(look_later)  # after all that is imported now
+atexit.register(look_later)  # runs after the handlers of modules imported so far
 
 from contract_kit import PROMPT, make_fake
 from ferrum.contract.io_types import PrefillInput
@@ -156,7 +156,7 @@ time.sleep(0.05)
 """
 
 
-def test_no_step_of_a_daemon_thread_runs_while_the_interpreter_ends() -> None:
+def test_no_step_runs_while_the_interpreter_ends() -> None:
     done = run(ENDING)
     assert (done.stdout, done.returncode) == ("True 0\n", 0), done.stderr
 
@@ -174,7 +174,7 @@ def fork_there(frame, event, _):
     if event == "line":
         child = os.fork()
         if not child:
-            signal.alarm(20)  # it would wait for ever
+            signal.alarm(20)  # it would wait forever
             recorder.metrics(max_batch_size=1, memory_efficiency=1.0)
             os._exit(0)
         ends.append(os.waitpid(child, 0)[1])
@@ -188,7 +188,7 @@ print(len(ends) > 5, sum(ends), recorder.metrics(max_batch_size=1, memory_effici
 """
 
 
-def test_a_process_forked_wherever_a_step_is_being_recorded_can_tell_the_metrics() -> None:
+def test_a_process_forked_at_any_point_of_a_step_can_read_the_metrics() -> None:
     done = run(RECORDING)
     assert (done.stdout, done.returncode) == ("True 0 1\n", 0), done.stderr
 
@@ -209,13 +209,13 @@ asyncio.run(main())
 """
 
 
-def test_an_asynchronous_engine_that_nobody_closes_ends_before_the_interpreter() -> None:
+def test_an_unclosed_async_engine_ends_before_the_interpreter() -> None:
     done = run(UNCLOSED)
     assert (done.stdout, done.returncode) == ("shut down\n", 3), done.stderr
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncEngine])
-def test_what_nobody_holds_any_more_ends(kind: type[LLM] | type[AsyncEngine]) -> None:
+def test_an_unreferenced_client_ends_its_engine(kind: type[LLM] | type[AsyncEngine]) -> None:
     engine = kind.from_parts(parts())
     thread = engine.client.router
     gone = weakref.ref(engine), weakref.ref(thread)

@@ -1,4 +1,4 @@
-"""From options and a checkpoint's small files to the parts of a client; nothing is loaded or started."""
+"""Building the parts of a client from options and small files; nothing is loaded or started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from text_samples import EOS, byte_level
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory with what describes a model, and no weights."""
+    """A model directory without weights."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "renormalize_logits": True}))
     return tmp_path
 
 
-def test_flat_options_make_the_whole_tree() -> None:
+def test_flat_options_set_nested_fields() -> None:
     config = engine_config("m", {"kv_capacity": 640, "policy": "priority"})
     assert (config.model.model, config.model.kv_capacity, config.policy) == ("m", 640, "priority")
 
@@ -37,30 +37,30 @@ def test_an_unknown_option_is_refused_by_name(name: str) -> None:
     assert caught.value.param == name
 
 
-def test_a_value_that_no_option_has_is_refused_by_name() -> None:
+def test_an_invalid_value_is_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         engine_config("m", {"host": "cloud"})
     assert caught.value.param == "host"
 
 
-def test_the_engine_lives_where_the_options_say(model: Path) -> None:
+def test_the_host_option_selects_the_host(model: Path) -> None:
     assert isinstance(build(str(model)).host, ThreadHost)
     assert isinstance(build(str(model), host="process").host, ProcessHost)
     assert build(str(model), max_queue=5).max_requests == 5
 
 
-def test_a_path_is_as_good_as_its_text(model: Path, tmp_path: Path) -> None:
-    parts = build(model, record_dir=tmp_path / "records")  # type: ignore[arg-type]  # what a user may have
+def test_options_accept_paths(model: Path, tmp_path: Path) -> None:
+    parts = build(model, record_dir=tmp_path / "records")  # type: ignore[arg-type]  # users pass paths
     assert parts.config is not None and parts.config.record_dir == str(tmp_path / "records")
     assert json.loads(parts.config.to_json())["model"]["model"] == str(model)
 
 
-def test_a_recipe_can_go_to_another_process() -> None:
+def test_a_recipe_can_be_pickled() -> None:
     recipe = EngineRecipe(engine_config("m", {"kv_capacity": 640}), "m")
     assert pickle.loads(pickle.dumps(recipe)) == recipe
 
 
-def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recommended_parameters_apply_and_are_logged_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     info_once.cache_clear()
     warn_once.cache_clear()
     caplog.set_level(logging.INFO)
@@ -72,14 +72,14 @@ def test_what_the_checkpoint_recommends_is_taken_and_told_once(model: Path, capl
     assert build(str(model), generation_config="none").generation.sampling == {}
 
 
-def test_recommendations_that_nobody_takes_refuse_no_model(model: Path) -> None:
+def test_ignored_recommendations_do_not_refuse_a_model(model: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"temperature": 5.0, "eos_token_id": 7}))
     with pytest.raises(CheckpointError, match="temperature"):
         build(str(model))
     assert build(str(model), generation_config="none").generation.eos_token_ids == (7,)
 
 
-def test_the_tokenizers_end_token_ends_texts_beside_those_that_the_checkpoint_names(model: Path) -> None:
+def test_the_tokenizers_end_token_is_added_to_the_checkpoints(model: Path) -> None:
     assert build(str(model)).generation.eos_token_ids == ()
     byte_level().save(str(model / "tokenizer.json"))
     (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
@@ -89,7 +89,7 @@ def test_the_tokenizers_end_token_ends_texts_beside_those_that_the_checkpoint_na
     assert build(str(model)).generation.eos_token_ids == (7, 8, *parts.tokenizer.eos_token_ids)
 
 
-def test_a_model_that_is_nowhere_is_not_found(model: Path) -> None:
+def test_a_missing_model_is_not_found(model: Path) -> None:
     for name, options in (("nosuchmodel", {}), (str(model), {"speculative": "nosuchmodel"})):
         with pytest.raises(ModelNotFound) as told:
             build(name, **options)

@@ -1,4 +1,4 @@
-"""The bar of loading: late, complete, and gone at the end."""
+"""The loading bar appears late, shows everything and is closed at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 class Recorded:
-    """A bar that writes down what it is told."""
+    """A bar that records its calls."""
 
     def __init__(self) -> None:
         self.total, self.desc, self.count, self.closed, self.made = 0, "", 0, 0, 0
@@ -28,7 +28,7 @@ class Recorded:
 
 @pytest.fixture
 def now() -> list[float]:
-    """The time, to be changed."""
+    """A settable clock."""
     return [0.0]
 
 
@@ -42,7 +42,7 @@ def test_quick_loading_shows_nothing(now: list[float]) -> None:
     assert bar.made == bar.closed == 0
 
 
-def test_slow_loading_shows_all_of_it_and_ends(now: list[float]) -> None:
+def test_slow_loading_shows_all_bytes_and_ends(now: list[float]) -> None:
     bar = Recorded()
     progress = LoadingBar("model", bar, lambda: now[0])
     for done in range(0, 11 * MIB, MIB // 3):
@@ -54,7 +54,7 @@ def test_slow_loading_shows_all_of_it_and_ends(now: list[float]) -> None:
     assert "model" in bar.desc
 
 
-def test_loading_that_fails_leaves_no_bar(now: list[float]) -> None:
+def test_failed_loading_closes_the_bar(now: list[float]) -> None:
     bar = Recorded()
     progress = LoadingBar("model", bar, lambda: now[0])
     now[0] = PATIENCE

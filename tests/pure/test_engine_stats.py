@@ -1,4 +1,4 @@
-"""What the engine tells of itself: who runs and waits, how full the pages are, and when sequences left the queue."""
+"""Statistics of an engine: running and waiting sequences, KV usage, and when sequences left the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferrum.scheduler import admission
 
 
 class Watched:
-    """An engine on a clock of the test's, with all that it posted and how it stood then."""
+    """An engine on the test's clock, with its reports and statistics."""
 
     def __init__(self, recipe: FakeRecipe) -> None:
         built = recipe()
@@ -39,7 +39,7 @@ class Watched:
         return request.request_id
 
     def run(self, seconds: float = 1.0) -> None:
-        """Until all is done, each step in so many seconds."""
+        """Run until all requests have ended, with the given seconds per step."""
         while self.engine.step():
             self.now += seconds
 
@@ -64,7 +64,7 @@ def test_every_step_is_reported_with_its_tokens_even_without_events() -> None:
     assert [stats.kv_usage for stats in watched.stats] == [0.1, 0.1, 0.2, 0.0]
 
 
-def test_steps_in_quick_succession_are_told_of_together_and_the_last_one_at_once() -> None:
+def test_quick_steps_are_reported_together_and_the_last_one_immediately() -> None:
     watched = Watched(FakeRecipe(max_tokens_per_step=8))
     watched.add(4, 8)
     watched.run(0.4 * STATS_SECONDS)
@@ -73,7 +73,7 @@ def test_steps_in_quick_succession_are_told_of_together_and_the_last_one_at_once
     assert len(watched.events) == 8, "tokens wait for nothing"
 
 
-def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preempted_sequence_is_counted_and_leaves_the_queue_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "growth_reserve", admit_all)
     watched = Watched(FakeRecipe(num_pages=4, page_size=4, max_tokens_per_step=4))
     ids = [watched.add(6, 6), watched.add(6, 6)]
@@ -85,7 +85,7 @@ def test_preemptions_are_counted_and_the_queue_is_left_again(monkeypatch: pytest
         assert len(watched.scheduled(request_id)) == 1  # a preemption after the first token does not move it
 
 
-def test_pages_that_came_back_for_nobody_are_reported_as_free() -> None:
+def test_pages_restored_without_a_waiting_request_are_reported_as_free() -> None:
     watched = Watched(FakeRecipe(prefixes=True, page_size=16, num_pages=10))
     watched.executor.keep_evicted(slow=True)
     request_id = watched.add(20, 2)

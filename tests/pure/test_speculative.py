@@ -1,4 +1,4 @@
-"""Guesses that are looked up: where they come from, what finding them takes, and how an output follows a prediction."""
+"""Proposers: the source of drafts, the cost of lookups, and outputs that follow a prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ferrum.speculative.speculator import Speculator
 
 
 class Read(list[int]):
-    """A text that counts how many of its tokens are looked at."""
+    """A text that counts how many of its tokens are read."""
 
     seen = 0
 
@@ -37,29 +37,29 @@ def sequence_of(tokens: Iterable[int], prediction: Iterable[int] = ()) -> Sequen
 
 
 def looked_up(tokens: Iterable[int], most: int = 4) -> tuple[int, ...]:
-    guess = NGramProposer().propose(sequence_of(tokens), most)
-    return () if guess is None else guess.tokens
+    draft = NGramProposer().propose(sequence_of(tokens), most)
+    return () if draft is None else draft.tokens
 
 
-def test_what_followed_the_last_tokens_before_is_guessed() -> None:
+def test_what_followed_the_last_tokens_before_is_proposed() -> None:
     assert looked_up([1, 2, 3, 4, 5, 6, 9, 1, 2]) == (3, 4, 5, 6)
     assert looked_up([1, 2, 3, 4, 5]) == ()
-    assert looked_up([1, 2, 8, 7, 1, 2, 3, 4, 1, 2]) == (3, 4, 1, 2), "the last place counts"
+    assert looked_up([1, 2, 8, 7, 1, 2, 3, 4, 1, 2]) == (3, 4, 1, 2), "the latest match counts"
 
 
-def test_a_longer_match_goes_before_a_later_one() -> None:
+def test_a_longer_match_precedes_a_later_one() -> None:
     assert looked_up([5, 1, 2, 3, 40, 9, 2, 3, 50, 8, 5, 1, 2, 3]) == (40, 9, 2, 3)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
-def test_a_text_that_repeats_itself_is_guessed_beyond_its_end(period: int) -> None:
+def test_a_repeating_text_is_continued_past_its_end(period: int) -> None:
     text = [position % period for position in range(20)]
     assert looked_up(text, most=16) == tuple(position % period for position in range(20, 36))
 
 
 @pytest.mark.parametrize("text", [range(4096), [7] * 4096, [position % 97 for position in range(4096)]])
-def test_looking_up_reads_a_fixed_number_of_tokens_for_each_token(text: Iterable[int]) -> None:
-    """So indexing is O(1) amortised: a look at every token of a text of twice the length reads twice as much."""
+def test_a_lookup_reads_constantly_many_tokens_per_token(text: Iterable[int]) -> None:
+    """Indexing is O(1) amortised: lookups at every token of a text of twice the length read twice as much."""
     whole = list(text)
     reads = []
     for length in (2048, 4096):
@@ -72,29 +72,29 @@ def test_looking_up_reads_a_fixed_number_of_tokens_for_each_token(text: Iterable
     assert reads[1] <= 2.1 * reads[0] and reads[1] <= 40 * 4096
 
 
-def test_a_long_prompt_is_taken_in_over_several_looks() -> None:
-    """All sequences wait while one of them looks."""
+def test_a_long_prompt_is_indexed_over_several_lookups() -> None:
+    """The batch waits during a lookup."""
     prompt = Read([*range(3 * INDEX_CHUNK), -1, -2, 7, 8, 9, -1, -2])
     proposer = NGramProposer()
     sequence = begin(Request("a", prompt, SamplingParams(), 0))[0]  # type: ignore[arg-type]
-    guesses = []
+    drafts = []
     for _ in range(4):
         before = prompt.seen
-        guesses.append(proposer.propose(sequence, 3))
+        drafts.append(proposer.propose(sequence, 3))
         assert prompt.seen - before <= sum(SIZES) * INDEX_CHUNK
-    assert guesses[:3] == [None] * 3, "not found yet"
-    assert guesses[3] is not None and guesses[3].tokens == (7, 8, 9)
+    assert drafts[:3] == [None] * 3, "not found yet"
+    assert drafts[3] is not None and drafts[3].tokens == (7, 8, 9)
 
 
-def test_what_follows_a_long_prompt_is_found_before_all_of_it_is_taken_in() -> None:
+def test_output_is_found_before_its_long_prompt_is_indexed() -> None:
     proposer, sequence = NGramProposer(), sequence_of(range(3 * INDEX_CHUNK))
     assert proposer.propose(sequence, 2) is None
     sequence.extend((-1, -2, -3, -1, -2))
-    guess = proposer.propose(sequence, 2)
-    assert guess is not None and guess.tokens == (-3, -1)
+    draft = proposer.propose(sequence, 2)
+    assert draft is not None and draft.tokens == (-3, -1)
 
 
-def test_a_forgotten_sequence_starts_anew() -> None:
+def test_a_forgotten_sequence_starts_over() -> None:
     proposer, sequence = NGramProposer(), sequence_of([1, 2, 3, 1, 2])
     assert proposer.propose(sequence, 1) is not None
     proposer.forget(sequence)
@@ -110,7 +110,7 @@ PREDICTED = tuple(range(100, 160))
         (PREDICTED, 60),
         (PREDICTED[:20], 20),
         ((1, 2, 3), 0),
-        ((*PREDICTED[:20], 7, *PREDICTED[21:]), 20 + 37),  # two tokens tell that it goes on behind a change
+        ((*PREDICTED[:20], 7, *PREDICTED[21:]), 20 + 37),  # two tokens suffice to continue after a change
         ((*PREDICTED[:20], *PREDICTED[30:]), 20 + 28),
         ((*PREDICTED[:20], 7, 8, 9, *PREDICTED[20:]), 20 + 38),
         ((), 0),
@@ -126,7 +126,7 @@ def test_an_output_follows_its_prediction_through_changes(output: tuple[int, ...
     assert by_pieces.accepted == accepted and by_pieces.following(5) == follower.following(5)
 
 
-def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
+def test_a_repetitive_prediction_is_followed_near_the_change() -> None:
     lines = tuple(token for line in range(30) for token in (1, 2, 3, 50 + line))
     follower = PredictionFollower(PredictedText(lines))
     follower.feed((*lines[:9], 99, 3, 52, 1, 2))
@@ -134,7 +134,7 @@ def test_a_change_in_a_repetitive_prediction_is_taken_up_nearby() -> None:
 
 
 @given(text=st.lists(st.integers(0, 2), max_size=40), tail=st.lists(st.integers(0, 2), max_size=5))
-def test_a_lost_output_is_found_at_the_last_of_the_longest_ngrams(text: list[int], tail: list[int]) -> None:
+def test_a_lost_output_is_found_at_the_last_longest_ngram(text: list[int], tail: list[int]) -> None:
     places = {
         size: [end for end in range(size, len(text) + 1) if text[end - size : end] == tail[-size:]] for size in SIZES
     }
@@ -142,19 +142,19 @@ def test_a_lost_output_is_found_at_the_last_of_the_longest_ngrams(text: list[int
     assert PredictedText(tuple(text)).find_end(tuple(tail)) == expected
 
 
-def test_a_prediction_is_guessed_from_the_first_token_on() -> None:
+def test_a_prediction_is_proposed_from_the_first_token() -> None:
     proposer, sequence = PredictionProposer(), sequence_of([1, 2], PREDICTED)
-    guess = proposer.propose(sequence, 3)
-    assert guess is not None and guess.tokens == (100, 101, 102)
+    draft = proposer.propose(sequence, 3)
+    assert draft is not None and draft.tokens == (100, 101, 102)
     sequence.tokens += [100, 101, 5]
     assert proposer.propose(sequence, 3) is None
     sequence.tokens += [110, 111]
-    guess = proposer.propose(sequence, 3)
-    assert guess is not None and guess.tokens == (112, 113, 114)
+    draft = proposer.propose(sequence, 3)
+    assert draft is not None and draft.tokens == (112, 113, 114)
     assert PredictionProposer().propose(sequence_of([1, 2]), 3) is None
 
 
-def test_only_what_can_be_looked_up_is_asked_about() -> None:
+def test_only_sequences_with_a_source_may_get_drafts() -> None:
     plain, predicted = sequence_of([1, 2]), sequence_of([1, 2], prediction=[3])
     by_prediction = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer()])
     assert [by_prediction.may_guess(each) for each in (plain, predicted)] == [False, True]
@@ -171,15 +171,15 @@ def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:
     try:
         for choice in choices:
             choice.extend((7, 8))
-            guess = proposer.propose(choice, 3)
-            assert guess is not None and guess.tokens == (9, 10, 11)
+            draft = proposer.propose(choice, 3)
+            assert draft is not None and draft.tokens == (9, 10, 11)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert size < 2 << 20, "three lists of tokens, and not three indexes of 14 MB"
+    assert size < 2 << 20, "three token lists, not three indexes of 14 MB"
 
 
-def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None:
+def test_the_choices_of_a_request_share_its_prediction() -> None:
     request = Request("a", (1, 2), SamplingParams(n=8), 0, prediction=tuple(range(100, 20_100)))
     stream = RequestStream(request, "a", None, lambda: None)
     proposer, choices = PredictionProposer(), begin(request)
@@ -188,8 +188,8 @@ def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None
     for index, choice in enumerate(choices):
         choice.tokens += [5, 1110, 1111]
         stream.push(TokenEvent("a", index, (5, 1110, 1111)))
-        guess = proposer.propose(choice, 3)
-        assert guess is not None and guess.tokens == (1112, 1113, 1114)
+        draft = proposer.propose(choice, 3)
+        assert draft is not None and draft.tokens == (1112, 1113, 1114)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     array = 8 * len(request.prediction)
@@ -197,5 +197,5 @@ def test_the_choices_of_a_request_share_what_is_made_of_its_prediction() -> None
     for choice in choices:
         proposer.forget(choice)
     again = begin(Request("a", (1, 2), SamplingParams(), 0, prediction=(7, 8, 9)))[0]
-    guess = proposer.propose(again, 3)
-    assert guess is not None and guess.tokens == (7, 8, 9), "an id may come back with another one"
+    draft = proposer.propose(again, 3)
+    assert draft is not None and draft.tokens == (7, 8, 9), "a later request may reuse an id"

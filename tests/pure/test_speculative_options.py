@@ -1,4 +1,4 @@
-"""The options of speculation: two forms that mean the same, and what is refused by name."""
+"""The options of speculation: two equivalent forms, and errors that name the option."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def chosen(**options: Any) -> tuple[str | None, int]:
     return config.speculative, config.num_speculative_tokens
 
 
-def test_nothing_is_guessed_unless_asked_for() -> None:
+def test_speculation_is_off_by_default() -> None:
     assert chosen() == (None, 8)
 
 
-def test_a_name_and_a_mapping_say_the_same() -> None:
+def test_a_name_and_a_mapping_are_equivalent() -> None:
     assert chosen(speculative="ngram") == chosen(speculative={"method": "ngram"}) == chosen(speculative={})
     several = {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
     assert chosen(speculative=several) == chosen(speculative="small", num_speculative_tokens=3) == ("small", 3)
@@ -41,7 +41,7 @@ def test_a_name_and_a_mapping_say_the_same() -> None:
         ({"speculative": {"num_speculative_tokens": "many"}}, "num_speculative_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], param: str) -> None:
+def test_invalid_options_are_refused_by_name(options: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as caught:
         engine_config("m", options)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""Sequences of nobody's in an engine's own steps: they grow, fork, fork their forks, go back, and keep their bits."""
+"""Foreign sequences that join an engine's steps: they grow, fork, are truncated, and keep their bits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from schedules import Arithmetic, quiet_executor
 LENGTH: Final = 100
 TEXTS: Final = 3
 MOST: Final = 6
-"""Strangers at a time."""
+"""Foreign sequences at a time."""
 
 
 def text_of(seed: int) -> tuple[int, ...]:
-    """What a stranger says."""
+    """Return the text of a foreign sequence."""
     pick = Random(seed)
     return tuple(pick.randrange(VOCABULARY) for _ in range(LENGTH))
 
 
 @cache
 def rows_of(arithmetic: Arithmetic, seed: int) -> np.ndarray:
-    """Logits [LENGTH, V] of a text alone."""
+    """Return the logits [LENGTH, V] of a text alone."""
     executor = quiet_executor(arithmetic)
     (result,) = executor.submit(StepBatch((Span("text", 0, text_of(seed), Want.LOGITS, Rows.ALL),))).result().results
     executor.release_cache("text")
@@ -36,7 +36,7 @@ def rows_of(arithmetic: Arithmetic, seed: int) -> np.ndarray:
 
 
 class Strangers:
-    """Joins the steps of an executor.
+    """Foreign sequences in the steps of an executor.
 
     Attributes:
         forks_of_forks, cuts: how often a fork was forked, and a sequence went back.
@@ -50,7 +50,7 @@ class Strangers:
         self.forks_of_forks = self.cuts = 0
 
     def submit(self, batch: StepBatch) -> StepOutput:
-        """Run the step with strangers in it; the results of the batch alone."""
+        """Run the step with foreign sequences; return the results of the batch only."""
         spans = self._with_room([span for cache_id in self._seeds if (span := self._span(cache_id)) is not None])
         output = self._executor.submit(StepBatch((*batch.spans, *spans))).result()
         for span, result in zip(spans, output.results[len(batch.spans) :], strict=True):
@@ -61,7 +61,7 @@ class Strangers:
         return StepOutput(output.results[: len(batch.spans)], output.seconds)
 
     def leave(self) -> None:
-        """Give everything back."""
+        """Release all pages."""
         for cache_id in self._seeds:
             self._executor.release_cache(cache_id)
 
@@ -73,13 +73,13 @@ class Strangers:
         return Span(cache_id, start, tokens, Want.LOGITS)
 
     def _with_room(self, spans: list[Span]) -> list[Span]:
-        """Those that surely find their pages: the scheduler has reserved for its own spans, nobody for these."""
+        """Return the spans with enough free pages; the scheduler reserves pages for its own spans only."""
         pages = self._executor.lm.pages
         free = min(pages.free(group.name) for group in pages.groups)
         fitting = []
         for span in spans:
             group = pages.groups[0]
-            most = group.pages(span.end) - group.pages(span.start) + 1  # new ones, and a copy of the one it goes on in
+            most = group.pages(span.end) - group.pages(span.start) + 1  # new pages, and a copy of its last page
             if most <= free:
                 free -= most
                 fitting.append(span)
@@ -90,7 +90,7 @@ class Strangers:
         return pages.length(cache_id) if cache_id in pages else 0
 
     def _disturb(self) -> None:
-        """Fork one, take one back, or let one begin anew."""
+        """Fork, truncate or restart one sequence."""
         started = [cache_id for cache_id in self._seeds if self._length(cache_id)]
         if not started or self._random.random() < 0.5:
             return

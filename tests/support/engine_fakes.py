@@ -30,18 +30,18 @@ VOCABULARY = 97
 CONTEXT = 4096
 EOS = 96
 UNKNOWN = ord("?") - 31
-"""What letters become that are not printable ASCII."""
+"""The token of letters that are not printable ASCII."""
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 POISON = 92
 """A prompt that begins with this token fails its spans."""
 CRASH = 93
-"""One that begins with this token raises out of the step."""
+"""A prompt that begins with this token makes the step raise."""
 KILL = 94
-"""One that begins with this token ends the process, if it is an engine's own."""
+"""A prompt that begins with this token ends the engine process."""
 
 
 class LetterTokenizer:
-    """Token i is the i-th printable character; 0 is a special token without text, and the end token too."""
+    """A tokenizer of printable characters. Token 0 is special: it has no text and ends texts."""
 
     vocab_size = VOCABULARY
     bos_token_id = None
@@ -58,7 +58,7 @@ class LetterTokenizer:
         return "".join(self.token_text(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
 
     def token_bytes(self, token_id: int) -> bytes:
-        if token_id >= VOCABULARY:  # as the real one: what the model does not know adds nothing
+        if token_id >= VOCABULARY:  # like a real tokenizer: unknown ids add no text
             return b""
         return f"<{token_id}>".encode() if self.is_special(token_id) else bytes([token_id + 31])
 
@@ -70,7 +70,7 @@ class LetterTokenizer:
 
 
 class MarkedTokenizer(LetterTokenizer):
-    """With a token that begins texts, and the marks for filling in the middle in place of three letters."""
+    """A tokenizer with a begin token, and with infill tokens in place of three letters."""
 
     bos_token_id = 0
 
@@ -80,7 +80,7 @@ class MarkedTokenizer(LetterTokenizer):
 
 
 class ServedFake(FakeExecutor):
-    """The fake as a host sees it: leased while it serves, a little slow where asked, and it fails on command."""
+    """A fake executor for hosts, with a lease, optional delays and failures on command."""
 
     def __init__(self, pages: PageTable, seconds_per_step: float, hold: str | None, *, fails: bool) -> None:
         super().__init__(pages, fault=_fault if fails else None, vocabulary=VOCABULARY)
@@ -124,7 +124,7 @@ def _fault(span: Span) -> FerrumError | None:
 
 @dataclass(frozen=True)
 class FakeRecipe:
-    """Builds a fake engine, here or in a process.
+    """A recipe of a fake engine, for a thread or a process.
 
     Attributes:
         hold: path of a file; steps wait as long as it exists. So what a test needs to be live is live, however slow
@@ -185,7 +185,7 @@ class FakeRecipe:
 def parts(
     recipe: FakeRecipe | None = None, *, process: bool = False, text: bool = True, max_requests: int = 64
 ) -> Parts:
-    """Client parts on a fake engine, by default in a thread."""
+    """Return client parts on a fake engine, by default in a thread."""
     made = FakeRecipe() if recipe is None else recipe
     host: Host = ProcessHost(made) if process else ThreadHost(made)
     return Parts(
@@ -209,10 +209,10 @@ def input_processor(*, text: bool = True, context: int = CONTEXT, prioritised: b
 
 
 def expected(request: Request, choice: int = 0) -> tuple[int, ...]:
-    """The tokens that the fake model gives a request, straight from its definition."""
+    """Return the fake model's tokens for a request, computed from its definition."""
     return FakeModel(VOCABULARY).follow(request, choice, CONTEXT).tokens
 
 
 def greedy(max_tokens: int | None = 16, **options: object) -> SamplingParams:
-    """Parameters without draws."""
+    """Return parameters for greedy sampling."""
     return SamplingParams.from_dict({"temperature": 0.0, "max_tokens": max_tokens, **options})

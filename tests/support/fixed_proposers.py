@@ -1,4 +1,4 @@
-"""Proposers that look at nothing: how many of their guesses are verified is up to costs and to how they fared."""
+"""Proposers with fixed drafts, so that draft lengths depend on costs and acceptance only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ferrum.speculative.proposer import Draft
 
 
 class Always:
-    """Guesses the same tokens for everyone."""
+    """A proposer of the same tokens for every sequence."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""What of an answer must not depend on how it was served."""
+"""The part of an output that must not depend on how it was served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ferrum.engine.request_output import RequestOutput
 
 
 def essence(outputs: Sequence[RequestOutput]) -> list[object]:
-    """Everything but names, moments, and how much of the prompt was there already."""
+    """Return everything but ids, times and cached prompt tokens."""
     return [
         (o.prompt_token_ids, o.prompt_logprobs, o.outputs, replace(o.metrics.usage, cached_tokens=0)) for o in outputs
     ]

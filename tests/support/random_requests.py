@@ -1,4 +1,4 @@
-"""Requests of many kinds: few enough that each is computed alone but once, and every rule of sampling occurs."""
+"""Requests of a limited number of kinds that together use every sampling rule."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 
 VOCABULARY = 131
-"""Of the tiny models."""
+"""Vocabulary size of the tiny models."""
 
 
 def recipe(kind: int) -> Request:
-    """One of the kinds; the id and the times come later."""
+    """Return a request of one kind; its id and times are set later."""
     pick = Random(kind)
     length = pick.choice((1, 2, 5, pick.randrange(1, 20), pick.randrange(10, 55)))
     eos, *stops = pick.sample(range(VOCABULARY), 8)

@@ -1,4 +1,4 @@
-"""Records of requests to a fake engine."""
+"""Helpers for records of a fake engine's requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORIGIN = Origin(
 
 
 def recorded(given: Parts, directory: Path) -> Parts:
-    """Parts of a client whose requests are kept; the engine is to tell of its steps (`FakeRecipe.recorded`)."""
+    """Return client parts with a recorder; the engine must report its steps (`FakeRecipe.recorded`)."""
 
     def recorder(info: EngineInfo) -> Recorder:
         return Recorder(files, lambda: replace(ORIGIN, kv_capacity=info.kv_capacity))
@@ -38,13 +38,13 @@ def recorded(given: Parts, directory: Path) -> Parts:
 
 
 def recorded_parts(directory: Path, recipe: FakeRecipe | None = None, *, process: bool = False) -> Parts:
-    """A fake engine whose requests are kept."""
+    """Return client parts on a fake engine with recorded requests."""
     return recorded(parts(replace(recipe or FakeRecipe(), recorded=True), process=process), directory)
 
 
 @contextmanager
 def record_files(directory: Path, capacity: int = 1 << 20) -> Iterator[RecordFiles]:
-    """A directory of records that is being written."""
+    """Yield a writer of records."""
     files = RecordFiles(directory, capacity)
     try:
         yield files

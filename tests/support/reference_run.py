@@ -1,4 +1,4 @@
-"""A request by itself: one span for its prompt and one for each token after it. No scheduler, no engine, no company."""
+"""A request alone: one span for its prompt and one for each later token, without scheduler, engine or batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrum.core.types import FinishReason, Request
 
 @dataclass(frozen=True)
 class Alone:
-    """All that one choice of a request must come to, in whatever company it runs."""
+    """The expected result of one choice, in any batch."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -21,7 +21,7 @@ class Alone:
 
 
 def alone(executor: ModelExecutor, request: Request, choice: int, context: int) -> Alone:
-    """Run one choice on an executor that nobody else uses; `context` bounds prompt and output together."""
+    """Run one choice on an otherwise unused executor; `context` bounds prompt and output together."""
     params, prompt = request.params, request.prompt
     history = list(prompt)
     sampling = Sampling(params, request.seed, len(prompt), history, choice, request.eos_token_ids, request.bad_words)

@@ -1,4 +1,4 @@
-"""Plays a random schedule, and holds every event against what the request comes to alone."""
+"""Plays a random schedule and compares every event with the request's result alone."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ferrum.speculative.speculator import Speculator
 from fixed_costs import SetCosts
 from random_load import RandomLoad
 from reference_run import Alone
-from schedules import DRAFT, MODELS, Schedule, request_of, told
+from schedules import DRAFT, MODELS, Schedule, alone_result, request_of
 
 WHOLE = {FinishReason.STOP, FinishReason.LENGTH}
 
 
 @dataclass
 class Player(RandomLoad):
-    """One life of an engine under a schedule, and what happened in it.
+    """An engine that runs under a schedule, with counts of what happened.
 
     Args:
         schedule: what is played.
@@ -48,11 +48,11 @@ class Player(RandomLoad):
     clock: float = 0.0
     kinds: dict[str, int] = field(default_factory=dict)
     live: set[tuple[str, int]] = field(default_factory=set)
-    news: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
+    events: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
 
     def play(self) -> None:
-        """All requests, from the first to the last page given back."""
+        """Run all requests until every page is released."""
         with self._engine():
             left = self.schedule.arrivals
             while left or self.scheduler.has_work:
@@ -69,13 +69,13 @@ class Player(RandomLoad):
             self._note()
 
     def _note(self) -> None:
-        """What happened in all."""
+        """Add the totals to the counts."""
         counts, plan = self.scheduler.prefix_counts, self.schedule
         self.seen[f"preempted with {plan.memory}"] = self.scheduler.preemptions
         self.seen[f"hits in {plan.memory}"] = counts.hit_tokens
         self.seen[f"restored from {plan.memory}"] = counts.restored_pages
         self.seen["forks of forks"], self.seen["cuts"] = self.strangers.forks_of_forks, self.strangers.cuts
-        right, wrong = self.seen[f"right by {plan.guesses}"], self.seen[f"wrong by {plan.guesses}"]
+        right, wrong = self.seen[f"right by {plan.drafter}"], self.seen[f"wrong by {plan.drafter}"]
         if right + wrong:
             self.seen["all right" if not wrong else "some right" if right else "none right"] += 1
 
@@ -91,7 +91,7 @@ class Player(RandomLoad):
             if plan.keep == "files":
                 executor.use_disk_tier(PageFiles(self.directory, 1 << 24))
             if plan.swap:
-                executor.use_swap_tier(1 << 24, lambda: 1e9)  # as if computing took for ever: all is copied
+                executor.use_swap_tier(1 << 24, lambda: 1e9)  # computing seems to take forever, so everything is copied
             self.scheduler = Scheduler(
                 self.pages,
                 policy=POLICIES[plan.policy],
@@ -107,30 +107,32 @@ class Player(RandomLoad):
 
     def _drafter(self, stack: ExitStack) -> Drafter:
         plan = self.schedule
-        if plan.guesses == "none":
+        if plan.drafter == "none":
             return NoDrafts()
-        if plan.guesses == "known":
+        if plan.drafter == "known":
             return Guesses(self._known)
         proposers: list[Proposer] = [PredictionProposer()]
-        if "ngram" in plan.guesses:
+        if "ngram" in plan.drafter:
             proposers.append(NGramProposer())
         model = None
-        if "model" in plan.guesses:
-            case = MODELS[plan.arithmetic.model] if plan.guesses == "same model" else DRAFT
+        if "model" in plan.drafter:
+            case = MODELS[plan.arithmetic.model] if plan.drafter == "same model" else DRAFT
             pool = {"kv_capacity": plan.kv_capacity, "page_size": 16, "threads": plan.threads}
             executor = stack.enter_context(plan.arithmetic.load(case, max_batch_size=plan.batch, **pool))
             model = DraftModel(executor, SetCosts(0.05), SetCosts(0.05))
         return Speculator(SetCosts(1.0, plan.dear), max_draft=plan.drafts, proposers=proposers, model=model)
 
     def _known(self, sequence: Choice) -> tuple[int, ...]:
-        """What comes next, as somebody says who is right so often."""
-        expected = told(self.schedule.arithmetic, self.kinds[sequence.request.request_id], sequence.choice).tokens
+        """Return the next tokens as a proposer of the schedule's accuracy says them."""
+        expected = alone_result(
+            self.schedule.arithmetic, self.kinds[sequence.request.request_id], sequence.choice
+        ).tokens
         right = expected[sequence.generated :][: self.random.randrange(self.schedule.drafts + 1)]
         return tuple(token if self.random.random() < self.schedule.right else 1 for token in right)
 
     def _arrive(self, number: int) -> None:
         kind = self.random.choice(self.schedule.kinds)
-        expected = told(self.schedule.arithmetic, kind, 0).tokens
+        expected = alone_result(self.schedule.arithmetic, kind, 0).tokens
         request = replace(
             request_of(self.schedule.arithmetic, kind),
             request_id=f"r{number}",
@@ -146,7 +148,7 @@ class Player(RandomLoad):
         self.kinds[request.request_id] = kind
         for choice in range(request.params.n):
             self.live.add((request.request_id, choice))
-            self.news[request.request_id, choice] = []
+            self.events[request.request_id, choice] = []
 
     def _step(self) -> None:
         plan = self.scheduler.plan()
@@ -158,47 +160,47 @@ class Player(RandomLoad):
         output = self.strangers.submit(plan.batch)
         for span, result in zip(plan.batch.spans, output.results, strict=True):
             assert isinstance(result, SpanResult), result
-            self.seen[f"right by {self.schedule.guesses}"] += result.accepted
-            self.seen[f"wrong by {self.schedule.guesses}"] += span.drafts - result.accepted
+            self.seen[f"right by {self.schedule.drafter}"] += result.accepted
+            self.seen[f"wrong by {self.schedule.drafter}"] += span.drafts - result.accepted
         self.seen[f"{len(plan.batch.spans)} at once"] += 1
         self.seen[f"{plan.batch.total_tokens} tokens"] += 1
         self.take(self.scheduler.commit(plan, output))
         self.pages.check()
 
     def take(self, events: Sequence[TokenEvent]) -> None:
-        """Hold the news against what the request comes to alone; what is cut short is a beginning of that."""
+        """Compare finished choices with their result alone; an interrupted one must be a prefix of it."""
         for event in events:
             key = (event.request_id, event.choice)
-            assert key in self.live, "news of a choice that has ended"
-            self.news[key].append(event)
+            assert key in self.live, "an event of a finished choice"
+            self.events[key].append(event)
             if event.finish_reason is not None:
                 self.live.remove(key)
                 self._judge(key, event)
 
     def _judge(self, key: tuple[str, int], last: TokenEvent) -> None:
-        news = self.news.pop(key)
-        expected = told(self.schedule.arithmetic, self.kinds[key[0]], key[1])
-        tokens = tuple(token for each in news for token in each.token_ids)
-        logprobs = tuple(logprob for each in news for logprob in each.logprobs or ())
+        events = self.events.pop(key)
+        expected = alone_result(self.schedule.arithmetic, self.kinds[key[0]], key[1])
+        tokens = tuple(token for each in events for token in each.token_ids)
+        logprobs = tuple(logprob for each in events for logprob in each.logprobs or ())
         assert tokens == expected.tokens[: len(tokens)]
         assert logprobs == expected.logprobs[: len(tokens)], "equal floats are equal bits"
         if tokens or last.finish_reason in WHOLE:
-            assert news[0].prompt_logprobs == expected.prompt_logprobs
+            assert events[0].prompt_logprobs == expected.prompt_logprobs
         assert last.error is None
         self.seen["cut short"] += last.finish_reason not in WHOLE
         if last.finish_reason in WHOLE:
             self.seen["whole"] += 1
-            found = Alone(tokens, logprobs, news[0].prompt_logprobs, last.finish_reason, last.stop_reason)
+            found = Alone(tokens, logprobs, events[0].prompt_logprobs, last.finish_reason, last.stop_reason)
             assert digest(found) == digest(expected)
 
 
 def digest(answer: Alone) -> str:
-    """Of tokens, log-probabilities and the end; floats are written with all their bits."""
+    """Return a digest of tokens, log-probabilities and end, with all bits of floats."""
     return sha256(repr(answer).encode()).hexdigest()
 
 
 def play(schedule: Schedule, number: int, directory: Path) -> Counter[str]:
-    """Play the schedule, twice where pages outlast the engine; what happened."""
+    """Play the schedule, twice if pages outlast the engine; return the counts."""
     seen: Counter[str] = Counter()
     for life in range(2 if schedule.keep == "files" else 1):
         player = Player(schedule, Random(f"{number} {life}"), directory)

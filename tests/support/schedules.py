@@ -1,7 +1,7 @@
-"""Random schedules: how an engine may come to serve requests, drawn from a number, and what each request must come to.
+"""Random schedules, each drawn from a number, and the result that every request must have under all of them.
 
-A schedule says what computes, what guesses, what is kept and how much room there is. None of it may be seen in an
-answer: that is a matter of the request and the arithmetic alone (`told`).
+A schedule sets kernels, drafter, caches and pool size. The result depends on the request and the arithmetic only
+(`alone_result`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MODELS: Final = {
 }
 DRAFT: Final = Case("long-draft", "Qwen3Config", LONG | {"hidden_size": BASE["hidden_size"] // 2})
 
-GUESSES: Final = ("none", "known", "ngram", "model", "same model", "ngram and model")
+DRAFTERS: Final = ("none", "known", "ngram", "model", "same model", "ngram and model")
 KINDS: Final = 36
 OUTPUT: Final = 24
-"""Most tokens of an answer."""
+"""Maximum tokens of an answer."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """All that an answer may depend on beside the request.
+    """Everything that an answer may depend on, except the request.
 
     Attributes:
         model: of `MODELS`.
@@ -55,7 +55,7 @@ class Arithmetic:
     context: int
 
     def load(self, case: Case | None = None, **options: int) -> LocalExecutor:
-        """The model, or another one, in these formats."""
+        """Load the model, or another one, in these formats."""
         floats = self.weights in ("float32", "bfloat16")
         if self.kernels == "reference":
             options.pop("threads")
@@ -73,7 +73,7 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How requests are served.
+    """The way requests are served.
 
     Attributes:
         threads: of the native kernels.
@@ -82,11 +82,11 @@ class Schedule:
         hasty: whether everybody is let in, as if there were room for all.
         keep: what outlasts a sequence: "nothing", its "pages", or "files", which outlast the engine too.
         swap: whether what makes room goes to buffers.
-        guesses: who guesses tokens, at most `drafts` at a time.
-        right: how likely a guess of those who know is right.
-        dear: how dear verified rows are made out to be.
-        strangers: sequences of nobody's that are forked and truncated in the same steps.
-        kinds: the requests that come, again and again.
+        drafter: who drafter tokens, at most `drafts` at a time.
+        right: probability that a draft token of the informed proposer is right.
+        dear: predicted cost of a verified row.
+        strangers: foreign sequences that are forked and truncated in the same steps.
+        kinds: the kinds of requests that arrive repeatedly.
         arrivals: requests of each of the engine's lives.
         hurry: how many come per step.
     """
@@ -102,7 +102,7 @@ class Schedule:
     hasty: bool
     keep: str
     swap: bool
-    guesses: str
+    drafter: str
     drafts: int
     right: float
     dear: float
@@ -113,12 +113,12 @@ class Schedule:
 
     @property
     def memory(self) -> str:
-        """Where pages are to be found again."""
+        """The storage in which pages are found again."""
         return self.keep + " and buffers" * self.swap
 
 
 def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
-    """The schedule of that number, on one of these kernels."""
+    """Return schedule `number`, on one of these kernels."""
     pick = Random(number)
     native = pick.choice(kernels) == "native"
     arithmetic = Arithmetic(
@@ -140,7 +140,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         threads=pick.choice((1, 2)),
         page_size=page_size,
         kv_capacity=arithmetic.context + 2 * page_size if tight else arithmetic.context * 12,
-        # Windows have room for a pass; other layers take a step in several.
+        # Windows have the size of one pass; a step may take several passes.
         max_rows=max_rows if arithmetic.model == "full" else max(max_rows, chunk),
         batch=batch,
         chunk=chunk,
@@ -148,7 +148,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         hasty=tight,
         keep=keep,
         swap=keep != "nothing" and pick.random() < 0.5,
-        guesses=pick.choice(GUESSES),
+        drafter=pick.choice(DRAFTERS),
         drafts=pick.randrange(1, 17),
         right=pick.choice((0.0, 0.3, 0.6, 0.9, 1.0)),
         dear=pick.choice((0.0, 0.03, 0.3)),
@@ -161,19 +161,19 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
 
 @lru_cache(maxsize=4)
 def quiet_executor(arithmetic: Arithmetic) -> LocalExecutor:
-    """Large pages, room for one sequence, one thread."""
+    """Return an executor with large pages, capacity for one sequence, and one thread."""
     return arithmetic.load(kv_capacity=arithmetic.context + 64, threads=1)
 
 
 @cache
 def request_of(arithmetic: Arithmetic, kind: int) -> Request:
-    """A kind of request. Most prompts branch off from others, anywhere in these or in an answer to them."""
+    """Return a request of one kind. Most prompts branch off from other prompts or from answers to them."""
     pick, model = Random(kind), recipe(kind)
     params = replace(model.params, max_tokens=OUTPUT) if model.params.max_tokens is None else model.params
     longest = arithmetic.context - OUTPUT - 1
     if kind % 3:
         parent = pick.randrange(kind)
-        text = (*request_of(arithmetic, parent).prompt, *told(arithmetic, parent, 0).tokens)
+        text = (*request_of(arithmetic, parent).prompt, *alone_result(arithmetic, parent, 0).tokens)
         text = text[: pick.choice((len(text), pick.randrange(1, len(text) + 1)))]
     else:
         phrase = [pick.randrange(VOCABULARY) for _ in range(pick.randrange(3, 40))]
@@ -184,6 +184,6 @@ def request_of(arithmetic: Arithmetic, kind: int) -> Request:
 
 
 @cache
-def told(arithmetic: Arithmetic, kind: int, choice: int) -> Alone:
-    """What a choice of such a request comes to by itself."""
+def alone_result(arithmetic: Arithmetic, kind: int, choice: int) -> Alone:
+    """Return the result of one choice of such a request alone."""
     return alone(quiet_executor(arithmetic), request_of(arithmetic, kind), choice, arithmetic.context)

@@ -102,15 +102,16 @@ class Engine:
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
-            idle = plan is None or not self._scheduler.has_work
-            stats = self._stats(now) if idle or now >= self._stats_due else None
+            stats = self._stats(now, idle=plan is None or not self._scheduler.has_work)
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
         return before > 0
 
-    def _stats(self, now: float) -> EngineStats:
-        """Return statistics, with the steps since the last ones."""
+    def _stats(self, now: float, *, idle: bool) -> EngineStats | None:
+        """Return statistics with the steps since the last ones; None if busy and not yet due."""
         scheduler = self._scheduler
+        if not idle and now < self._stats_due:
+            return None
         stats = EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
