@@ -3,16 +3,15 @@
 A text says at every position whether a drafter is right there, so both policies get the same texts. A formula gives the
 seconds of a step; policies see them with noise. The result is simulated tokens per second.
 
-Run: `python bench/speculation_policy.py --against OTHER_CHECKOUT/src`.
+    python bench/speculation_policy.py --against bench/results/speculation-accounts.json
+
+That file has the figures of the policy that was replaced (commit f5379c0).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -158,14 +157,6 @@ def measured() -> dict[str, list[float]]:
     return {repr(cell): [tokens_per_second(cell, seed) for seed in range(SEEDS)] for cell in cells()}
 
 
-def measured_with(source: str) -> dict[str, list[float]]:
-    """The same with the package of another checkout."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--json"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": source}, stdout=subprocess.PIPE, check=True)
-    found: dict[str, list[float]] = json.loads(done.stdout)
-    return found
-
-
 def mean_ratio(ours: list[float], theirs: list[float]) -> float:
     """The geometric mean of the paired ratios."""
     return exp(fmean(log(mine / other) for mine, other in zip(ours, theirs, strict=True)))
@@ -173,7 +164,7 @@ def mean_ratio(ours: list[float], theirs: list[float]) -> float:
 
 def report(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> None:
     """Print a table: a row per drafter and text."""
-    print("| drafter | text | this / other, mean | worst of 9 | best of 9 | tokens per second of no drafts |")
+    print("| drafter | text | new / old, mean | worst of 9 | best of 9 | new / no drafts |")
     print("|---|---|---|---|---|---|")
     rows: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for cell in cells():
@@ -188,15 +179,15 @@ def report(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--against", help="source folder of another checkout")
-    parser.add_argument("--json", action="store_true", help="print this checkout's figures alone")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="Figures of another policy, from --json.")
+    parser.add_argument("--json", action="store_true", help="Print this policy's figures as JSON.")
     options = parser.parse_args()
     ours = measured()
     if options.json:
         print(json.dumps(ours))
     else:
-        report(ours, measured_with(options.against) if options.against else ours)
+        report(ours, json.loads(options.against.read_text()) if options.against else ours)
 
 
 if __name__ == "__main__":
