@@ -88,7 +88,7 @@ def load_executor(
     Args:
         model: directory or hub id.
         device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
-        kv_capacity: see `ModelConfig`.
+            kv_capacity: see `ModelConfig`.
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
