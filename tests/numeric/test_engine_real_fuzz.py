@@ -106,9 +106,8 @@ class Load(RandomLoad):
         )
 
     def propose(self, sequence: Choice) -> tuple[int, ...]:
-        right = alone_result(self.house, self.kinds[sequence.request.request_id], sequence.choice).tokens[
-            sequence.generated :
-        ]
+        result = alone_result(self.house, self.kinds[sequence.request.request_id], sequence.choice)
+        right = result.tokens[sequence.generated :]
         count = self.random.randrange(9)
         return tuple(token if self.random.random() < 0.8 else 1 for token in right[:count])
 

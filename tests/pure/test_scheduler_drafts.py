@@ -89,7 +89,7 @@ def test_drafter_is_asked_only_if_it_could_draft_for_a_sequence() -> None:
         return ()
 
     class ForSome(Guesses):
-        def may_guess(self, sequence: Choice) -> bool:
+        def may_draft(self, sequence: Choice) -> bool:
             return sequence.request.request_id == "some"
 
     bench = Bench(propose=propose)

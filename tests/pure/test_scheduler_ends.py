@@ -12,7 +12,7 @@ from ferrum.core.step import Want
 from ferrum.core.types import FinishReason, Request
 from ferrum.scheduler.policy import POLICIES
 from ferrum.scheduler.requests import SPARE_DEADLINES, LiveRequests
-from ferrum.scheduler.sequence import Outcome, begin, judge
+from ferrum.scheduler.sequence import CountedTokens, begin, judge
 from scheduler_bench import CONTEXT, Bench, stop_at
 
 
@@ -210,15 +210,15 @@ def test_request_ends_with_an_error_if_other_owners_hold_the_pages() -> None:
 @pytest.mark.parametrize(
     ("sampled", "context", "outcome"),
     [
-        ((1, 2), 99, Outcome((1, 2))),
-        ((1, 2, 3, 4), 99, Outcome((1, 2, 3), FinishReason.LENGTH)),
-        ((1, 2, 3), 4, Outcome((1, 2), FinishReason.LENGTH)),
-        ((7, 7, 1), 99, Outcome((7, 7), FinishReason.STOP, 7)),
-        ((1, 8, 1), 99, Outcome((1, 8), FinishReason.STOP, None)),
-        ((1, 2, 7), 99, Outcome((1, 2, 7), FinishReason.STOP, 7)),
+        ((1, 2), 99, CountedTokens((1, 2))),
+        ((1, 2, 3, 4), 99, CountedTokens((1, 2, 3), FinishReason.LENGTH)),
+        ((1, 2, 3), 4, CountedTokens((1, 2), FinishReason.LENGTH)),
+        ((7, 7, 1), 99, CountedTokens((7, 7), FinishReason.STOP, 7)),
+        ((1, 8, 1), 99, CountedTokens((1, 8), FinishReason.STOP, None)),
+        ((1, 2, 7), 99, CountedTokens((1, 2, 7), FinishReason.STOP, 7)),
     ],
 )
-def test_tokens_after_the_end_are_discarded(sampled: tuple[int, ...], context: int, outcome: Outcome) -> None:
+def test_tokens_after_the_end_are_discarded(sampled: tuple[int, ...], context: int, outcome: CountedTokens) -> None:
     request = Request(
         "a", (0, 0), SamplingParams(max_tokens=3, min_tokens=1), 0, stop_token_ids=frozenset({7, 8}), eos_token_ids=(8,)
     )

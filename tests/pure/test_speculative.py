@@ -157,9 +157,9 @@ def test_a_prediction_is_proposed_from_the_first_token() -> None:
 def test_only_sequences_with_a_source_may_get_drafts() -> None:
     plain, predicted = sequence_of([1, 2]), sequence_of([1, 2], prediction=[3])
     by_prediction = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer()])
-    assert [by_prediction.may_guess(each) for each in (plain, predicted)] == [False, True]
+    assert [by_prediction.may_draft(each) for each in (plain, predicted)] == [False, True]
     by_text = Speculator(StepCosts(), max_draft=4, proposers=[PredictionProposer(), NGramProposer()])
-    assert by_text.may_guess(plain)
+    assert by_text.may_draft(plain)
 
 
 def test_the_choices_of_a_request_share_one_index_of_its_prompt() -> None:

@@ -53,7 +53,7 @@ class Guesses:
     def __init__(self, propose: Callable[[Choice], tuple[int, ...]]) -> None:
         self._propose = propose
 
-    def may_guess(self, sequence: Choice) -> bool:
+    def may_draft(self, sequence: Choice) -> bool:
         assert sequence.finish is None
         return True
 

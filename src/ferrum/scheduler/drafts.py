@@ -40,7 +40,7 @@ class Drafter(Protocol):
     def counts(self) -> SpeculationCounts:
         """Counts of verified draft tokens."""
 
-    def may_guess(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         """Return whether it could ever draft for the sequence."""
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
@@ -58,7 +58,7 @@ class NoDrafts:
 
     counts: Final = SpeculationCounts()
 
-    def may_guess(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
+    def may_draft(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
         return False
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature

@@ -230,7 +230,7 @@ class Scheduler:
     def _add_drafts(self, step: OpenStep) -> None:
         """Spend the rest of the budget on draft tokens, so they take nothing from known tokens."""
         ready = [each for each, span in step.spans() if len(span.tokens) == 1 and span.end == len(each.tokens)]
-        if not any(map(self.drafter.may_guess, ready)):
+        if not any(map(self.drafter.may_draft, ready)):
             return
         step.hold(None)
         wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]

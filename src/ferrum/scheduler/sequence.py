@@ -150,7 +150,7 @@ def draft_limit(sequence: Sequence, context: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CountedTokens:
     """The sampled tokens that count, and the reason if the last of them ends the sequence."""
 
     tokens: tuple[int, ...]
@@ -158,7 +158,7 @@ class Outcome:
     stop_reason: int | None = None
 
 
-def judge(sequence: Sequence, sampled: tuple[int, ...], context: int) -> Outcome:
+def judge(sequence: Sequence, sampled: tuple[int, ...], context: int) -> CountedTokens:
     """Find the first sampled token that ends the sequence, and discard those after it.
 
     A stop token counts after `min_tokens` others; before that the sampler forbids it.
@@ -173,10 +173,10 @@ def judge(sequence: Sequence, sampled: tuple[int, ...], context: int) -> Outcome
         generated = sequence.generated + count
         if token in request.stop_token_ids and generated > request.params.min_tokens:
             stop_reason = None if token in request.eos_token_ids else token
-            return Outcome(sampled[:count], FinishReason.STOP, stop_reason)
+            return CountedTokens(sampled[:count], FinishReason.STOP, stop_reason)
         if generated == request.params.max_tokens or len(sequence.tokens) + count == context:
-            return Outcome(sampled[:count], FinishReason.LENGTH)
-    return Outcome(sampled)
+            return CountedTokens(sampled[:count], FinishReason.LENGTH)
+    return CountedTokens(sampled)
 
 
 def event(

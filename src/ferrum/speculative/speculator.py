@@ -62,7 +62,7 @@ class Speculator:
         self._since_retry = 0
         self.counts = SpeculationCounts(accepted_per_position=(0,) * max_draft)
 
-    def may_guess(self, sequence: Sequence) -> bool:
+    def may_draft(self, sequence: Sequence) -> bool:
         return self._model is not None or any(proposer.may_propose(sequence) for proposer in self._proposers)
 
     def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:

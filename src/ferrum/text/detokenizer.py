@@ -15,7 +15,7 @@ from ferrum.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class DecodedText:
     """The effect of pushed tokens.
 
     Attributes:
@@ -73,7 +73,7 @@ class Detokenizer:
         self._held = ""
         self._ended = False
 
-    def push(self, token_ids: Iterable[int]) -> Delta:
+    def push(self, token_ids: Iterable[int]) -> DecodedText:
         """Take the next tokens. After a complete stop string, none are kept.
 
         Raises:
@@ -81,7 +81,7 @@ class Detokenizer:
         """
         pushed = () if self._ended else tuple(token_ids)
         if self._stops is None:
-            return Delta(self._characters.decode(b"".join([self._bytes(each) for each in pushed])), len(pushed))
+            return DecodedText(self._characters.decode(b"".join([self._bytes(each) for each in pushed])), len(pushed))
         certain = []
         for kept, token_id in enumerate(pushed, 1):
             self._spared -= 1
@@ -89,8 +89,8 @@ class Detokenizer:
             certain.append(text)
             if stop is not None:
                 self._ended = True
-                return Delta("".join(certain), kept, stop)
-        return Delta("".join(certain), len(pushed))
+                return DecodedText("".join(certain), kept, stop)
+        return DecodedText("".join(certain), len(pushed))
 
     def finish(self) -> str:
         """Return the text held back. Bytes of an incomplete character become U+FFFD."""
