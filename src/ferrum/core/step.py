@@ -212,4 +212,5 @@ class FinishedStep:
     output: StepOutput
 
     def result(self) -> StepOutput:
+        """Return the output."""
         return self.output
