@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from ferrum.core.policy_config import POLICY
 from ferrum.kernels.cpu.library import available_threads
-from ferrum.kernels.cpu.team_size import TeamSize, count_preemptions
+from ferrum.kernels.cpu.native_kernels import TeamSize, count_preemptions
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.step_tables import Piece, stage
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling
-from ferrum.sampling.sampler import Sampled
-from ferrum.sampling.verify import Verification, check_threshold, count_likely
-from ferrum.sampling.verify import accept as accept_all
+from ferrum.sampling.sampler import Sampled, Verification, check_threshold, count_likely
+from ferrum.sampling.sampler import accept as accept_all
 from sampling_twin import F32, accept, best_of, request, sample
 
 V = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.core.policy_config import POLICY
-from ferrum.kernels.cpu.team_size import TeamSize, count_preemptions
+from ferrum.kernels.cpu.native_kernels import TeamSize, count_preemptions
 
 INTERVAL = POLICY.team_interval_seconds
 CROWDED = int(POLICY.team_crowded_rate * INTERVAL) + 2

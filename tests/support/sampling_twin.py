@@ -16,10 +16,9 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
 from ferrum.sampling.probability_mass import greatest
 from ferrum.sampling.rules import Row, distribution
-from ferrum.sampling.sampler import REFERENCE, Sampled, Sampler, SamplerInput
+from ferrum.sampling.sampler import REFERENCE, Accepted, Sampled, Sampler, SamplerInput, Verification
+from ferrum.sampling.sampler import accept as accept_all
 from ferrum.sampling.sampler import sample as sample_all
-from ferrum.sampling.verify import Accepted, Verification
-from ferrum.sampling.verify import accept as accept_all
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -13,7 +13,9 @@ REPOSITORY = Path(__file__).parents[2]
 MODULES = sorted(SOURCE.rglob("*.py"))
 """The package itself."""
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
-TOOLS = sorted(path for folder in ("training", "bench", "examples", ".ci") for path in (REPOSITORY / folder).rglob("*.py"))
+TOOLS = sorted(
+    path for folder in ("training", "bench", "examples", ".ci") for path in (REPOSITORY / folder).rglob("*.py")
+)
 NATIVE = sorted(path for path in (REPOSITORY / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".txt"))
 
 

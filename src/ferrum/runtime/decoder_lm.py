@@ -17,7 +17,7 @@ from ferrum.runtime.backend import sampler_for
 from ferrum.runtime.fault_isolation import run_isolated
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, stage
-from ferrum.sampling.verify import accept
+from ferrum.sampling.sampler import accept
 
 
 class DecoderLM(StepwiseLLM):

@@ -20,8 +20,8 @@ from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
+from ferrum.sampling.sampler import check_threshold, count_likely
 from ferrum.sampling.top_k import top
-from ferrum.sampling.verify import check_threshold, count_likely
 
 logger: Final = logging.getLogger("ferrum.tokens")
 

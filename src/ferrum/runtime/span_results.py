@@ -10,8 +10,7 @@ from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
 from ferrum.kernels.interface import F32
 from ferrum.kernels.reference.reference_math import tree_sum
-from ferrum.sampling.sampler import REFERENCE, Sampler, score
-from ferrum.sampling.verify import Accepted, Verification, accept
+from ferrum.sampling.sampler import REFERENCE, Accepted, Sampler, Verification, accept, score
 
 
 class SpanRows:
