@@ -25,7 +25,7 @@ from typing import Any
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import SpanResult, StepBatch, StepOutput, Want
 from ferrum.core.types import Request, Sequence
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import DraftModel
@@ -123,9 +123,9 @@ def tokens_per_second(cell: Cell, seed: int) -> float:
             number = next(numbers)
             sequence = begin(Request(str(number), (1,) * prompt, SamplingParams(), 0))[0]
             running.append((sequence, text_of(cell, seed, number)))
-        wishes = [Wish(each, limit) for each, _ in running if (limit := ANSWER - each.generated - 1) > 0]
+        wishes = [DraftRequest(each, limit) for each, _ in running if (limit := ANSWER - each.generated - 1) > 0]
         stored = sum(len(each.tokens) for each, _ in running)
-        drafts = speculator.draft(wishes, Room(cell.batch, stored, 512)) if wishes else []
+        drafts = speculator.draft(wishes, StepLoad(cell.batch, stored, 512)) if wishes else []
         rows = cell.batch + sum(map(len, drafts))
         spent += cell.seconds(rows)
         costs.observe(rows, stored, cell.seconds(rows) * noise.uniform(0.95, 1.2))

@@ -8,7 +8,7 @@ import pytest
 
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.speculator import Speculator
@@ -34,8 +34,8 @@ class Machine:
         """Return tokens per second, relative to no drafts."""
         spent, tokens, batch = 0.0, 0, len(self.sequences)
         for _ in range(steps):
-            room = Room(batch, batch * 100, 512)
-            drafts = self.speculator.draft([Wish(each, 20) for each in self.sequences], room)
+            room = StepLoad(batch, batch * 100, 512)
+            drafts = self.speculator.draft([DraftRequest(each, 20) for each in self.sequences], room)
             rows = batch + sum(map(len, drafts))
             spent += self.seconds(rows)
             self.costs.observe(rows, batch * 100, self.seconds(rows) * self.random.uniform(0.95, 1.2))
@@ -65,7 +65,7 @@ def test_drafting_continues_after_a_step_that_was_delayed(which: int, batch: int
     speculator = Speculator(costs, max_draft=MAX_DRAFT, proposers=[Always(*[5] * MAX_DRAFT)])
     sequences = [begin(Request(str(name), (1, 2), SamplingParams(), 0))[0] for name in range(batch)]
     for _ in range(600):
-        drafts = speculator.draft([Wish(each, 20) for each in sequences], Room(batch, 100, 512))
+        drafts = speculator.draft([DraftRequest(each, 20) for each in sequences], StepLoad(batch, 100, 512))
         rows = batch + sum(map(len, drafts))
         tried += rows > batch
         spent += 1 + 0.02 * rows

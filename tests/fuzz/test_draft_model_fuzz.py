@@ -10,7 +10,7 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import SpanResult, StepBatch, StepOutput, Want
 from ferrum.core.types import Request, Sequence
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_model import MAX_FIRST_SPAN, READ_CHUNK, DraftModel
@@ -65,8 +65,8 @@ class Machine:
         """Return tokens per second, relative to no drafts."""
         spent, tokens, stored = 0.0, 0, self.batch * self.prompt
         for _ in range(STEPS):
-            wishes = [Wish(each, limit) for each in self.sequences if (limit := ANSWER - each.generated - 1)]
-            drafts = self.speculator.draft(wishes, Room(self.batch, stored, 512)) if wishes else []
+            wishes = [DraftRequest(each, limit) for each in self.sequences if (limit := ANSWER - each.generated - 1)]
+            drafts = self.speculator.draft(wishes, StepLoad(self.batch, stored, 512)) if wishes else []
             rows = self.batch + sum(map(len, drafts))
             spent += seconds(rows)
             self.costs.observe(rows, stored, seconds(rows))

@@ -16,7 +16,7 @@ from ferrum.core.step import StepBatch
 from ferrum.core.types import Request, Sequence
 from ferrum.sampling import rules
 from ferrum.sampling.token_counts import TokenCounts
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
 from ferrum.speculative.draft_model import DraftModel, _Cached
 from ferrum.speculative.speculator import Speculator
@@ -37,7 +37,7 @@ def sequence_of(name: str, *tokens: int, **params: object) -> Sequence:
 
 def draft_lengths(model: DraftModel, *sequences: Sequence) -> list[int]:
     """Return how many draft tokens each sequence gets of three."""
-    return [len(tokens) for tokens in model.draft([Wish(each, 3) for each in sequences])]
+    return [len(tokens) for tokens in model.draft([DraftRequest(each, 3) for each in sequences])]
 
 
 @pytest.mark.parametrize("error", [KvExhausted("full"), StepError("odd"), NonFiniteLogits("nan")])
@@ -73,7 +73,7 @@ def test_a_broken_model_is_not_used_again(executor: FakeContractExecutor, caplog
     executor.lm.explode = RuntimeError("out of order")
     passes = []
     for _ in range(3):
-        assert drafter.draft([Wish(sequence, 3)], Room(1, 3, 8)) == [()]
+        assert drafter.draft([DraftRequest(sequence, 3)], StepLoad(1, 3, 8)) == [()]
         passes.append(executor.lm.passes)
     drafter.forget(sequence)
     assert passes == [1, 1, 1] and model.limit(sequence_of("b")) == 0
@@ -103,7 +103,7 @@ def test_drafts_are_sampled_with_the_whole_history_counted_once(
     monkeypatch.setattr(executor, "submit", watch)
     for right in (3, 0, 1, 2, 3, 0, 0):
         text = list(sequence.tokens)
-        (draft,) = model.draft([Wish(sequence, 3)])
+        (draft,) = model.draft([DraftRequest(sequence, 3)])
         assert seen[-3:] == [[*text, *draft[:count]] for count in range(3)]
         sequence.extend((*draft[:right], 5))
     assert sum(counted) <= len(sequence.tokens) + 7 * 3

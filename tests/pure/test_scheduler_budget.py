@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferrum.core.policy_config import POLICY
-from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.drafts import StepLoad
 from ferrum.scheduler.step_budget import StepBudget
 from ferrum.scheduler.step_cost_model import StepCosts, context_cost
 from scheduler_bench import Bench
@@ -31,7 +31,7 @@ def learned() -> StepCosts:
 @pytest.mark.parametrize("stored", [0, 3000])
 def test_prompt_fills_a_step_up_to_the_target(decoding: int, stored: int) -> None:
     context = 50 * decoding
-    tokens = StepBudget(learned(), 0.2).prompt_tokens(Room(decoding, context, 512), stored)
+    tokens = StepBudget(learned(), 0.2).prompt_tokens(StepLoad(decoding, context, 512), stored)
     assert LEAST < tokens < 512
     assert seconds(decoding + tokens, context + context_cost(tokens, stored)) == pytest.approx(0.2, rel=0.1)
 
@@ -43,22 +43,22 @@ def test_first_prompts_teach_what_smaller_steps_take() -> None:
         costs.observe(512, start, 0.3 + 0.02 * 512)
     budget = StepBudget(costs, 0.5)
     for _ in range(8):
-        tokens = budget.prompt_tokens(Room(1, 100, 512), 0)
+        tokens = budget.prompt_tokens(StepLoad(1, 100, 512), 0)
         costs.observe(1 + tokens, 100, 0.3 + 0.02 * tokens)
     assert 0.3 + 0.02 * tokens <= 1.5
 
 
 def test_prompts_are_unbounded_while_no_sequence_decodes() -> None:
-    assert StepBudget(learned(), 0.05).prompt_tokens(Room(0, 0, 512), 0) == 512
+    assert StepBudget(learned(), 0.05).prompt_tokens(StepLoad(0, 0, 512), 0) == 512
 
 
 def test_prompts_are_unbounded_without_a_target_or_observations() -> None:
-    assert StepBudget(learned(), None).prompt_tokens(Room(4, 100, 512), 0) == 512
-    assert StepBudget(StepCosts(), 0.05).prompt_tokens(Room(4, 100, 512), 0) == 512
+    assert StepBudget(learned(), None).prompt_tokens(StepLoad(4, 100, 512), 0) == 512
+    assert StepBudget(StepCosts(), 0.05).prompt_tokens(StepLoad(4, 100, 512), 0) == 512
 
 
 def test_prompts_get_half_of_a_step_that_exceeds_the_target_by_decoding_alone() -> None:
-    tokens = StepBudget(learned(), 0.01).prompt_tokens(Room(100, 4000, 512), 0)
+    tokens = StepBudget(learned(), 0.01).prompt_tokens(StepLoad(100, 4000, 512), 0)
     assert seconds(100 + tokens, 4000) == pytest.approx(2 * seconds(100, 4000), rel=0.1)
 
 
@@ -67,8 +67,8 @@ def test_every_step_makes_progress() -> None:
     for _ in range(20):
         crawl.observe(1, 0, 1.0)
         crawl.observe(2, 0, 50.0)
-    assert StepBudget(crawl, 0.01).prompt_tokens(Room(1, 0, 512), 0) == LEAST
-    assert StepBudget(crawl, 0.01).prompt_tokens(Room(1, 0, 3), 0) == 3
+    assert StepBudget(crawl, 0.01).prompt_tokens(StepLoad(1, 0, 512), 0) == LEAST
+    assert StepBudget(crawl, 0.01).prompt_tokens(StepLoad(1, 0, 3), 0) == 3
 
 
 def test_step_accepts_any_token_budget() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request, Sequence
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
@@ -30,7 +30,7 @@ def costs_of(seconds: Callable[[int], float]) -> StepCosts:
 
 def lengths(seconds: Callable[[int], float], *rates: float, budget: int = 99, draft: float | None = None) -> list[int]:
     candidates = [Candidate(MAX_DRAFT, each, computed=draft is not None) for each in rates]
-    room = Room(len(rates), 0, budget)
+    room = StepLoad(len(rates), 0, budget)
     return best_lengths(candidates, room, costs_of(seconds), lambda sequences: draft or 0.0)[0]
 
 
@@ -66,7 +66,7 @@ def test_the_time_of_computing_drafts_counts() -> None:
 
 
 def test_nothing_is_verified_before_the_first_measurement() -> None:
-    assert best_lengths([Candidate(3, 0.6, computed=False)], Room(1, 0, 99), StepCosts(), lambda _: 0.0)[0] == [0]
+    assert best_lengths([Candidate(3, 0.6, computed=False)], StepLoad(1, 0, 99), StepCosts(), lambda _: 0.0)[0] == [0]
 
 
 def test_a_step_at_most_doubles_beyond_what_was_measured() -> None:
@@ -74,16 +74,16 @@ def test_a_step_at_most_doubles_beyond_what_was_measured() -> None:
     costs.observe(4, 0, 1.0)
     four = [Candidate(MAX_DRAFT, 0.9, computed=False)] * 4
     for rows in (8, 16, 32):
-        assert sum(best_lengths(four, Room(4, 0, 99), costs, lambda _: 0.0)[0]) == rows - 4
+        assert sum(best_lengths(four, StepLoad(4, 0, 99), costs, lambda _: 0.0)[0]) == rows - 4
         costs.observe(rows, 0, 1.0)
-    assert sum(best_lengths(four, Room(4, 0, 15), costs, lambda _: 0.0)[0]) == 15
+    assert sum(best_lengths(four, StepLoad(4, 0, 15), costs, lambda _: 0.0)[0]) == 15
 
 
 @pytest.mark.parametrize("rows", [1, 30])
 def test_prompt_chunks_in_the_step_make_drafts_no_cheaper(rows: int) -> None:
     costs = costs_of(lambda rows: 1 + 0.9 * rows)
     one = [Candidate(MAX_DRAFT, 0.5, computed=False)]
-    assert best_lengths(one, Room(rows, 0, 9), costs, lambda _: 0.0) == ([0], 1.0)
+    assert best_lengths(one, StepLoad(rows, 0, 9), costs, lambda _: 0.0) == ([0], 1.0)
 
 
 def test_an_acceptance_rate_follows_its_window() -> None:
@@ -109,7 +109,7 @@ def sequence() -> Sequence:
 
 def step(speculator: Speculator, one: Sequence, truth: int) -> int:
     """Draft once and continue the sequence with `truth`; return how many draft tokens were verified."""
-    (draft,) = speculator.draft([Wish(one, 20)], Room(1, len(one.tokens), 64))
+    (draft,) = speculator.draft([DraftRequest(one, 20)], StepLoad(1, len(one.tokens), 64))
     accepted = next((position for position, token in enumerate(draft) if token != truth), len(draft))
     if draft:
         speculator.learn(one, len(draft), accepted)

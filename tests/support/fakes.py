@@ -32,7 +32,7 @@ from ferrum.core.step import (
 )
 from ferrum.core.types import FinishReason, Request
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 
 Visible = tuple[tuple[int, ...], ...]
 """The tokens that a query sees in each layer group, with its own token last."""
@@ -57,7 +57,7 @@ class Guesses:
         assert sequence.finish is None
         return True
 
-    def draft(self, wishes: Sequence[Wish], room: Room) -> list[tuple[int, ...]]:
+    def draft(self, wishes: Sequence[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
         assert room.budget > 0 and all(wish.limit > 0 for wish in wishes)
         return [self._propose(wish.sequence) for wish in wishes]
 

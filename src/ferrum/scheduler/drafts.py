@@ -11,7 +11,7 @@ from ferrum.core.types import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DraftRequest:
     """A sequence to draft for, and the largest useful number of draft tokens."""
 
     sequence: Sequence
@@ -19,7 +19,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepLoad:
     """The step that the draft tokens join.
 
     Attributes:
@@ -43,8 +43,8 @@ class Drafter(Protocol):
     def may_draft(self, sequence: Sequence) -> bool:
         """Return whether it could ever draft for the sequence."""
 
-    def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
-        """Return draft tokens for each wish, possibly none; those beyond a limit or the budget are cut."""
+    def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
+        """Return draft tokens for each request, possibly none; those beyond a limit or the budget are cut."""
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Take in how many draft tokens of the sequence were verified, and how many of them were accepted."""
@@ -61,8 +61,8 @@ class NoDrafts:
     def may_draft(self, sequence: Sequence) -> bool:  # noqa: ARG002 - a drafter's signature
         return False
 
-    def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
-        return [()] * len(wishes)
+    def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:  # noqa: ARG002 - a drafter's signature
+        return [()] * len(requests)
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass

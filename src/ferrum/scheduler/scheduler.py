@@ -24,7 +24,7 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
-from ferrum.scheduler.drafts import Drafter, NoDrafts, Wish
+from ferrum.scheduler.drafts import Drafter, DraftRequest, NoDrafts
 from ferrum.scheduler.page_protocol import Pages
 from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixMatch, PrefixSharing, PromptSources
@@ -233,9 +233,11 @@ class Scheduler:
         if not any(map(self.drafter.may_draft, ready)):
             return
         step.hold(None)
-        wishes = [Wish(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))]
-        for wish, tokens in zip(wishes, self.drafter.draft(wishes, step.room) if wishes else (), strict=True):
-            sequence, drafts = wish.sequence, tokens[: min(wish.limit, step.budget)]
+        requests = [
+            DraftRequest(each, limit) for each in ready if (limit := min(step.budget, draft_limit(each, self._context)))
+        ]
+        for request, tokens in zip(requests, self.drafter.draft(requests, step.room) if requests else (), strict=True):
+            sequence, drafts = request.sequence, tokens[: min(request.limit, step.budget)]
             if drafts and self._pages.reserve(sequence.cache_id, sequence.computed + 1 + len(drafts)):
                 step.add(sequence, make_span(sequence, 1, drafts=drafts, scored=self._live.scored(sequence)))
 

@@ -14,7 +14,7 @@ from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.step import Span
 from ferrum.core.tuning import fastest_batch_size
 from ferrum.core.types import Sequence
-from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.drafts import StepLoad
 from ferrum.scheduler.step_cost_model import StepCosts, context_cost, total_context_cost
 from ferrum.scheduler.step_plan import OpenStep
 
@@ -67,7 +67,7 @@ class StepBudget:
         in_time = bisect_right(range(1, limit + 1), self._seconds, key=seconds)
         return max(in_time, fastest_batch_size(seconds, limit))
 
-    def prompt_tokens(self, room: Room, stored: int) -> int:
+    def prompt_tokens(self, room: StepLoad, stored: int) -> int:
         """Return how many prompt tokens a step may take, at most its budget.
 
         Args:

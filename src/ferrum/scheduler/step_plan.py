@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ferrum.core.step import Span, StepBatch
 from ferrum.core.types import Sequence
-from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.drafts import StepLoad
 from ferrum.scheduler.step_cost_model import total_context_cost
 
 
@@ -57,10 +57,10 @@ class OpenStep:
         return tuple(self._spans.values())
 
     @property
-    def room(self) -> Room:
+    def room(self) -> StepLoad:
         """The step as those see it who add tokens to it."""
         spans = [span for _, span in self._spans.values()]
-        return Room(sum(len(span.tokens) for span in spans), total_context_cost(spans), self.budget)
+        return StepLoad(sum(len(span.tokens) for span in spans), total_context_cost(spans), self.budget)
 
     def close(self) -> Plan | None:
         """Return the plan, or None if it has no span."""

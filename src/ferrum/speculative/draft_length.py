@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ferrum.core.policy_config import POLICY
-from ferrum.scheduler.drafts import Room
+from ferrum.scheduler.drafts import StepLoad
 from ferrum.scheduler.step_cost_model import StepCosts
 
 
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def best_lengths(
-    candidates: Sequence[Candidate], room: Room, costs: StepCosts, draft_seconds: Callable[[int], float]
+    candidates: Sequence[Candidate], room: StepLoad, costs: StepCosts, draft_seconds: Callable[[int], float]
 ) -> tuple[list[int], float]:
     """Return how many draft tokens to verify for each candidate, and the gain in tokens per second (1: none).
 

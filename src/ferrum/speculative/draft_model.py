@@ -17,7 +17,7 @@ from ferrum.core.memory_plan import MemoryPlan
 from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.sampling.rules import truncate_counts
-from ferrum.scheduler.drafts import Wish
+from ferrum.scheduler.drafts import DraftRequest
 from ferrum.scheduler.step_cost_model import StepCosts
 
 READ_CHUNK: Final = 256
@@ -79,7 +79,7 @@ def _new(sequence: Sequence) -> _Cached:
 class _Draft:
     """A draft in progress."""
 
-    wish: Wish
+    request: DraftRequest
     cached: _Cached
     tokens: list[int] = field(default_factory=list)
 
@@ -127,13 +127,13 @@ class DraftModel:
             self._stored = sum(each.length for each in self._cached.values())
         return self._costs.predict(sequences, self._stored * sequences // max(1, len(self._cached)))
 
-    def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
+    def draft(self, requests: Series[DraftRequest]) -> list[tuple[int, ...]]:
         """Draft for every sequence that is read; read the others on."""
         if self._broken:
-            return [()] * len(wishes)
+            return [()] * len(requests)
         self._stored = None
         try:
-            drafts = [self._begin(wish) for wish in wishes]
+            drafts = [self._begin(request) for request in requests]
             active = self._read(drafts)
             active = self._run(active, [self._first(draft) for draft in active]) if active else []
             while active:
@@ -142,7 +142,7 @@ class DraftModel:
             _LOG.exception("the draft model failed: no more drafts are computed")
             self._broken = True
             self._cached.clear()
-            return [()] * len(wishes)
+            return [()] * len(requests)
         return [tuple(draft.tokens) for draft in drafts]
 
     def forget(self, sequence: Sequence) -> None:
@@ -154,9 +154,9 @@ class DraftModel:
         if self._cached.pop(sequence.cache_id, None) is not None:
             self._executor.release_cache(sequence.cache_id)
 
-    def _begin(self, wish: Wish) -> _Draft:
+    def _begin(self, request: DraftRequest) -> _Draft:
         """Begin a draft: truncate the stored tokens to those that agree with the sequence."""
-        sequence = wish.sequence
+        sequence = request.sequence
         cached = self._cached.get(sequence.cache_id)
         if cached is None:
             cached = self._cached[sequence.cache_id] = _new(sequence)
@@ -164,35 +164,35 @@ class DraftModel:
         if agreed < cached.length:
             self._executor.truncate_kv_for_cache_id(sequence.cache_id, agreed)
         cached.roll_back(sequence, agreed)
-        return _Draft(wish, cached)
+        return _Draft(request, cached)
 
     def _read(self, drafts: Series[_Draft]) -> list[_Draft]:
         """Read a chunk, one sequence after the other; return the drafts with nothing left to read."""
         budget = READ_CHUNK
         behind, spans, ready = [], [], []
         for draft in drafts:
-            tokens, known = draft.wish.sequence.tokens, draft.cached.known
+            tokens, known = draft.request.sequence.tokens, draft.cached.known
             count = _to_read(len(tokens) - known)
             chunk = tuple(tokens[known : known + min(count, budget)])
             if chunk:
                 budget -= len(chunk)
                 behind.append(draft)
-                spans.append(Span(draft.wish.sequence.cache_id, known, chunk, want=Want.NONE))
+                spans.append(Span(draft.request.sequence.cache_id, known, chunk, want=Want.NONE))
             if len(chunk) == count:
                 ready.append(draft)
         if not spans:
             return ready
         self._step(behind, spans, self._reading)
-        return [draft for draft in ready if not _to_read(len(draft.wish.sequence.tokens) - draft.cached.known)]
+        return [draft for draft in ready if not _to_read(len(draft.request.sequence.tokens) - draft.cached.known)]
 
     def _first(self, draft: _Draft) -> Span:
         """Return the span of the unread tokens, which ends in the first draft token."""
-        sequence, start = draft.wish.sequence, draft.cached.known
+        sequence, start = draft.request.sequence, draft.cached.known
         return Span(sequence.cache_id, start, tuple(sequence.tokens[start:]), sampling=draft.cached.sampling)
 
     def _next(self, draft: _Draft) -> Span:
         """Return the span of the last draft token, which ends in the next one."""
-        cache_id, start = draft.wish.sequence.cache_id, draft.cached.length
+        cache_id, start = draft.request.sequence.cache_id, draft.cached.length
         return Span(cache_id, start, (draft.tokens[-1],), sampling=draft.cached.sampling)
 
     def _run(self, drafts: Series[_Draft], spans: Series[Span]) -> list[_Draft]:
@@ -200,7 +200,9 @@ class DraftModel:
         before = [len(draft.tokens) for draft in drafts]
         self._step(drafts, spans, self._costs)
         return [
-            draft for draft, count in zip(drafts, before, strict=True) if count < len(draft.tokens) < draft.wish.limit
+            draft
+            for draft, count in zip(drafts, before, strict=True)
+            if count < len(draft.tokens) < draft.request.limit
         ]
 
     def _step(self, drafts: Series[_Draft], spans: Series[Span], costs: StepCosts) -> None:
@@ -210,7 +212,7 @@ class DraftModel:
         costs.observe_step(batch, output)
         for draft, span, result in zip(drafts, spans, output.results, strict=True):
             if isinstance(result, FerrumError):
-                self._give_up(draft.wish.sequence, result)
+                self._give_up(draft.request.sequence, result)
                 continue
             if draft.tokens:
                 draft.cached.draft_tokens += span.tokens

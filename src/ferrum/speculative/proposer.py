@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ferrum.core.types import Sequence
-from ferrum.scheduler.drafts import Wish
+from ferrum.scheduler.drafts import DraftRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class DraftComputer(Protocol):
     def seconds(self, sequences: int) -> float:
         """Predict the seconds of one draft token for each of that many sequences."""
 
-    def draft(self, wishes: Series[Wish]) -> list[tuple[int, ...]]:
-        """Return a draft for each wish: as many tokens as it asks for, or fewer."""
+    def draft(self, requests: Series[DraftRequest]) -> list[tuple[int, ...]]:
+        """Return a draft for each request: as many tokens as it asks for, or fewer."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a sequence that has ended."""

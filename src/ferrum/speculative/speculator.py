@@ -13,7 +13,7 @@ from typing import Final
 from ferrum.core.policy_config import POLICY
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
-from ferrum.scheduler.drafts import Room, Wish
+from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.step_cost_model import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
 from ferrum.speculative.proposer import Draft, DraftComputer, Proposer
@@ -65,25 +65,25 @@ class Speculator:
     def may_draft(self, sequence: Sequence) -> bool:
         return self._model is not None or any(proposer.may_propose(sequence) for proposer in self._proposers)
 
-    def draft(self, wishes: Series[Wish], room: Room) -> list[tuple[int, ...]]:
+    def draft(self, requests: Series[DraftRequest], room: StepLoad) -> list[tuple[int, ...]]:
         self._since_retry += 1
-        for wish in wishes:
-            self._observe(wish.sequence)
-        found = [self._propose(wish) for wish in wishes]
+        for request in requests:
+            self._observe(request.sequence)
+        found = [self._propose(request) for request in requests]
         if self._model is None and not any(found):
-            return [()] * len(wishes)
-        candidates = [self._candidate(wish, draft) for wish, draft in zip(wishes, found, strict=True)]
-        lengths, retried = self._lengths(wishes, candidates, room)
-        computed = self._compute(wishes, found, lengths)
+            return [()] * len(requests)
+        candidates = [self._candidate(request, draft) for request, draft in zip(requests, found, strict=True)]
+        lengths, retried = self._lengths(requests, candidates, room)
+        computed = self._compute(requests, found, lengths)
         drafts = []
-        for wish, draft, length in zip(wishes, found, lengths, strict=True):
+        for request, draft, length in zip(requests, found, lengths, strict=True):
             tokens = () if draft is None else draft.tokens[:length]
             if draft is None and length:
                 tokens = computed.pop(0)
                 draft = Draft(tokens, COMPUTED)
-            state = self._states[wish.sequence.cache_id]
+            state = self._states[request.sequence.cache_id]
             # A draft that is not verified is compared, too: it shows for free when drafts begin to pay.
-            state.draft, state.start = draft, len(wish.sequence.tokens)
+            state.draft, state.start = draft, len(request.sequence.tokens)
             drafts.append(tokens)
         if retried is not None and drafts[retried]:
             self._since_retry = 0
@@ -112,35 +112,41 @@ class Speculator:
                     break
             state.draft = None
 
-    def _propose(self, wish: Wish) -> Draft | None:
-        drafts = (proposer.propose(wish.sequence, min(wish.limit, self._max_draft)) for proposer in self._proposers)
+    def _propose(self, request: DraftRequest) -> Draft | None:
+        drafts = (
+            proposer.propose(request.sequence, min(request.limit, self._max_draft)) for proposer in self._proposers
+        )
         return next((draft for draft in drafts if draft is not None), None)
 
-    def _candidate(self, wish: Wish, draft: Draft | None) -> Candidate:
+    def _candidate(self, request: DraftRequest, draft: Draft | None) -> Candidate:
         kind = COMPUTED if draft is None else draft.kind
         if draft is not None:
             limit = len(draft.tokens)
         else:
-            limit = 0 if self._model is None else min(self._model.limit(wish.sequence), wish.limit, self._max_draft)
+            limit = (
+                0 if self._model is None else min(self._model.limit(request.sequence), request.limit, self._max_draft)
+            )
         # A sequence begins with the acceptance that others have shown, and with little confidence in it.
-        rates = self._states[wish.sequence.cache_id].rates
+        rates = self._states[request.sequence.cache_id].rates
         initial = AcceptanceRate(POLICY.draft_sequence_window, self._rates[kind].rate)
         return Candidate(limit, rates.setdefault(kind, initial).rate, computed=draft is None)
 
-    def _lengths(self, wishes: Series[Wish], candidates: Series[Candidate], room: Room) -> tuple[list[int], int | None]:
+    def _lengths(
+        self, requests: Series[DraftRequest], candidates: Series[Candidate], room: StepLoad
+    ) -> tuple[list[int], int | None]:
         """Return draft lengths by measured gain, and the sequence whose draft is a retry, if any."""
         lengths, gain = best_lengths(candidates, room, self._costs, self._draft_seconds)
         plain = self._costs.predict(len(candidates), room.context_tokens)
         if not plain:
             return lengths, None
         reading = [
-            self._model.reading_seconds(wish.sequence) if self._model is not None and each.computed else 0.0
-            for wish, each in zip(wishes, candidates, strict=True)
+            self._model.reading_seconds(request.sequence) if self._model is not None and each.computed else 0.0
+            for request, each in zip(requests, candidates, strict=True)
         ]
-        for index, wish in enumerate(wishes):
+        for index, request in enumerate(requests):
             # Reading pays if drafts save the sequence's part of the steps to come at least twice that time: by when
             # all prompts of the batch are read, many of those steps are over.
-            if 2 * reading[index] > (1 - 1 / gain) * wish.limit * plain / len(wishes):
+            if 2 * reading[index] > (1 - 1 / gain) * request.limit * plain / len(requests):
                 lengths[index] = 0
         # What looks expensive is not run, so one draft is verified at intervals whatever it is believed to cost. What
         # a lookup proposes is compared in every step: while none of it comes true, there is nothing to retry.
@@ -159,12 +165,12 @@ class Speculator:
         return 0.0 if self._model is None else self._model.seconds(sequences)
 
     def _compute(
-        self, wishes: Series[Wish], found: Series[Draft | None], lengths: Series[int]
+        self, requests: Series[DraftRequest], found: Series[Draft | None], lengths: Series[int]
     ) -> list[tuple[int, ...]]:
         """Return the draft model's drafts for sequences that have none and were given a length, in order."""
         wanted = [
-            replace(wish, limit=length)
-            for wish, draft, length in zip(wishes, found, lengths, strict=True)
+            replace(request, limit=length)
+            for request, draft, length in zip(requests, found, lengths, strict=True)
             if draft is None and length
         ]
         return self._model.draft(wanted) if self._model is not None and wanted else []
