@@ -16,7 +16,7 @@ from typing import Final
 
 from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageTable
-from ferrum.cache.tiered_restore import WantedPage
+from ferrum.cache.tiered_restore import PageTier, WantedPage
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 
@@ -26,7 +26,7 @@ CLOSE_SECONDS: Final = 10.0
 """Seconds that `close` spends on writing queued pages."""
 
 
-class DiskTier:
+class DiskTier(PageTier):
     """A disk tier of one pool. Its threads read and fill the pool while the engine computes.
 
     A page that still has its hash after it was read has not been changed meanwhile: a change removes the hash first.

@@ -21,7 +21,7 @@ AGAIN: Final = 64
 """One of this many pages is copied even if copies do not pay, since the machine may have become faster."""
 
 
-class SwapTier:
+class SwapTier(PageTier):
     """A tier of host buffers that holds pages from their eviction until they are restored.
 
     A page is copied while copying it out and back takes less time than recomputing it, as measured on this machine.
