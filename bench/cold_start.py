@@ -1,11 +1,10 @@
-"""How long from the start of a process to the first token, and where that time goes.
+"""Measure the time from the start of a process to its first token, stage by stage.
 
     python bench/cold_start.py --out bench/results/cold_start.json
 
 A model of the shape of Qwen3-0.6B with random weights is packed to int8, with a byte-level tokenizer of 150,000 entries
-made for the purpose; its files are in the page cache. A process is then started again and again: from text and from
-token ids with that model, from text with the built-in one. Each tells when it had come how far, by the clock that all
-processes share.
+trained here; its files are in the page cache. A process is then started repeatedly: from text and from token ids with
+that model, from text with the built-in one. Each prints the time of every stage by a clock that all processes share.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ llm.close()
 CHILDREN: Final = {
     kind: _BEGIN + middle + "print(json.dumps(marks))" for kind, middle in (("ids", _IDS), ("text", _TEXT))
 }
-"""Programs that a process runs: each tells the clock at every stage."""
+"""Programs that a process runs; each prints the clock at every stage."""
 
 
 def make_tokenizer(entries: int) -> dict[str, Any]:

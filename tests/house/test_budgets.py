@@ -92,7 +92,7 @@ def test_functions_keep_their_budget() -> None:
 
 
 def family_names() -> set[str]:
-    """Names by which a family could be told: its file's, its architecture's."""
+    """Return the names of families: those of their files."""
     files = {path.stem for path in (SOURCE / "models").glob("*.py")}
     parts = {"__init__", "config_reader", "decoder", "families", "tensor_names", "rope", "spec"}
     return files - parts
