@@ -6,7 +6,7 @@ Each rule is one test, which names all that break it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from source_tree import MODULES, NATIVE, REPOSITORY, SOURCE, TESTS, TOOLS, nodes
@@ -24,8 +24,8 @@ WITHOUT_ARRAYS = {"core", "contract", "cache", "scheduler", "text"}
 OPAQUE_ARRAYS = {"nn", "models"}
 
 
-def room_of(path: Path) -> str | None:
-    parts = path.relative_to(SOURCE).parts
+def room_of(path: Path, source: Path = SOURCE) -> str | None:
+    parts = path.relative_to(source).parts
     return parts[0] if len(parts) > 1 else None
 
 
@@ -39,29 +39,50 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def upward_imports(modules: Sequence[Path], source: Path) -> Iterator[str]:
+    """Imports of a room that stands further down the list."""
+    for path in modules:
+        room = room_of(path, source)
+        for package, _, rest in (name.partition(".") for name in imports(path)):
+            target = rest.partition(".")[0]
+            if room and package == "ferrum" and target in ROOMS and ROOMS.index(target) > ROOMS.index(room):
+                yield f"{path.relative_to(source)} imports {rest}"
+
+
+def shared_names(modules: Sequence[Path], source: Path) -> dict[str, set[str]]:
+    """Base names that stand in several rooms, and these rooms."""
+    homes: dict[str, set[str]] = {}
+    for path in modules:
+        if path.stem != "__init__" and (room := room_of(path, source)):
+            homes.setdefault(path.stem, set()).add(room)
+    return {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
+
+
 def test_every_folder_is_a_room() -> None:
     folders = {path.name for path in SOURCE.iterdir() if path.is_dir()} - {"__pycache__", "assets"}
     assert folders <= set(ROOMS)
 
 
 def test_imports_point_up_the_list_only() -> None:
-    upward = []
-    for path in MODULES:
-        room = room_of(path)
-        for package, _, rest in (name.partition(".") for name in imports(path)):
-            target = rest.partition(".")[0]
-            if room and package == "ferrum" and target in ROOMS and ROOMS.index(target) > ROOMS.index(room):
-                upward.append(f"{path.relative_to(SOURCE)} imports {rest}")
-    assert upward == []
+    assert list(upward_imports(MODULES, SOURCE)) == []
 
 
 def test_no_base_name_stands_in_two_rooms() -> None:
     """A file search by name finds one module."""
-    homes: dict[str, set[str]] = {}
-    for path in MODULES:
-        if path.stem != "__init__" and (room := room_of(path)):
-            homes.setdefault(path.stem, set()).add(room)
-    assert {name: rooms for name, rooms in homes.items() if len(rooms) > 1} == {}
+    assert shared_names(MODULES, SOURCE) == {}
+
+
+def test_planted_violations_are_found(tmp_path: Path) -> None:
+    planted = {
+        "cache/pool.py": "from ferrum.scheduler.queues import Waiting\n",
+        "engine/pool.py": "from ferrum.cache.pool import PagePool\n",
+    }
+    for name, text in planted.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    modules = [tmp_path / name for name in planted]
+    assert list(upward_imports(modules, tmp_path)) == ["cache/pool.py imports scheduler.queues.Waiting"]
+    assert shared_names(modules, tmp_path) == {"pool": {"cache", "engine"}}
 
 
 def test_arrays_and_torch_stay_in_their_rooms() -> None:
