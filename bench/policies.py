@@ -18,15 +18,15 @@ from random import Random
 from statistics import geometric_mean, mean, median, quantiles
 from typing import Any, Final
 
+from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.cache.prefix_hash import PrefixScope
 from ferrum.core.params import SamplingParams
 from ferrum.core.policy_config import POLICY
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.core.types import Request
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 
 PAGE: Final = 64
 STOP: Final = 2

@@ -34,10 +34,9 @@ _HOMES: Final = {
         ),
         "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig",
         "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
-        "ferrum.contract.executor_metrics": "ExecutorMetrics",
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",
-        "ferrum.contract.status": "ExecutorMemoryUsage ExecutorState ExecutorStatus",
+        "ferrum.contract.executor_state": "ExecutorMemoryUsage ExecutorMetrics ExecutorState ExecutorStatus",
         "ferrum.core.step": (
             "CARRY Hidden PendingStep Rows Sampling Score Span SpanResult StepBatch StepOutput TokenLogprobs Want"
         ),

@@ -7,8 +7,11 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig as LlmRuntimeConfig
 from ferrum.contract.executor import BatchModelExecutor as BatchModelExecutor
 from ferrum.contract.executor import ModelExecutor as ModelExecutor
 from ferrum.contract.executor import SpeculativeExecutor as SpeculativeExecutor
-from ferrum.contract.executor_metrics import ExecutorMetrics as ExecutorMetrics
 from ferrum.contract.executor_registry import ExecutorRegistry as ExecutorRegistry
+from ferrum.contract.executor_state import ExecutorMemoryUsage as ExecutorMemoryUsage
+from ferrum.contract.executor_state import ExecutorMetrics as ExecutorMetrics
+from ferrum.contract.executor_state import ExecutorState as ExecutorState
+from ferrum.contract.executor_state import ExecutorStatus as ExecutorStatus
 from ferrum.contract.factory import ExecutorAttentionConfig as ExecutorAttentionConfig
 from ferrum.contract.factory import ExecutorConfig as ExecutorConfig
 from ferrum.contract.factory import ExecutorMemoryConfig as ExecutorMemoryConfig
@@ -29,9 +32,6 @@ from ferrum.contract.io_types import SpeculativeDecodeOutput as SpeculativeDecod
 from ferrum.contract.io_types import TokenId as TokenId
 from ferrum.contract.io_types import UnifiedBatch as UnifiedBatch
 from ferrum.contract.io_types import UnifiedBatchItem as UnifiedBatchItem
-from ferrum.contract.status import ExecutorMemoryUsage as ExecutorMemoryUsage
-from ferrum.contract.status import ExecutorState as ExecutorState
-from ferrum.contract.status import ExecutorStatus as ExecutorStatus
 from ferrum.core.errors import CapacityError as CapacityError
 from ferrum.core.errors import CheckpointError as CheckpointError
 from ferrum.core.errors import ConfigError as ConfigError

@@ -10,7 +10,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.speculator import Speculator
 from fixed_proposers import Always
 

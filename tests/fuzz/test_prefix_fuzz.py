@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ferrum.cache.page_hashes import PageHash
+from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageGroup, PageTable
-from ferrum.cache.prefix_hash import PrefixScope
+from ferrum.cache.pool import PageHash
 
 SIZE = 4
 SCOPE = PrefixScope(model="m", weights="f32", kv_format="f32", page_size=SIZE, numerics_id="n")

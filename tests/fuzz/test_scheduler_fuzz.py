@@ -19,7 +19,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.step import FinishedStep, Span
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import Plan
 from random_load import RandomLoad

@@ -23,7 +23,7 @@ from ferrum.engine.model_client import Parts
 from ferrum.engine.request_output import Delta, RequestOutput, join
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation_config import load_generation_config
 from ferrum.text.tokenizer import load_tokenizer

@@ -21,7 +21,7 @@ from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from native_twin import require_native
 from random_load import RandomLoad

@@ -16,8 +16,8 @@ import torch
 
 from ferrum import load_executor
 from ferrum.contract.capabilities import AttentionType
+from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import DataType, DecodeInput, LogitsPolicy, PrefillInput, UnifiedBatch, UnifiedBatchItem
-from ferrum.contract.status import ExecutorState
 from ferrum.core.errors import ConfigError, ExecutorInUse, InvalidTransition, RequestError, Unsupported
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Span, SpanResult, StepBatch, Want

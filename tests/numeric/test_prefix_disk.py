@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ferrum import LLM, SamplingParams
-from ferrum.cache.page_hashes import HashedPage
+from ferrum.cache.pool import HashedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes

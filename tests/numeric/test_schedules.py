@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from native_twin import TIERS
 from schedule_player import play
 from schedules import DRAFTERS, schedule_of

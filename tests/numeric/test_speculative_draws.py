@@ -14,7 +14,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer

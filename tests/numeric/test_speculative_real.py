@@ -31,7 +31,7 @@ from ferrum.engine.progress import NoBar
 from ferrum.engine.request_output import Delta, RequestOutput
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler import admission
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from fixed_costs import SetCosts
 from outcomes import essence

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ferrum.cache.page_hashes import HashedPage
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.pool import HashedPage
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError

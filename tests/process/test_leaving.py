@@ -163,7 +163,7 @@ def test_no_step_runs_while_the_interpreter_ends() -> None:
 
 RECORDING = """
 import os, signal, sys
-from ferrum.contract.executor_metrics import StepRecorder
+from ferrum.contract.executor_state import StepRecorder
 from ferrum.core.step import Span
 
 recorder = StepRecorder()

@@ -10,6 +10,7 @@ import pytest
 from contract_kit import INFO, FakeContractExecutor, make_fake
 from ferrum.contract.capabilities import AttentionType
 from ferrum.contract.executor_registry import ExecutorRegistry
+from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.factory import (
     ExecutorAttentionConfig,
     ExecutorConfig,
@@ -19,7 +20,6 @@ from ferrum.contract.factory import (
     OptimizationConfig,
 )
 from ferrum.contract.io_types import DataType, Device, PrefillInput
-from ferrum.contract.status import ExecutorState
 from ferrum.core.config import PAGE_SIZE
 from ferrum.core.errors import CapacityError, ConfigError, ExecutorInUse, ModelNotFound, RequestError, Unsupported
 from ferrum.core.registry import Registry

@@ -10,15 +10,22 @@ import pytest
 
 from contract_kit import INFO, FakeContractExecutor, FakeLM, Options, make_fake, traits_of
 from ferrum.contract.capabilities import AttentionType, ExecutorCapabilities, capabilities
-from ferrum.contract.executor_metrics import ExecutorMetrics, StepRecorder, percentile
+from ferrum.contract.executor_state import (
+    LEGAL,
+    ExecutorMemoryUsage,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    Lifecycle,
+    StepRecorder,
+    percentile,
+)
 from ferrum.contract.io_types import DataType, DecodeInput, PrefillInput
-from ferrum.contract.status import LEGAL, ExecutorMemoryUsage, ExecutorState, ExecutorStatus, Lifecycle
 from ferrum.core.errors import InvalidTransition, RequestError, StepError
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, PoolPart
 from ferrum.core.params import SamplingParams
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, PrefixCounts, SpeculationCounts
-from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
-from ferrum.core.tuning import fastest_batch_size
+from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want, fastest_batch_size
 
 contract = pytest.mark.contract
 

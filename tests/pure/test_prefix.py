@@ -8,9 +8,9 @@ from itertools import combinations
 
 import pytest
 
-from ferrum.cache.page_hashes import PageHash
+from ferrum.cache.page_hashes import PartialPages, PrefixScope
 from ferrum.cache.page_table import PageCopy, PageGroup, PageTable
-from ferrum.cache.prefix_hash import PartialPages, PrefixScope
+from ferrum.cache.pool import PageHash
 from ferrum.core.snapshots import PrefixCounts
 
 SIZE = 4

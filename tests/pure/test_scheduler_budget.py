@@ -6,8 +6,7 @@ import pytest
 
 from ferrum.core.policy_config import POLICY
 from ferrum.scheduler.drafts import StepLoad
-from ferrum.scheduler.step_budget import StepBudget
-from ferrum.scheduler.step_cost_model import StepCosts, context_cost
+from ferrum.scheduler.step_plan import StepBudget, StepCosts, context_cost
 from scheduler_bench import Bench
 
 LEAST = POLICY.min_prompt_tokens

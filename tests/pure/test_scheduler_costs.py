@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, Want
-from ferrum.scheduler.step_cost_model import StepCosts, total_context_cost
+from ferrum.scheduler.step_plan import StepCosts, total_context_cost
 
 SIZES = (1, 2, 5, 9)
 

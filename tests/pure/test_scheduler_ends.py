@@ -10,8 +10,7 @@ from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFin
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Want
 from ferrum.core.types import FinishReason, Request
-from ferrum.scheduler.policy import POLICIES
-from ferrum.scheduler.requests import SPARE_DEADLINES, LiveRequests
+from ferrum.scheduler.queues import POLICIES, SPARE_DEADLINES, LiveRequests
 from ferrum.scheduler.sequence import CountedTokens, begin, judge
 from scheduler_bench import CONTEXT, Bench, stop_at
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request

@@ -14,7 +14,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request, Sequence, TokenEvent
 from ferrum.engine.output_stream import RequestStream
 from ferrum.scheduler.sequence import begin
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.ngram import INDEX_CHUNK, SIZES, NGramProposer
 from ferrum.speculative.predicted_output import PredictedText, PredictionFollower, PredictionProposer
 from ferrum.speculative.speculator import Speculator

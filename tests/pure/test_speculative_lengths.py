@@ -11,7 +11,7 @@ from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Request, Sequence
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
 from ferrum.scheduler.sequence import begin
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
 from ferrum.speculative.speculator import Speculator
 from fixed_costs import SetCosts

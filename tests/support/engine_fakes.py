@@ -22,7 +22,7 @@ from ferrum.engine.hosts.process import ProcessHost
 from ferrum.engine.input_processor import InputProcessor
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation_config import GenerationConfig
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ferrum.cache.page_hashes import HashedPage
+from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageTable
-from ferrum.cache.prefix_hash import PrefixScope
+from ferrum.cache.pool import HashedPage
 from ferrum.cache.tiered_restore import WantedPage
 from ferrum.core.errors import FerrumError
 from ferrum.core.snapshots import SpeculationCounts

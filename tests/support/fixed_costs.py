@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 
 
 class SetCosts(StepCosts):

@@ -17,7 +17,7 @@ from ferrum.core.types import FinishReason, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.scheduler.drafts import Drafter, NoDrafts
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer

@@ -15,7 +15,7 @@ from typing import Final
 from ferrum.core.types import Request
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from native_twin import TIERS
 from random_requests import VOCABULARY, recipe
 from reference_run import Alone, alone

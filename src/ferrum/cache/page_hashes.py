@@ -1,133 +1,198 @@
-"""Index of one layer group's pages by content hash, with eviction of idle pages in LRU order.
+"""Content hashes of full and partial pages, by which sequences with equal prefixes share them.
 
-A hash covers every token up to the page's end (`prefix_hash.py`), so two pages with one hash hold the same bits. A page
-gets its hash when it is full, and is found by it once its sequence has published it.
+A page's hash is a digest of the previous page's hash and its own tokens. The chain starts with everything else that
+keys and values depend on, so positions follow from the chain. Which page has which hash is in `pool.py`.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import astuple, dataclass
+from hashlib import sha256
+from itertools import takewhile
 
-PageHash: TypeAlias = bytes
-"""A digest of everything that the keys and values of a page depend on."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HashedPage:
-    """A page with its hash. Compared by identity: both page and hash may be used again later.
-
-    Attributes:
-        page: page number.
-        page_hash: its content hash.
-        partial: the page is not full; such a page is not copied to other tiers when evicted.
-    """
-
-    page: int
-    page_hash: PageHash
-    partial: bool = False
+from ferrum.cache.pool import HashedPage, PageGroup, PageHash, PagePool
+from ferrum.core.policy_config import POLICY
 
 
-class HashIndex:
-    """Hashes of pages, and the idle ones among them, least recently used first. All O(1) per page.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixScope:
+    """Everything besides tokens that keys and values depend on.
 
     Attributes:
-        evicted: number of pages that lost their hash to make room.
-        on_evict: called with a published page just before it is evicted, while its content is intact.
+        model: the weights, by their content or, within one process, by where they were loaded from.
+        weights: formats of the weights, and other options that change them.
+        kv_format: format of keys and values.
+        page_size: tokens per page.
+        numerics_id: identifies the kernels.
     """
 
-    def __init__(self) -> None:
-        self.evicted = 0
-        self.on_evict: Callable[[HashedPage], None] | None = None
-        self._by_page: dict[int, HashedPage] = {}
-        self._published: dict[PageHash, HashedPage] = {}
-        # Not a plain dict: finding the first key of one that is emptied from the front is not O(1).
-        self._idle: OrderedDict[int, None] = OrderedDict()
+    model: str
+    weights: str
+    kv_format: str
+    page_size: int
+    numerics_id: str
 
-    def __len__(self) -> int:
-        return len(self._by_page)
-
-    def __contains__(self, page: int) -> bool:
-        return page in self._by_page
-
-    @property
-    def idle(self) -> int:
-        """Number of hashed pages without owner."""
-        return len(self._idle)
-
-    def find(self, page_hash: PageHash) -> int | None:
-        """Return the published page with this hash, or None."""
-        hashed = self._published.get(page_hash)
-        return None if hashed is None else hashed.page
-
-    def find_run(self, page_hashes: Sequence[PageHash]) -> int:
-        """Return how many leading hashes have a published page."""
-        return next((count for count, each in enumerate(page_hashes) if each not in self._published), len(page_hashes))
-
-    def assign(self, page: int, page_hash: PageHash, *, partial: bool = False) -> HashedPage | None:
-        """Give a page a hash, not published yet; return None if it has one already."""
-        if page in self._by_page:
-            return None
-        hashed = self._by_page[page] = HashedPage(page, page_hash, partial)
-        return hashed
-
-    def publish(self, hashed: HashedPage) -> bool:
-        """Let a page be found; return False if another page with this hash was published before."""
-        if self._by_page.get(hashed.page) is not hashed:
-            return True  # evicted meanwhile
-        return self._published.setdefault(hashed.page_hash, hashed) is hashed
-
-    def holds(self, hashed: HashedPage) -> bool:
-        """Return whether the page still has this hash. While it has, its content does not change."""
-        return self._by_page.get(hashed.page) is hashed
-
-    def remove(self, hashed: HashedPage) -> bool:
-        """Remove the hash if the page still has it; return whether the page was idle and is now the caller's."""
-        if self._by_page.get(hashed.page) is not hashed:
-            return False
-        del self._by_page[hashed.page]
-        if self._published.get(hashed.page_hash) is hashed:
-            del self._published[hashed.page_hash]
-        was_idle = hashed.page in self._idle
-        self._idle.pop(hashed.page, None)
-        return was_idle
-
-    def retire(self, page: int) -> bool:
-        """Mark a page without owner as idle and most recently used; return False if it has no hash."""
-        if page not in self._by_page:
-            return False
-        self._idle[page] = None
-        return True
-
-    def revive(self, page: int) -> None:
-        """Mark a page as owned again."""
-        self._idle.pop(page, None)
-
-    def evict(self) -> int:
-        """Remove the hash of the least recently used idle page and return the page. There must be one."""
-        page = next(iter(self._idle))
-        hashed = self._by_page[page]
-        if self.on_evict is not None and not hashed.partial and self._published.get(hashed.page_hash) is hashed:
-            self.on_evict(hashed)
-        self.remove(hashed)
-        self.evicted += 1
-        return page
-
-    def clear(self) -> None:
-        """Remove every hash."""
-        for table in (self._by_page, self._published, self._idle):
-            table.clear()
-
-    def check(self, unowned: set[int]) -> None:
-        """Assert that the state is consistent.
+    def root(self, *, adapter: str | None, tenant: str, salt: str) -> PageHash:
+        """Return the hash that a sequence's first page hash is derived from.
 
         Args:
-            unowned: pages without owner that no pending copy reads.
+            adapter: the adapter in use.
+            tenant, salt: requests that differ in them share no pages, so timing reveals nothing about the other.
         """
-        assert set(self._idle) == unowned & set(self._by_page), "idle pages differ from hashed pages without owner"
-        for page, hashed in self._by_page.items():
-            assert hashed.page == page, "a page is listed under another number"
-        for page_hash, hashed in self._published.items():
-            assert hashed.page_hash == page_hash and self._by_page.get(hashed.page) is hashed, "a hash without its page"
+        fields = (*map(str, astuple(self)), "" if adapter is None else f"adapter {adapter}", tenant, salt)
+        return sha256(b"".join(_framed(field.encode()) for field in fields)).digest()
+
+    def extend(self, page_hashes: list[PageHash], root: PageHash, tokens: Sequence[int]) -> None:
+        """Append the hashes of the full pages of `tokens` that `page_hashes` does not have yet."""
+        size = self.page_size
+        for page in range(len(page_hashes), len(tokens) // size):
+            previous = page_hashes[-1] if page_hashes else root
+            page_hashes.append(self.hash_page(previous, tokens[page * size : (page + 1) * size]))
+
+    def hash_page(self, previous: PageHash, tokens: Sequence[int]) -> PageHash:
+        """Return the hash of a full or partial page with these tokens, after the page `previous` or the root."""
+        return sha256(previous + array("i", tokens).tobytes()).digest()
+
+
+def _framed(field: bytes) -> bytes:
+    """Return bytes prefixed with their length, so that distinct lists of fields give distinct bytes."""
+    return len(field).to_bytes(8, "little") + field
+
+
+class SequenceHashes:
+    """How many pages of one sequence have their hash, and which of them are not published yet.
+
+    A full page gets its hash at once, since it may leave a window soon. It is published only after its sequence has
+    produced finite logits: before that it may hold a NaN that would spread to others with the same prefix.
+
+    Args:
+        page_hashes: of its full pages, as far as its tokens are known: a view that its owner appends to.
+        assigned: number of pages that have their hash already.
+    """
+
+    __slots__ = ("_assigned", "_page_hashes", "_unpublished")
+
+    def __init__(self, page_hashes: Sequence[PageHash] = (), assigned: int = 0) -> None:
+        self._page_hashes = page_hashes
+        self._assigned = assigned
+        self._unpublished: list[tuple[PagePool, HashedPage]] = []
+
+    def assign(self, pools: Sequence[PagePool], rows: Sequence[Sequence[int]], freed: Sequence[int], full: int) -> None:
+        """Give the first `full` pages of every row their hashes, except the leading `freed` ones."""
+        for index in range(self._assigned, min(full, len(self._page_hashes))):
+            for pool, row, gone in zip(pools, rows, freed, strict=True):
+                hashed = None if index < gone else pool.hashes.assign(row[index], self._page_hashes[index])
+                if hashed is not None:
+                    self._unpublished.append((pool, hashed))
+            self._assigned = index + 1
+
+    def cut(self, full: int) -> None:
+        """Keep only the first `full` pages."""
+        self._assigned = min(self._assigned, full)
+
+    def publish(self) -> list[tuple[PagePool, HashedPage]]:
+        """Let the pages be found; return those that now are."""
+        if not self._unpublished:
+            return []
+        published = [(pool, hashed) for pool, hashed in self._unpublished if pool.publish(hashed)]
+        self._unpublished.clear()
+        return published
+
+    def discard(self) -> None:
+        """Remove the hashes that are not published."""
+        for pool, hashed in self._unpublished:
+            pool.remove_hash(hashed)
+        self._unpublished.clear()
+
+
+def longest_match(groups: Sequence[PageGroup], pools: Sequence[PagePool], page_hashes: Sequence[PageHash]) -> int:
+    """Return how many leading pages can be adopted.
+
+    A group without a window needs all of them, a group with one only those that the next query sees.
+    """
+    if len(groups) == 1 and groups[0].window is None:  # the usual case, in a tenth of the time
+        return pools[0].hashes.find_run(page_hashes)
+    runs = [0] * len(groups)
+    longest = 0
+    for count, page_hash in enumerate(page_hashes, 1):
+        for index, (group, pool) in enumerate(zip(groups, pools, strict=True)):
+            runs[index] = 0 if pool.hashes.find(page_hash) is None else runs[index] + 1
+            if runs[index] < count and group.window is None:
+                return longest
+        if all(run >= count - group.unseen(count * group.page_size) for run, group in zip(runs, groups, strict=True)):
+            longest = count
+    return longest
+
+
+@dataclass(frozen=True, slots=True)
+class PartialPage:
+    """A page whose first tokens a sequence can start with.
+
+    Attributes:
+        page_hash: its hash.
+        tokens: how many of its tokens to use.
+    """
+
+    page_hash: PageHash
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Successors:
+    """Partial pages after one full page: a bit for each length, and the last one's hash and tokens."""
+
+    lengths: int = 0
+    page_hash: PageHash = b""
+    tokens: tuple[int, ...] = ()
+
+
+class PartialPages:
+    """Partial pages that may exist, by the hash of the full page before them.
+
+    A sequence that continues where another ended copies that one's last page and computes only the new tokens.
+
+    Args:
+        capacity: number of full pages to remember successors of.
+    """
+
+    def __init__(self, capacity: int = POLICY.max_partial_pages) -> None:
+        self._capacity = capacity
+        self._successors: OrderedDict[PageHash, _Successors] = OrderedDict()
+
+    def add(self, previous: PageHash, page_hash: PageHash, tokens: Sequence[int]) -> None:
+        """Record that a page of this hash holds these tokens after the page `previous`."""
+        known = self._successors.setdefault(previous, _Successors())
+        known.lengths |= 1 << len(tokens)
+        known.page_hash, known.tokens = page_hash, tuple(tokens)
+        self._successors.move_to_end(previous)
+        if len(self._successors) > self._capacity:
+            self._successors.popitem(last=False)
+
+    def find(
+        self,
+        previous: PageHash,
+        tokens: Sequence[int],
+        hash_page: Callable[[Sequence[int]], PageHash],
+        exists: Callable[[PageHash], bool],
+    ) -> PartialPage | None:
+        """Return the partial page that holds most of `tokens` after a page.
+
+        Candidates are pages that `tokens` start with, and the page recorded last.
+
+        Args:
+            hash_page: returns the hash of a partial page with the given tokens.
+            exists: returns whether a page of the hash exists.
+        """
+        known = self._successors.get(previous)
+        if known is None:
+            return None
+        self._successors.move_to_end(previous)
+        alike = sum(1 for _ in takewhile(bool, map(int.__eq__, known.tokens, tokens)))
+        common = alike if exists(known.page_hash) else 0
+        for count in range(len(tokens), common, -1):
+            if known.lengths >> count & 1 and exists(page_hash := hash_page(tokens[:count])):
+                return PartialPage(page_hash, count)
+        return PartialPage(known.page_hash, common) if common else None

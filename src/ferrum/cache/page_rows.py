@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from ferrum.cache.page_hashes import SequenceHashes
 from ferrum.cache.pool import PageCopy, PageGroup, PagePool, capacity_tokens
-from ferrum.cache.prefix_hash import SequenceHashes
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
 from ferrum.core.values import kept_length, shown
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ferrum.cache.page_hashes import HashedPage, PageHash
+from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
 from ferrum.cache.page_rows import FREED as FREED
 from ferrum.cache.page_rows import PageRows, Stored
+from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
-from ferrum.cache.prefix_hash import PartialPage, SequenceHashes, longest_match
 from ferrum.cache.tiered_restore import PageTier, Restores
 from ferrum.core.snapshots import PrefixCounts
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ferrum.cache.page_hashes import HashedPage, PageHash
+from ferrum.cache.pool import HashedPage, PageHash
 
 if TYPE_CHECKING:
     from ferrum.cache.page_table import PageTable

@@ -14,7 +14,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
-from ferrum.contract.executor_metrics import ExecutorMetrics, StepRecorder
+from ferrum.contract.executor_state import (
+    ExecutorMemoryUsage,
+    ExecutorMetrics,
+    ExecutorState,
+    ExecutorStatus,
+    Lifecycle,
+    StepRecorder,
+    stop_at_exit,
+)
 from ferrum.contract.io_types import (
     DecodeInput,
     DecodeOutput,
@@ -24,13 +32,6 @@ from ferrum.contract.io_types import (
     SpeculativeDecodeOutput,
 )
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.status import (
-    ExecutorMemoryUsage,
-    ExecutorState,
-    ExecutorStatus,
-    Lifecycle,
-    stop_at_exit,
-)
 from ferrum.contract.verbs import NamedVerbs
 from ferrum.core.errors import (
     EngineDead,
@@ -43,8 +44,7 @@ from ferrum.core.errors import (
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.span_checks import check_kind
-from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want
-from ferrum.core.tuning import fastest_batch_size
+from ferrum.core.step import FinishedStep, PendingStep, Span, StepBatch, StepOutput, Want, fastest_batch_size
 from ferrum.core.values import whole
 
 _PROBES: Final = 3

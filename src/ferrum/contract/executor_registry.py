@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrum.contract.executor import ModelExecutor
-from ferrum.contract.executor_metrics import ExecutorMetrics
+from ferrum.contract.executor_state import ExecutorMetrics
 from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound
 from ferrum.core.registry import Registry
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ferrum.cache.prefix_hash import PrefixScope
+from ferrum.cache.page_hashes import PrefixScope
 from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
@@ -20,9 +20,9 @@ from ferrum.engine.model_client import Parts
 from ferrum.engine.progress import loading_bar
 from ferrum.engine.records.record_files import RecordFiles
 from ferrum.engine.records.recorder import Recorder, Source
-from ferrum.scheduler.policy import POLICIES
+from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.text.chat_template import load_chat_template
 from ferrum.text.generation_config import GenerationConfig, load_generation_config
 from ferrum.text.pooling import load_pooling

@@ -13,7 +13,7 @@ from ferrum.core.config import NGRAM, EngineConfig, ModelConfig
 from ferrum.core.errors import CheckpointError, ConfigError, ModelNotFound
 from ferrum.core.span_checks import is_one_of
 from ferrum.core.values import shown
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_model import DraftModel
 from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer

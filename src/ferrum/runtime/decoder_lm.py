@@ -1,20 +1,23 @@
-"""`DecoderLM`: a network, its page table and its pool, keyed by cache id. Its one method for steps is `run`."""
+"""`DecoderLM`: a network, its page table and its pool, keyed by cache id. Its one method for steps is `run`.
+
+One result or error per span: a step that fails is run again span by span, so that only faulty spans fail.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
-from ferrum.core.step import Outcome, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import Outcome, Rows, Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.program_recorder import Extent, record
 from ferrum.runtime.backend import sampler_for
-from ferrum.runtime.fault_isolation import run_isolated
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece, stage
 from ferrum.sampling.sampler import accept
@@ -203,3 +206,60 @@ def _distribute(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, 
         except NonFiniteLogits as error:
             failed.setdefault(piece.cache_id, error)
     return failed
+
+
+Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
+"""Runs spans together and returns the outcome of each sequence. If it raises, no sequence has changed."""
+
+
+def run_isolated(
+    spans: Sequence[Span], refuse: Callable[[Span], FerrumError | None], attempt: Attempt
+) -> tuple[Outcome, ...]:
+    """Run a step's spans together; if that raises, one by one, which gives the same bits.
+
+    Draft tokens may cause a NaN: a span that wants a token is then run again without drafts, and fails only if it fails
+    without. A span that wants logits needs its drafts and is not run again.
+
+    Args:
+        spans: of different sequences.
+        refuse: returns why a span cannot run, or None; called for all spans before anything runs.
+        attempt: runs the others.
+
+    Returns: one outcome per span, in order.
+    """
+    outcomes: dict[str, Outcome] = {}
+    ready: list[Span] = []
+    for span in spans:
+        error = refuse(span)
+        if error is None:
+            ready.append(span)
+        else:
+            outcomes[span.cache_id] = error
+    if ready:
+        outcomes.update(_run_with_fallback(ready, attempt))
+    suspects = [span for span in ready if _may_be_draft_fault(span, outcomes[span.cache_id])]
+    if suspects:
+        outcomes.update(_run_with_fallback([_without_drafts(span) for span in suspects], attempt))
+    return tuple(outcomes[span.cache_id] for span in spans)
+
+
+def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
+    try:
+        return attempt(spans)
+    except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
+        if len(spans) == 1:
+            return {spans[0].cache_id: failure(error)}
+    return {name: outcome for span in spans for name, outcome in _run_with_fallback([span], attempt).items()}
+
+
+def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
+    return span.drafts > 0 and span.want is Want.TOKEN and isinstance(outcome, NonFiniteLogits)
+
+
+def _without_drafts(span: Span) -> Span:
+    return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
+
+
+def failure(error: Exception) -> FerrumError:
+    """Return the outcome of a span that ended with this exception."""
+    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

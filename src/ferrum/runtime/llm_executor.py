@@ -18,7 +18,7 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.fault_isolation import failure, run_isolated
+from ferrum.runtime.decoder_lm import failure, run_isolated
 from ferrum.runtime.span_results import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32

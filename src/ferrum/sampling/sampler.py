@@ -4,8 +4,8 @@ Draws use the Gumbel-max trick: the maximum of final logits plus independent Gum
 (Yellott 1977; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014, section 2). The noise depends only on the
 request, the position and the token.
 
-Verification of draft tokens is sampling, too: each row's token is sampled as without drafts, and a draft is accepted if it equals that
-token. This works at any temperature with any proposer, because a draw depends only on the request.
+Verification of draft tokens is sampling, too: each row's token is sampled as without drafts, and a draft is accepted if
+it equals that token. This works at any temperature with any proposer, because a draw depends only on the request.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import TypeAlias
 from ferrum.core.policy_config import POLICY
 from ferrum.core.types import Sequence
 from ferrum.scheduler.page_protocol import Pages
-from ferrum.scheduler.queues import Ranked
-from ferrum.scheduler.requests import LiveRequests
+from ferrum.scheduler.queues import LiveRequests, Ranked
 
 GrowthReserve: TypeAlias = Callable[[Sequence, int], int]
 """Maps a sequence and the context length to the tokens of growth to reserve for it."""

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Series
 from typing import Protocol
 
-from ferrum.cache.page_hashes import PageHash
-from ferrum.cache.prefix_hash import PartialPage
+from ferrum.cache.page_hashes import PartialPage
+from ferrum.cache.pool import PageHash
 from ferrum.cache.tiered_restore import Restores
 from ferrum.core.snapshots import PrefixCounts
 

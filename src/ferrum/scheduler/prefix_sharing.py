@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ferrum.cache.page_hashes import PageHash
-from ferrum.cache.prefix_hash import PartialPage, PartialPages, PrefixScope
+from ferrum.cache.page_hashes import PartialPage, PartialPages, PrefixScope
+from ferrum.cache.pool import PageHash
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.types import FinishReason, Sequence
 from ferrum.scheduler.admission import Admission
 from ferrum.scheduler.page_protocol import Pages
-from ferrum.scheduler.queues import Ranked, WaitingQueue
-from ferrum.scheduler.requests import LiveRequests
+from ferrum.scheduler.queues import LiveRequests, Ranked, WaitingQueue
 from ferrum.scheduler.sequence import reusable, shared_length
 
 

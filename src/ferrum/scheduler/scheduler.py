@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 
-from ferrum.cache.prefix_hash import PrefixScope
+from ferrum.cache.page_hashes import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
@@ -26,14 +26,10 @@ from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter, DraftRequest, NoDrafts
 from ferrum.scheduler.page_protocol import Pages
-from ferrum.scheduler.policy import Policy
 from ferrum.scheduler.prefix_sharing import ChoiceForks, PrefixMatch, PrefixSharing, PromptSources
-from ferrum.scheduler.queues import Ranked, WaitingQueue, next_victim, victims_for
-from ferrum.scheduler.requests import LiveRequests
+from ferrum.scheduler.queues import LiveRequests, Policy, Ranked, WaitingQueue, next_victim, victims_for
 from ferrum.scheduler.sequence import check_length, draft_limit, event, judge, make_span, pool, reusable
-from ferrum.scheduler.step_budget import FirstTokenSteps, StepBudget
-from ferrum.scheduler.step_cost_model import StepCosts
-from ferrum.scheduler.step_plan import OpenStep, Plan
+from ferrum.scheduler.step_plan import FirstTokenSteps, OpenStep, Plan, StepBudget, StepCosts
 
 
 class Scheduler:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ferrum.core.policy_config import POLICY
 from ferrum.scheduler.drafts import StepLoad
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from ferrum.core.step import Sampling, Span, StepBatch, StepOutput, Want
 from ferrum.core.types import Sequence
 from ferrum.sampling.rules import truncate_counts
 from ferrum.scheduler.drafts import DraftRequest
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 
 READ_CHUNK: Final = 256
 """Prompt tokens that are read per step, of all sequences together. Running sequences wait meanwhile."""

@@ -14,7 +14,7 @@ from ferrum.core.policy_config import POLICY
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import DraftRequest, StepLoad
-from ferrum.scheduler.step_cost_model import StepCosts
+from ferrum.scheduler.step_plan import StepCosts
 from ferrum.speculative.draft_length import AcceptanceRate, Candidate, best_lengths
 from ferrum.speculative.proposer import Draft, DraftComputer, Proposer
 

@@ -151,7 +151,7 @@ def test_temporary_sequences_have_unused_names(executor):
 
 @contract("2.optimal_batch_size")
 def test_a_full_pool_does_not_fix_the_best_batch_size(make, monkeypatch):
-    monkeypatch.setattr("ferrum.core.tuning.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
+    monkeypatch.setattr("ferrum.core.step.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
     kit = make(num_pages=6, page_size=1, max_batch_size=4)
     handle = begin(kit.executor, PROMPT[:6])
     assert kit.executor.optimal_batch_size() == 1

@@ -1,6 +1,6 @@
 """KV pages in files of a directory: verified on reading, and limited in total bytes.
 
-A file's name is its content's hash (`cache/prefix_hash.py`), which includes model, formats and numerics. So processes
+A file's name is its content's hash (`cache/page_hashes.py`), which includes model, formats and numerics. So processes
 that compute the same share files. A file is written under a temporary name and then renamed, so a crash leaves no
 partial page. A page is used only if its header, its size and the checksum of its content match.
 """

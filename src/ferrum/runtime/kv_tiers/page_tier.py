@@ -14,8 +14,8 @@ from concurrent.futures.thread import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final
 
-from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageTable
+from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
 from ferrum.kernels.interface import Kernels
 from ferrum.runtime.kv_tiers.page_files import PageFiles

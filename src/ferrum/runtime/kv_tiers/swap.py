@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from statistics import median
 from typing import Final
 
-from ferrum.cache.page_hashes import HashedPage, PageHash
 from ferrum.cache.page_table import PageTable
+from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
 from ferrum.kernels.interface import Bytes, Kernels
 

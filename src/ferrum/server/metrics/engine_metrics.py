@@ -1,26 +1,93 @@
 """Prometheus metrics of the engine, under vLLM's names and buckets. docs/metrics.md defines each.
 
-They observe the engine's reports, so slow clients do not change them. HTTP traffic is in `http_metrics`.
+They observe the reports of the engine, so slow clients do not change them. HTTP traffic is in `http_metrics`. What
+changes at every token has its own counter and histogram, at a fifth of the cost: the library locks each bucket and
+total, while here only the thread that delivers reports writes. A concurrent scrape may miss the last token.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from ferrum.core.config import MAX_DRAFT
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.types import FinishReason, Request
 from ferrum.engine.messages import EngineInfo, EngineStats
 from ferrum.engine.request_output import Delta
-from ferrum.server.metrics.fast_counters import FastCounter, FastHistogram
+
+
+class FastCounter(Collector):
+    """A counter with one series.
+
+    Args:
+        name, help: as shown to Prometheus.
+        labels: of the series.
+        registry: where it is registered, at zero.
+    """
+
+    def __init__(self, name: str, help: str, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
+        self._about = (name, help)
+        self._labels = labels
+        self._value = 0
+        self._created = time.time()
+        registry.register(self)
+
+    def inc(self, amount: int) -> None:
+        """Add an amount."""
+        self._value += amount
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(*self._about, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), self._value, self._created)
+        yield family
+
+
+class FastHistogram(Collector):
+    """A histogram with one series.
+
+    Args:
+        name, help: as shown to Prometheus.
+        labels: of the series.
+        buckets: upper bounds, without infinity.
+        registry: where it is registered, at zero.
+    """
+
+    def __init__(
+        self, name: str, help: str, labels: Mapping[str, str], buckets: tuple[float, ...], registry: CollectorRegistry
+    ) -> None:
+        self._about = (name, help)
+        self._labels = labels
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        self._created = time.time()
+        registry.register(self)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, once or several times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += times * value
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(*self._about, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), buckets, self._sum)
+        family.add_sample(f"{family.name}_created", dict(self._labels), self._created)
+        yield family
+
 
 LABELS: Final = ("model_name", "engine")
 ENGINE: Final = "0"
