@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ferrum.core.errors import CheckpointError, RequestError
-from ferrum.core.params import SamplingParams
-from ferrum.text.generation_config import GenerationConfig, load_generation_config, over_recommended
+from ferrum.core.params import SamplingParams, over_recommended
+from ferrum.text.generation_config import GenerationConfig, load_generation_config
 
 
 def write(directory: Path, name: str = "generation_config.json", **entries: Any) -> None:

@@ -237,6 +237,8 @@ class PageRows:
 
     def _free_unseen(self, stored: Stored) -> None:
         for index, group in enumerate(self.groups):
+            if group.window is None:
+                continue
             for page in range(stored.freed[index], group.unseen(stored.length - self._slack(group))):
                 self._pools[index].drop(stored.rows[index][page])
                 stored.rows[index][page] = FREED

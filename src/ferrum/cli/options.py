@@ -19,9 +19,8 @@ import typer
 from ferrum.core.config import EngineConfig, ModelConfig
 from ferrum.core.errors import ConfigError, RequestError, Unsupported
 from ferrum.core.option_fields import accepted, listed
-from ferrum.core.params import SamplingParams
+from ferrum.core.params import SamplingParams, over_recommended
 from ferrum.server.server_config import ServerConfig
-from ferrum.text.generation_config import over_recommended
 
 if TYPE_CHECKING:
     from ferrum.bench.report import Document

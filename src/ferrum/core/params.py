@@ -240,7 +240,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, normalise in _NORMALISE.items():
-            object.__setattr__(self, name, normalise(name, getattr(self, name)))
+            value = getattr(self, name)
+            if value is not _DEFAULTS[name]:  # defaults are normalised already
+                object.__setattr__(self, name, normalise(name, value))
         self._check_lengths()
 
     def but(self, **changes: Any) -> SamplingParams:
@@ -305,6 +307,7 @@ class SamplingParams:
 _NORMALISE: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     each.name: each.metadata["normalise"] for each in fields(SamplingParams)
 }
+_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in fields(SamplingParams)}
 
 TOKEN_SCHEMA: Final[Mapping[str, Any]] = {"type": "integer", "format": "token-id", "minimum": 0}
 """JSON Schema of a token id. The upper limit, the vocabulary size, depends on the model."""
@@ -339,3 +342,18 @@ def value_schema(name: str) -> dict[str, Any]:
 def _at_most(high: float) -> dict[str, float]:
     """Return an upper bound as a double, the only number that many JSON readers have."""
     return {"maximum": high} if float(high) == high else {"exclusiveMaximum": high + 1}
+
+
+def over_recommended(recommended: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """Return parameters: the given values, then the recommended ones.
+
+    A recommended `min_tokens` is lowered to `max_tokens`, given or default.
+
+    Raises:
+        RequestError: a value is invalid.
+    """
+    params = SamplingParams(**{**recommended, "min_tokens": 0, **given})
+    if "min_tokens" in given:
+        return params
+    least = recommended.get("min_tokens", 0)
+    return params.but(min_tokens=least if params.max_tokens is None else min(least, params.max_tokens))

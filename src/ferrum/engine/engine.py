@@ -98,7 +98,8 @@ class Engine:
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
         for event in events:
-            _drop_frames(event.error)
+            if event.error is not None:
+                _drop_frames(event.error)
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
@@ -197,7 +198,6 @@ def as_step_error(error: Exception) -> FerrumError:
     return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
 
 
-def _drop_frames(error: FerrumError | None) -> None:
+def _drop_frames(error: FerrumError) -> None:
     """Remove the traceback of an error: its frames would keep the failed step, the model and its pool alive."""
-    if error is not None:
-        error.__traceback__ = error.__context__ = error.__cause__ = None
+    error.__traceback__ = error.__context__ = error.__cause__ = None

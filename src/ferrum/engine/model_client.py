@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ferrum.core.config import EngineConfig
 from ferrum.core.errors import RequestError
+from ferrum.core.params import over_recommended
 from ferrum.core.types import Pooling
 from ferrum.engine.hosts.host import Host
 from ferrum.engine.input_processor import InputProcessor
@@ -19,7 +20,7 @@ from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
 from ferrum.text.chat_template import ChatTemplate, for_template
-from ferrum.text.generation_config import GenerationConfig, over_recommended
+from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]

@@ -84,10 +84,8 @@ class SpanRows:
         if self.span.attention_weights:
             self._attention.append(layers)
 
-    def _attention_weights(self) -> tuple[F32, ...] | None:
+    def _attention_weights(self) -> tuple[F32, ...]:
         """Return per layer [heads, tokens, end], with zeros where a row sees nothing."""
-        if not self._attention:
-            return None
         end = self.span.end
         return tuple(
             np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, end - p.shape[2]))) for p in pieces], axis=1)
@@ -116,15 +114,11 @@ class SpanRows:
             watch(span, logits[-1])
         if hidden is not None and span.hidden is Hidden.MEAN:
             hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
-        scores = tuple(self._scores)
+        scores, attention = tuple(self._scores), self._attention_weights() if self._attention else None
         if chosen is not None:
             length = span.end - span.drafts + chosen.accepted
-            return SpanResult(
-                length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, self._attention_weights()
-            )
-        return SpanResult(
-            span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=self._attention_weights()
-        )
+            return SpanResult(length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, attention)
+        return SpanResult(span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=attention)
 
 
 def result_alone(rows: SpanRows) -> SpanResult:

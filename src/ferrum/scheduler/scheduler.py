@@ -21,7 +21,7 @@ from ferrum.cache.page_hashes import PrefixScope
 from ferrum.core.errors import FerrumError, KvExhausted, RequestError
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.core.snapshots import PrefixCounts
-from ferrum.core.step import Span, SpanResult, StepOutput, TokenLogprobs
+from ferrum.core.step import Hidden, Span, SpanResult, StepOutput, TokenLogprobs
 from ferrum.core.types import FinishReason, Request, Sequence, TokenEvent
 from ferrum.scheduler.admission import Admission, GrowthReserve
 from ferrum.scheduler.drafts import Drafter, DraftRequest, NoDrafts
@@ -326,7 +326,8 @@ class Scheduler:
         """Apply one successful result: computed tokens, prompt log-probabilities and sampled tokens, if any."""
         assert result.length == span.end - span.drafts + result.accepted
         sequence.computed = result.length
-        pool(sequence, span, result)
+        if span.hidden is not Hidden.NONE:
+            pool(sequence, span, result)
         if span.score is not None:
             scores = self._live.scores(sequence)
             scores += result.scores[len(scores) - span.start :]

@@ -97,8 +97,8 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
         rows=Rows.ALL if drafts else Rows.LAST,
         drafts=len(drafts),
         sampling=sequence.sampling if finishing else None,
-        hidden=_hidden(sequence, end),
-        score=_score(sequence, start, end, scored),
+        hidden=Hidden.NONE if sequence.request.pooling is None else _hidden(sequence, end),
+        score=None if sequence.request.params.prompt_logprobs is None else _score(sequence, start, end, scored),
         adapter=sequence.request.adapter,
     )
 
@@ -123,8 +123,6 @@ def _hidden(sequence: Sequence, end: int) -> Hidden:
 
 def pool(sequence: Sequence, span: Span, result: SpanResult) -> None:
     """Add a span's hidden states one by one in ascending order, so the sum does not depend on the chunks."""
-    if span.hidden is Hidden.NONE:
-        return
     if span.start == 0 or sequence.request.pooling is Pooling.LAST:
         sequence.pooled = 0.0
     assert result.hidden is not None
@@ -200,6 +198,8 @@ def event(
         trace_id=sequence.request.trace_id,
         scheduled=sequence.scheduled,
         cached_tokens=sequence.cached,
-        embedding=None if sequence.finish is not FinishReason.LENGTH else embedding(sequence),
+        embedding=embedding(sequence)
+        if sequence.pooled is not None and sequence.finish is FinishReason.LENGTH
+        else None,
         preemptions=sequence.preemptions,
     )

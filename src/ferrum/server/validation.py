@@ -12,7 +12,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Final
 
-from ferrum.core.params import ALL_TOKENS, SamplingParams
+from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
 from ferrum.core.types import Pooling, Request
 from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
@@ -32,7 +32,6 @@ from ferrum.server.request_bodies import (
 )
 from ferrum.server.service import Caller
 from ferrum.text.chat_template import for_template, joined
-from ferrum.text.generation_config import over_recommended
 from ferrum.text.infill import infill_prompt
 
 DEFAULT_MAX_TOKENS: Final = 16

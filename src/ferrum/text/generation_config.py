@@ -82,21 +82,6 @@ def load_generation_config(directory: str | Path, *, recommended: bool = True) -
     )
 
 
-def over_recommended(recommended: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """Return parameters: the given values, then the recommended ones.
-
-    A recommended `min_tokens` is lowered to `max_tokens`, given or default.
-
-    Raises:
-        RequestError: a value is invalid.
-    """
-    params = SamplingParams(**{**recommended, "min_tokens": 0, **given})
-    if "min_tokens" in given:
-        return params
-    least = recommended.get("min_tokens", 0)
-    return params.but(min_tokens=least if params.max_tokens is None else min(least, params.max_tokens))
-
-
 def _token_ids(path: Path, name: str, value: object) -> tuple[int, ...]:
     values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     for entry in values:
