@@ -206,7 +206,7 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None
     copytree(spoken("qwen3"), tmp_path, dirs_exist_ok=True)
     text = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text.replace('"A":', '"Ä":'))
-    with pytest.raises(ConfigError, match="token 35 differs") as caught, model(str(tmp_path)):
+    with pytest.raises(ConfigError, match="token 35") as caught, model(str(tmp_path)):
         raise AssertionError("it was taken")
     assert caught.value.param == "speculative"
 
