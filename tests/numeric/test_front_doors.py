@@ -62,6 +62,7 @@ def test_scores_are_the_log_softmax_of_the_executors_logits(llm: LLM) -> None:
     tokens = llm.client.tokenizer.encode(PROMPTS[2])
     [scores] = llm.score([tokens], use_tqdm=False)
     with load_executor(BUILT_IN, kernels="reference", kv_capacity=1024) as executor:
+        assert executor.status().is_ready
         logits = executor.forward(tokens)[0].astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     for position, (token, score) in enumerate(zip(tokens[1:], scores[1:], strict=True)):

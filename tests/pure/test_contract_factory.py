@@ -132,6 +132,7 @@ def test_the_factory_creates_every_supported_type(factory, loader):
     for kind in factory.supported_types():
         size = 1 if kind is ExecutorType.SEQUENTIAL else 6
         assert factory.create_executor(replace(BASE, executor_type=kind, max_batch_size=size)) is loader.made[-1]
+        assert loader.made[-1].status().is_ready
     assert factory.create_batch_executor(BASE) is loader.made[-1]
     with pytest.raises(ConfigError) as caught:
         factory.create_batch_executor(replace(BASE, executor_type=ExecutorType.SEQUENTIAL, max_batch_size=1))

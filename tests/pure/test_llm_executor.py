@@ -35,6 +35,7 @@ class Broken(FakeLM):
 @contract("3.LlmExecutor")
 def test_new_sequences_have_the_given_prefix():
     executor = LlmExecutor(FakeLM(Options()), INFO, max_batch_size=6, cache_prefix="mine")
+    assert executor.status().is_ready
     assert [executor.prefill(PrefillInput(PROMPT)).kv_cache.cache_id for _ in range(2)] == ["mine-0", "mine-1"]
 
 

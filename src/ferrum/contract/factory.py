@@ -137,7 +137,7 @@ class ModelExecutorFactory:
         return [kind for kind in ExecutorType if kind not in _PARALLEL]
 
     def create_executor(self, config: ExecutorConfig) -> ModelExecutor:
-        """Create an executor.
+        """Create an executor that is ready.
 
         Raises:
             ConfigError, Unsupported: as `validate_config`, or the loaded model's shape or attention differs.
@@ -147,6 +147,7 @@ class ModelExecutorFactory:
         executor = self._load(config.model_info.model_id, **_arguments(config))
         try:
             _check_loaded(executor, config)
+            executor.warmup()
         except BaseException:
             executor.shutdown()
             raise

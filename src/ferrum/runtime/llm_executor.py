@@ -47,6 +47,7 @@ class LlmExecutor(ModelExecutor):
         self._model = model
         self._sequences = LlmSequences(model)
         super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
+        self.warmup()
 
     def _run(self, batch: StepBatch) -> StepOutput:
         return StepOutput(run_isolated(batch.spans, self._refusal, self._attempt))

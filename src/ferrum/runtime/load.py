@@ -83,7 +83,7 @@ def load_executor(
     replay: bool | None = None,
     progress: Progress | None = None,
 ) -> LocalExecutor:
-    """Load a model.
+    """Load a model. The executor is ready: `status().is_ready` is true before the first step.
 
     Args:
         model: directory or hub id.
@@ -143,7 +143,9 @@ def build_executor(
     check_number("max_rows", max_rows, 1)
     bounds = _Bounds(memory_pool_size, page_size, max_rows)
     lm, plan = _assemble(config, bounds, checkpoint, progress)
-    return LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=config.switches.log_tokens)
+    executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=config.switches.log_tokens)
+    executor.warmup()
+    return executor
 
 
 @dataclass(frozen=True, slots=True)
