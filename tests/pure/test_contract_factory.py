@@ -109,6 +109,10 @@ def test_executors_are_registered_by_name():
     with executor.lease("an engine"), pytest.raises(ExecutorInUse):
         registry.remove("main")
     assert registry.remove("main") is executor and registry.list_names() == ["draft"]
+    for other in (None, object(), FakeContractExecutor):
+        with pytest.raises(RequestError) as caught:
+            registry.register("x", other)
+        assert caught.value.param == "executor" and registry.list_names() == ["draft"]
     for other in (None, 5, ["draft"]):
         with pytest.raises(ConfigError) as caught:
             registry.register(other, executor)

@@ -6,6 +6,7 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorMetrics
 from ferrum.core.errors import ExecutorInUse, FerrumError, ModelNotFound
 from ferrum.core.registry import Registry
+from ferrum.core.span_checks import check_kind
 
 
 class ExecutorRegistry:
@@ -15,7 +16,13 @@ class ExecutorRegistry:
         self._executors: Registry[ModelExecutor] = Registry("executor", missing=_missing)
 
     def register(self, name: str, executor: ModelExecutor) -> None:
-        """Add an executor. Raises ConfigError if the name is taken."""
+        """Add an executor.
+
+        Raises:
+            ConfigError: the name is taken.
+            RequestError: `executor` is no `ModelExecutor`.
+        """
+        check_kind(executor, ModelExecutor, param="executor")
         self._executors.add(name, executor)
 
     def get(self, name: str) -> ModelExecutor:
