@@ -225,6 +225,19 @@ def test_a_span_is_a_prefill_or_a_decode(executor):
     assert metrics.memory_efficiency == pytest.approx(6 / 8)
 
 
+@contract("2.metrics")
+def test_memory_efficiency_counts_stored_tokens_once():
+    executor = make_fake(window=6, page_size=4).executor
+    handle = executor.prefill(PrefillInput([1] * 90)).kv_cache
+    freed = handle.block_table.count(-1)
+    held = 4 * (len(handle.block_table) - freed)
+    assert freed > 0 and executor.metrics().memory_efficiency == pytest.approx((90 - 4 * freed) / held)
+    executor.fork(handle)
+    assert executor.metrics().memory_efficiency == pytest.approx((90 - 4 * freed) / held)
+    executor.reset()
+    assert executor.metrics().memory_efficiency == 0
+
+
 @contract("2.cache_metrics_snapshot")
 def test_cache_counters_follow_pages_and_adapter_counters_are_empty(executor, monkeypatch):
     handle = executor.prefill(PrefillInput(PROMPT)).kv_cache

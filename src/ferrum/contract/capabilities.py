@@ -57,14 +57,24 @@ class ExecutorTraits:
     attention_weights: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def largest_batch(self) -> int:
+        """Sequences that one step can hold: `max_batch_size`, but at most one per page of the pool."""
+        return min([self.max_batch_size, *(part.num_pages for part in self.memory.pool)])
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that one sequence can have: `max_sequence_length`, but at most what the whole pool holds."""
+        return min([self.max_sequence_length, *(part.longest(self.max_sequence_length) for part in self.memory.pool)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorCapabilities(JsonRecord):
     """The capabilities of an executor.
 
     Attributes:
-        max_batch_size: maximum sequences of one step.
-        max_sequence_length: maximum tokens of a sequence.
+        max_batch_size: maximum sequences of one step, each of which needs a page of the pool.
+        max_sequence_length: maximum tokens of a sequence: the context, but at most what the pool holds.
         attention_mechanisms: how heads are shared, and how keys are read.
         supports_dynamic_batching: several sequences share a forward pass.
         supports_continuous_batching: sequences join and leave between any two steps.
@@ -90,13 +100,13 @@ class ExecutorCapabilities(JsonRecord):
 def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilities:
     """Return the capabilities of an executor of this model with these traits."""
     return ExecutorCapabilities(
-        max_batch_size=traits.max_batch_size,
-        max_sequence_length=traits.max_sequence_length,
+        max_batch_size=traits.largest_batch,
+        max_sequence_length=traits.longest_sequence,
         attention_mechanisms=_mechanisms(info, traits),
-        supports_dynamic_batching=traits.max_batch_size > 1,
+        supports_dynamic_batching=traits.largest_batch > 1,
         # Any span may begin, end or pause its sequence; a draft is one more token of a span.
         supports_continuous_batching=True,
-        supports_speculative_decoding=traits.max_sequence_length > 1,
+        supports_speculative_decoding=traits.longest_sequence > 1,
         # One executor holds all layers on one device.
         supports_tensor_parallelism=False,
         supports_pipeline_parallelism=False,

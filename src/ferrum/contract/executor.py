@@ -10,7 +10,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from ferrum.contract.capabilities import ExecutorCapabilities, ExecutorTraits, capabilities
@@ -31,6 +31,7 @@ from ferrum.contract.io_types import (
     PrefillOutput,
     SpeculativeDecodeOutput,
 )
+from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verbs import NamedVerbs
 from ferrum.core.errors import (
@@ -39,7 +40,6 @@ from ferrum.core.errors import (
     FerrumError,
     InvalidTransition,
     KvExhausted,
-    UnknownSequence,
 )
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
@@ -261,28 +261,31 @@ class ModelExecutor(NamedVerbs):
         return self.pages.capacity_tokens
 
     def supports_batch_size(self, size: int) -> bool:
-        """Whether a step can hold this many sequences, and the pool a page of each. Raises RequestError."""
+        """Whether a step can hold this many new sequences now: the pool has a free page for each.
+
+        Raises RequestError.
+        """
         return 1 <= whole("size", size) <= self._max_sequences()
 
     def optimal_batch_size(self) -> int:
-        """Return the sequences per step beyond which this machine's throughput no longer grows.
+        """Return the new sequences per step beyond which this machine's throughput no longer grows; 0 without room.
 
-        The first call measures a few short decode steps. The result is kept unless too few pages were free to try
-        larger batches. Raises ExecutorInUse if a measurement is needed.
+        It is at most what `supports_batch_size` allows now. The first call with room measures a few short decode steps.
+        The result is kept unless too few pages were free to try larger batches. Raises ExecutorInUse if a measurement
+        is needed.
         """
-        if self._fastest is not None:
-            return self._fastest
+        if self._fastest is not None or not self._max_sequences():
+            return min(self._fastest or 0, self._max_sequences())
         with self._exclusive():
             self.warmup()
             room = self._max_sequences()
             fastest = fastest_batch_size(self._probe, room)
-            most = min(self.traits.max_batch_size, *(part.num_pages for part in self.memory_plan.pool))
-            if room == most or 2 * fastest <= room:
+            if room == self.traits.largest_batch or 2 * fastest <= room:
                 self._fastest = fastest
             return fastest
 
     def _max_sequences(self) -> int:
-        return min(self.traits.max_batch_size, *self._free_pages())
+        return min([self.traits.max_batch_size, *self._free_pages()])
 
     def _free_pages(self) -> list[int]:
         return [self.pages.free(part.name) for part in self.memory_plan.pool]
@@ -326,43 +329,19 @@ class ModelExecutor(NamedVerbs):
 
     def metrics(self) -> ExecutorMetrics:
         """Return counts and speeds."""
-        held = sum((group.num_pages - self.pages.free(group.name)) * group.page_size for group in self.pages.groups[:1])
-        efficiency = self._stored_tokens() / held if held else 0.0
-        return self._recorder.metrics(max_batch_size=self.traits.max_batch_size, memory_efficiency=efficiency)
+        efficiency = memory_efficiency(self.pages, self.memory_plan)
+        return self._recorder.metrics(max_batch_size=self.traits.largest_batch, memory_efficiency=efficiency)
 
     def cache_metrics_snapshot(self) -> CacheMetricsSnapshot:
         """Return the counters of the KV cache and of speculation."""
-        prefix = self.pages.prefix_counts()
-        return CacheMetricsSnapshot(
-            total_pages=sum(group.num_pages for group in self.pages.groups),
-            used_pages=self.pages.used,
-            shared_pages=self.pages.shared,
-            sequences=len(self.pages.ids()),
-            stored_tokens=self._stored_tokens(),
-            cached_pages=prefix.cached_pages,
-            evicted_pages=prefix.evicted_pages,
-            prefix_query_tokens=prefix.query_tokens,
-            prefix_hit_tokens=prefix.hit_tokens,
-            restored_pages=prefix.restored_pages,
-            external_query_tokens=prefix.external_query_tokens,
-            external_hit_tokens=prefix.external_hit_tokens,
-            speculation=self._speculation,
-        )
+        return cache_snapshot(self.pages, self._speculation)
 
     def lora_metrics_snapshot(self) -> LoraMetricsSnapshot:
         """Return the counters of adapters, which are empty: no adapter can be loaded yet."""
         return LoraMetricsSnapshot()
 
-    def _stored_tokens(self) -> int:
-        tokens = 0
-        for cache_id in self.pages.ids():
-            with suppress(UnknownSequence):  # it may be released meanwhile
-                tokens += self.pages.length(cache_id)
-        return tokens
-
     def _used_bytes(self) -> int:
-        plan = self.memory_plan
-        return plan.total - sum(self.pages.free(part.name) * part.page_bytes for part in plan.pool)
+        return used_bytes(self.pages, self.memory_plan)
 
     def _memory_usage(self) -> ExecutorMemoryUsage:
         held, used = self.memory_plan.total, self._used_bytes()

@@ -37,7 +37,8 @@ class ExecutorMetrics(JsonRecord):
         p95_prefill_latency, p95_decode_latency: their 95th percentile by nearest rank: the value at the rank ceil(0.95
             x n), in ms.
         throughput_tps: tokens processed in the window's steps / sum of their durations in seconds.
-        memory_efficiency: stored tokens / tokens that the pages in use can hold; above 1 if pages are shared.
+        memory_efficiency: used / allocated bytes of the pages in use, in [0, 1]. A shared page counts once; tokens
+            behind a sliding window are not stored.
         batch_utilization: mean sequences per step of the window / `max_batch_size`.
     """
 

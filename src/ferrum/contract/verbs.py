@@ -361,8 +361,8 @@ class NamedVerbs(ABC):
 
     def _step(self, spans: Sequence[Span], param: str) -> list[SpanResult]:
         """Run checked spans, all or none; `param` is the caller's name for their tokens."""
-        if len(spans) > self.traits.max_batch_size:
-            reason = f"{len(spans)} sequences exceed max_batch_size = {self.traits.max_batch_size}"
+        if len(spans) > (most := self.traits.largest_batch):
+            reason = f"{len(spans)} sequences exceed max_batch_size = {most}"
             raise RequestError(reason, param=param)
         if len({span.cache_id for span in spans}) < len(spans):
             raise RequestError("a sequence appears twice", param="kv_cache")
@@ -372,7 +372,7 @@ class NamedVerbs(ABC):
 
     def _check_tokens(self, tokens: Sequence[int], start: int, param: str) -> None:
         """Refuse unknown token ids, and tokens beyond the context, after `start` stored tokens."""
-        longest = self.traits.max_sequence_length
+        longest = self.traits.longest_sequence
         check_tokens(tokens, start, vocab_size=self._info.vocab_size, max_sequence_length=longest, param=param)
 
     # From results to outputs

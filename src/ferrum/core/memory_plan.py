@@ -49,6 +49,10 @@ class PoolPart(JsonRecord):
         held = length if self.resident_tokens is None else min(length, self.resident_tokens)
         return -(-held // self.page_size)
 
+    def longest(self, length: int) -> int:
+        """Return the tokens, at most `length`, that a sequence alone in the pool can have."""
+        return length if self.pages(length) <= self.num_pages else self.num_pages * self.page_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(JsonRecord):

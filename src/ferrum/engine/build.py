@@ -61,7 +61,7 @@ def with_scheduler(
         name: the model's name for clients.
         draft_model: the draft model, if the options name one.
     """
-    context = executor.capabilities().max_sequence_length
+    context = executor.traits.max_sequence_length  # the scheduler counts with the pool: the last token is not stored
     costs = StepCosts()
     scheduler = Scheduler(
         executor.lm.pages,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.errors import FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import Outcome, Rows, Span, SpanResult, StepBatch, StepOutput, Want
 from ferrum.kernels.cpu.program import prepare_replay
@@ -96,8 +96,21 @@ class DecoderLM(StepwiseLLM):
         """Check a span and reserve its pages; return an error, or None if it can run."""
         error = self._refusal(span)
         if error is None and not self.pages.reserve(span.cache_id, span.end):
-            return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
+            return self._no_room(span)
         return error
+
+    def _no_room(self, span: Span) -> FerrumError:
+        """Return why a span has no pages: the pool is too small for it, or others use the pool."""
+        for group in self.pages.groups:
+            if group.pages(span.end) - group.unseen(span.start) > group.num_pages:
+                held = group.num_pages * group.page_size
+                reason = f"{span.end} tokens exceed the {held} that the KV pool holds (raise kv_capacity)"
+                if group.window is not None:
+                    reason = (
+                        f"{len(span.tokens)} tokens at once exceed the pool of a window: send shorter chunks"
+                    )
+                return ContextOverflow(reason, param="tokens")
+        return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
 
     def _refusal(self, span: Span) -> FerrumError | None:
         if span.attention_weights and not self.kernels.captures:

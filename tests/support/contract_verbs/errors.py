@@ -108,10 +108,41 @@ def test_exhaustion_raises_and_is_undone(make):
     kit = make(num_pages=6)
     one, two = begin(kit.executor, PROMPT[:4]), begin(kit.executor, OTHER)
     with pytest.raises(KvExhausted):
-        kit.executor.batch_prefill([PrefillInput([OTHER], kv_cache=one), PrefillInput([PROMPT * 3], kv_cache=two)])
+        kit.executor.batch_prefill([PrefillInput([OTHER], kv_cache=one), PrefillInput([PROMPT * 2], kv_cache=two)])
     kit.check()
     usable(kit.executor, one, PROMPT[:4])
     usable(kit.executor, two, OTHER)
+
+
+@contract("2.errors")
+@contract("2.capabilities")
+def test_what_can_never_fit_in_the_pool_overflows_the_context(make):
+    kit = make(num_pages=3, max_batch_size=6)
+    assert kit.executor.capabilities().max_sequence_length == 12 == kit.executor.kv_capacity()
+    handle = begin(kit.executor, PROMPT)
+    for call in (
+        lambda: kit.executor.prefill(PrefillInput([1] * 13)),
+        lambda: kit.executor.prefill(PrefillInput([1] * 6, kv_cache=handle)),
+        lambda: kit.executor.forward([1] * 13),
+        lambda: kit.executor.unified_decode(UnifiedBatch((UnifiedBatchItem("a", (1,) * 13, 0),))),
+        lambda: kit.executor.speculative_decode(DecodeInput([1], handle), [1] * 5),
+    ):
+        with pytest.raises(ContextOverflow):
+            call()
+    with pytest.raises(KvExhausted):  # it may fit later
+        kit.executor.prefill(PrefillInput([1] * 12))
+    kit.executor.release_cache(handle.cache_id)
+    assert kit.executor.prefill(PrefillInput([1] * 12)).kv_cache.sequence_length == 12
+
+
+@contract("2.errors")
+@contract("2.capabilities")
+def test_a_batch_holds_at_most_a_sequence_for_each_page(make):
+    executor = make(num_pages=3, page_size=1, max_batch_size=6).executor
+    assert executor.capabilities().max_batch_size == 3
+    with pytest.raises(RequestError, match="max_batch_size"):
+        executor.batch_prefill([PrefillInput([1])] * 4)
+    assert len(executor.batch_prefill([PrefillInput([1])] * 3)) == 3
 
 
 @contract("2.errors")

@@ -154,15 +154,16 @@ def test_a_full_pool_does_not_fix_the_best_batch_size(make, monkeypatch):
     monkeypatch.setattr("ferrum.core.step.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
     kit = make(num_pages=6, page_size=1, max_batch_size=4)
     handle = begin(kit.executor, PROMPT[:6])
-    assert kit.executor.optimal_batch_size() == 1
+    assert kit.executor.optimal_batch_size() == 0 and not kit.executor.supports_batch_size(1)
     handle = kit.executor.truncate_kv(handle, 4)
     assert kit.executor.optimal_batch_size() == 2
     assert kit.executor.handle(handle.cache_id) == handle
     kit.executor.release_cache(handle.cache_id)
     assert kit.executor.optimal_batch_size() == 4
     passes = kit.passes()
-    begin(kit.executor, PROMPT[:6])
-    assert kit.executor.optimal_batch_size() == 4 and kit.passes() == passes + 1
+    begin(kit.executor, PROMPT[:4])
+    assert kit.executor.optimal_batch_size() == 2 and kit.executor.supports_batch_size(2)
+    assert not kit.executor.supports_batch_size(3) and kit.passes() == passes + 1
 
 
 @contract("2.optimal_batch_size")
