@@ -304,6 +304,12 @@ def test_formats_match_the_options(dtype: str, kv_dtype: str, stored: str) -> No
         ("page_size", 64.0, ConfigError),
         ("max_rows", 0, ConfigError),
         ("max_rows", 8.5, ConfigError),
+        ("max_batch_size", 1 << 62, ConfigError),
+        ("kv_capacity", "many", ConfigError),
+        ("replay", "no", ConfigError),
+        ("replay", 0, ConfigError),
+        ("progress", 0, ConfigError),
+        ("progress", "bar", ConfigError),
     ],
 )
 def test_invalid_options_are_refused_by_name(option: str, value: Any, error: type[Exception]) -> None:

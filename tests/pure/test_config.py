@@ -68,6 +68,7 @@ def test_the_tree_round_trips_through_json():
         ("kernels", "fast"),
         ("max_batch_size", 0),
         ("max_batch_size", True),
+        ("max_batch_size", 1 << 62),
         ("max_sequence_length", -1),
         ("kv_capacity", 0),
         ("kv_capacity", 1.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from contract_kit import INFO, FakeLM, Options, make_llm
 from ferrum.contract.capabilities import AttentionType
 from ferrum.contract.decoder_llm import UnifiedItem
 from ferrum.contract.io_types import PrefillInput
-from ferrum.core.errors import KvExhausted, NonFiniteLogits, StepError, UnknownSequence
+from ferrum.core.errors import KvExhausted, NonFiniteLogits, RequestError, StepError, UnknownSequence
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling, Span, SpanResult, StepBatch, Want
 from ferrum.runtime.llm_executor import LlmExecutor
@@ -65,6 +66,26 @@ def test_a_report_counts_while_a_step_begins_sequences(monkeypatch):
 
     monkeypatch.setattr(lm, "length", begin_another)
     assert executor.status().memory_usage.used_bytes > executor.memory_plan.weights
+
+
+@contract("3.LlmExecutor")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", object()),
+        ("info", None),
+        ("info", replace(INFO, vocab_size=7)),
+        ("info", replace(INFO, head_dim=8)),
+        ("max_batch_size", 0),
+        ("max_batch_size", "2"),
+        ("max_batch_size", 1 << 62),
+        ("cache_prefix", 5),
+    ],
+)
+def test_arguments_are_refused_by_name(name, value):
+    with pytest.raises(RequestError) as caught:
+        LlmExecutor(**{"model": FakeLM(Options()), "info": INFO, name: value})
+    assert caught.value.param == name
 
 
 @contract("3.LlmExecutor")

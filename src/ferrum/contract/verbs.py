@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.handles import Handles, check_name
+from ferrum.contract.input_checks import check_mask, check_positions
 from ferrum.contract.io_types import (
     DecodeInput,
     DecodeOutput,
@@ -62,6 +63,7 @@ class NamedVerbs(ABC):
     def __init__(
         self, info: ModelInfo, traits: ExecutorTraits, pages: SequenceStore, *, cache_prefix: str = "llm-cache"
     ) -> None:
+        check_kind(cache_prefix, str, param="cache_prefix")
         self._info = info
         self.traits = traits
         self.pages = pages
@@ -301,10 +303,8 @@ class NamedVerbs(ABC):
         if inputs.kv_cache is not None:
             self._handles.check(inputs.kv_cache, exact=True)
             start = inputs.kv_cache.sequence_length
-        count, end = inputs.sequence_length, start + inputs.sequence_length
-        if inputs.attention_mask not in (None, ((1,) * count,), ((1,) * end,)):
-            reason = f"must be all ones, [1, {count}] or [1, {end}]: remove the padding"
-            raise RequestError(reason, param="attention_mask")
+        end = start + inputs.sequence_length
+        check_mask(inputs, end)
         self._check_options(inputs, range(start, end))
         want, rows = SPAN_WANTS[LogitsPolicy(inputs.logits)]
         return Span(
@@ -349,9 +349,7 @@ class NamedVerbs(ABC):
 
     def _check_options(self, inputs: PrefillInput | DecodeInput, stored: range) -> None:
         """Refuse positions other than where the tokens will be stored, and unsupported attention weights."""
-        if inputs.position_ids not in (None, (tuple(stored),)):
-            reason = f"must be {stored.start} to {stored.stop - 1}, after the stored tokens"
-            raise RequestError(reason, param="position_ids")
+        check_positions(inputs, stored)
         if inputs.return_attention_weights and not self.traits.attention_weights:
             raise Unsupported("return_attention_weights", f"the {self.traits.backend} kernels do not keep them")
 

@@ -42,6 +42,12 @@ USUAL_DRAFT: Final = 8
 PAGE_SIZE: Final = 64
 """Default tokens per page: attention streams pages of this size at full bandwidth."""
 
+MAX_PAGE_SIZE: Final = 1 << 16
+"""Limit of tokens per page; a sequence leaves half a page empty on average."""
+
+MAX_BATCH_SIZE: Final = 1 << 16
+"""Limit of sequences in one step: sizes of buffers and pools stay far from 64 bits."""
+
 USUAL_STEP: Final = 512
 """Default token limit of one step."""
 
@@ -123,7 +129,7 @@ class ModelConfig(JsonRecord):
         least=1,
         most=MAX_THREADS,
     )
-    max_batch_size: int = option(32, "Maximum sequences in one step.", least=1)
+    max_batch_size: int = option(32, "Maximum sequences in one step.", least=1, most=MAX_BATCH_SIZE)
     max_sequence_length: int | None = option(
         None, "Maximum tokens of a sequence (default: the model's context).", least=1
     )

@@ -73,8 +73,8 @@ def check_options(record: Any) -> None:
         # An unset shell variable expands to "", which would mean every address or the current directory.
         if isinstance(value, str) and not value:
             raise ConfigError("must not be empty", param=item.name)
-        if item.type == "bool" and not isinstance(value, bool):
-            raise ConfigError(f"must be true or false, not {shown(value)}", param=item.name)
+        if item.type == "bool":
+            check_flag(item.name, value)
         if choices is not None and not is_one_of(value, choices):
             raise ConfigError(f"must be one of {listed(accepted(item.metadata))}, not {shown(value)}", param=item.name)
         if item.type in ("str", "str | None") and value is not None and not isinstance(value, str):
@@ -101,6 +101,12 @@ def path_of(name: str, text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ConfigError(f"the home directory in {shown(text)} is unknown", param=name) from None
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse a value that is no truth value. Raises ConfigError; `param` is `name`."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"must be true or false, not {shown(value)}", param=name)
 
 
 def check_number(name: str, value: object, least: float, most: int | None = None) -> None:

@@ -106,9 +106,7 @@ class DecoderLM(StepwiseLLM):
                 held = group.num_pages * group.page_size
                 reason = f"{span.end} tokens exceed the {held} that the KV pool holds (raise kv_capacity)"
                 if group.window is not None:
-                    reason = (
-                        f"{len(span.tokens)} tokens at once exceed the pool of a window: send shorter chunks"
-                    )
+                    reason = f"{len(span.tokens)} tokens at once exceed the pool of a window: send shorter chunks"
                 return ContextOverflow(reason, param="tokens")
         return KvExhausted(f"no free pages for {len(span.tokens)} more tokens of {span.cache_id!r}")
 

@@ -12,10 +12,12 @@ from ferrum.contract.decoder_llm import DecoderOnlyLLM, UnifiedItem
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, LogitsPolicy, ModelInfo
 from ferrum.contract.sequences import StoreGroup
-from ferrum.core.errors import FerrumError, UnknownSequence, Unsupported
+from ferrum.core import config as limits
+from ferrum.core.errors import ConfigError, FerrumError, UnknownSequence, Unsupported
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
+from ferrum.core.option_fields import check_number
 from ferrum.core.snapshots import PrefixCounts
-from ferrum.core.span_checks import refuse_span
+from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
 from ferrum.runtime.decoder_lm import failure, run_isolated
@@ -34,6 +36,10 @@ class LlmExecutor(ModelExecutor):
         info: its description.
         max_batch_size: maximum sequences of one step.
         cache_prefix: see `NamedVerbs`.
+
+    Raises:
+        RequestError: an argument of the wrong type or out of bounds; `param` names it.
+        ConfigError: `info` differs from the model's `config`.
     """
 
     def __init__(
@@ -44,6 +50,9 @@ class LlmExecutor(ModelExecutor):
         max_batch_size: int = MAX_BATCH_SIZE,
         cache_prefix: str = "llm-cache",
     ) -> None:
+        check_kind(model, DecoderOnlyLLM, param="model")
+        check_kind(info, ModelInfo, param="info")
+        check_number("max_batch_size", max_batch_size, 1, limits.MAX_BATCH_SIZE)
         self._model = model
         self._sequences = LlmSequences(model)
         super().__init__(info, llm_traits(model, info, max_batch_size), self._sequences, cache_prefix=cache_prefix)
@@ -208,6 +217,9 @@ class LlmSequences:
 def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> ExecutorTraits:
     """Return the traits of a model: its memory is estimated from its dtype."""
     config = model.config
+    for name in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size"):
+        if (found := getattr(info, name)) != (expected := getattr(config, name)):
+            raise ConfigError(f"{name} is {found}, but the model's config has {expected}", param="info")
     part = PoolPart(
         name=_CACHE,
         num_pages=model.kv_capacity(),

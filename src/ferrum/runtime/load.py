@@ -15,11 +15,12 @@ from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, ModelInfo
-from ferrum.core.config import MAX_DRAFT, PAGE_SIZE, ModelConfig, Switches
+from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, size
-from ferrum.core.option_fields import as_text, check_number
+from ferrum.core.option_fields import as_text, check_flag, check_number
+from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.program_recorder import Extent
 from ferrum.models.decoder import Decoder, build_decoder, parameter_shapes
@@ -52,9 +53,6 @@ MAX_ROWS: Final = 512
 
 _LOGIT_BYTES: Final = 64 << 20
 """Size limit of the buffer of a pass's logits."""
-
-_MAX_PAGE_SIZE: Final = 1 << 16
-"""Limit of tokens per page; a sequence leaves half a page empty on average."""
 
 _ADDRESS_SPACE: Final = 1 << 47
 """Bytes that a process can address (x86-64); larger pools are refused before sizes overflow 64 bits."""
@@ -103,6 +101,7 @@ def load_executor(
     """
     switches = Switches.from_environment()
     if replay is not None:
+        check_flag("replay", replay)
         switches = replace(switches, disable_graphs=not replay)
     config = ModelConfig(
         model=as_text(model),
@@ -139,8 +138,10 @@ def build_executor(
     """
     if memory_pool_size is not None:
         check_number("memory_pool_size", memory_pool_size, 1)
-    check_number("page_size", page_size, 1, _MAX_PAGE_SIZE)
+    check_number("page_size", page_size, 1, MAX_PAGE_SIZE)
     check_number("max_rows", max_rows, 1)
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
     bounds = _Bounds(memory_pool_size, page_size, max_rows)
     lm, plan = _assemble(config, bounds, checkpoint, progress)
     executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=config.switches.log_tokens)
@@ -270,7 +271,7 @@ def _language_model(
 ) -> DecoderLM:
     _allocate(kernels, groups)
     pages = PageTable(_page_groups(groups, decoder.spec), max_draft=limits.max_draft)
-    with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens"):
+    with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):
         if limits.max_rows > _MAX_STEP_ROWS:
             raise MemoryError
         return DecoderLM(
