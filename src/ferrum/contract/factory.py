@@ -13,7 +13,7 @@ from typing import Any, Final
 from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import PAGE_SIZE, ModelConfig
+from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.span_checks import check_kind, is_one_of
@@ -129,6 +129,8 @@ class ModelExecutorFactory:
     def __init__(
         self, load: Callable[..., ModelExecutor], *, devices: frozenset[Device] = frozenset({Device.CPU})
     ) -> None:
+        if not callable(load):
+            raise ConfigError(f"must be a function like load_executor, not {shown(load)}", param="load")
         self._load = load
         self._devices = devices
 
@@ -208,7 +210,9 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
     attention, memory, speed = c.attention_config, c.memory_config, c.optimization_config
     context = c.model_info.max_sequence_length
     sharing = head_sharing(c.model_info.num_heads, c.model_info.num_kv_heads)
+    block = attention.block_size
     pool, usage, page = memory.memory_pool_size, memory.max_memory_usage, _page_bytes(c)
+    least = c.model_info.num_parameters // 2 + page
     mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
     speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
     table: tuple[tuple[object, str, bool, str], ...] = (
@@ -224,7 +228,7 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (attention, "enable_paged_attention", attention.enable_paged_attention, "true: the only KV store is paged"),
         (attention, "enable_flash_attention", attention.enable_flash_attention, "true: keys are read in blocks"),
         (attention, "sliding_window_size", attention.sliding_window_size is None, "None: the checkpoint has windows"),
-        (attention, "block_size", attention.block_size is None or attention.block_size >= 1, "at least 1"),
+        (attention, "block_size", block is None or 1 <= block <= MAX_PAGE_SIZE, f"in [1, {MAX_PAGE_SIZE}]"),
         (
             attention,
             "attention_type",
@@ -235,6 +239,12 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         (memory, "enable_kv_cache_sharing", memory.enable_kv_cache_sharing, "true: forks share pages"),
         (memory, "memory_pool_size", pool is None or pool >= page, f"at least {shown(page)} bytes, one page"),
         (memory, "max_memory_usage", usage is None or usage >= (pool or 1), "at least the size of the pool"),
+        (
+            memory,
+            "max_memory_usage",
+            usage is None or usage >= least,
+            f"at least {shown(least)}",
+        ),
         (speed, "enable_kernel_fusion", speed.enable_kernel_fusion, "true: operations are always fused"),
         (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
         (speed, "optimization_level", speed.optimization_level in (0, 3), "0 or 3"),
