@@ -272,7 +272,7 @@ def test_capabilities_and_sizes_match_the_checkpoint(
         ("float32", "bfloat16", "bfloat16"),
         ("bfloat16", "auto", "bfloat16"),
         ("bfloat16", "float32", "float32"),
-        ("float16", "auto", "bfloat16"),
+        ("float16", "auto", "float32"),
         ("bfloat16", "int8", "int8"),
     ],
 )

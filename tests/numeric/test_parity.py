@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -48,6 +49,22 @@ def test_logits_match_at_all_positions(case):
     tokens = tokens_of(case, case.context or 150)
     with executor_of(case) as executor:
         assert relative_error(logits_of(executor, tokens), reference_logits(case, tokens)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("name", ["qwen3", "llama2"])
+def test_float16_is_at_least_as_exact_as_the_twin_in_float16(name, kernels, tmp_path):
+    case = find(name)
+    tokens = tokens_of(case, 150)
+    copy.deepcopy(model_of(case)).half().save_pretrained(tmp_path)
+    with torch.no_grad():
+        twin, exact = (
+            type(model_of(case)).from_pretrained(tmp_path, dtype=dtype)(torch.tensor([tokens])).logits[0].float().numpy()
+            for dtype in (torch.float16, torch.float32)
+        )
+    with load_executor(tmp_path, kernels=kernels) as executor:
+        assert executor.info.dtype == "float16"
+        assert relative_error(logits_of(executor, tokens), exact) <= relative_error(twin, exact)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.context is None], ids=lambda case: case.name)

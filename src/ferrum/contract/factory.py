@@ -260,7 +260,7 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
 def _page_bytes(config: ExecutorConfig) -> int:
     """Return the bytes of one page of keys and values, without padding, which only the loaded kernels know."""
     asked = config.executor_options.get("kv_dtype", "auto")
-    auto = DataType.FLOAT32 if config.dtype is DataType.FLOAT32 else DataType.BFLOAT16
+    auto = DataType.BFLOAT16 if config.dtype is DataType.BFLOAT16 else DataType.FLOAT32
     kv_dtype = next((each for each in DataType if is_one_of(asked, [each])), auto)
     info, page_size = config.model_info, config.attention_config.block_size or PAGE_SIZE
     return page_size * info.kv_bytes_per_token_and_layer(kv_dtype) * info.num_layers

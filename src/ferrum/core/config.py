@@ -117,7 +117,7 @@ class ModelConfig(JsonRecord):
         GROUPS,
     )
     kv_dtype: str = option(
-        "auto", "Format of keys and values; auto takes float32 with float32 weights, else bfloat16.", KV_DTYPES
+        "auto", "Format of keys and values; auto takes bfloat16 with bfloat16 weights, else float32.", KV_DTYPES
     )
     kernels: str = option(
         "auto", "Kernels to compute with; auto takes the fastest available.", KERNELS, refused=("cuda",)

@@ -261,9 +261,13 @@ def _context(spec: DecoderSpec, asked: int | None) -> int:
 
 
 def _kv_format(kv_dtype: str, dtype: str) -> str:
+    """Return the format of keys and values; auto is never less exact than the weights' format.
+
+    There is no float16 store, and bfloat16 has 3 bits less than float16: float16 weights take float32.
+    """
     if kv_dtype != "auto":
         return kv_dtype
-    return "float32" if dtype == "float32" else "bfloat16"
+    return "bfloat16" if dtype == "bfloat16" else "float32"
 
 
 def _language_model(
