@@ -15,8 +15,8 @@ from ferrum import (
     LogitsPolicy,
     ModelInfo,
     PrefillInput,
+    UnifiedItem,
 )
-from ferrum.contract.decoder_llm import UnifiedItem
 
 VOCABULARY = 256
 CONTEXT = 1024

@@ -16,7 +16,7 @@ from typing import Any, Final
 _HOMES: Final = {
     name: home
     for home, names in {
-        "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities",
+        "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities ExecutorTraits",
         "ferrum.contract.io_types": (
             "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "
             "PrefillInput PrefillOutput SpeculativeDecodeOutput TokenId UnifiedBatch UnifiedBatchItem"
@@ -32,7 +32,7 @@ _HOMES: Final = {
             "ExecutorAttentionConfig ExecutorConfig ExecutorMemoryConfig ExecutorType ModelExecutorFactory "
             "OptimizationConfig"
         ),
-        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig",
+        "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig UnifiedItem",
         "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",

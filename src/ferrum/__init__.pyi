@@ -2,8 +2,10 @@
 
 from ferrum.contract.capabilities import AttentionType as AttentionType
 from ferrum.contract.capabilities import ExecutorCapabilities as ExecutorCapabilities
+from ferrum.contract.capabilities import ExecutorTraits as ExecutorTraits
 from ferrum.contract.decoder_llm import DecoderOnlyLLM as DecoderOnlyLLM
 from ferrum.contract.decoder_llm import LlmRuntimeConfig as LlmRuntimeConfig
+from ferrum.contract.decoder_llm import UnifiedItem as UnifiedItem
 from ferrum.contract.executor import BatchModelExecutor as BatchModelExecutor
 from ferrum.contract.executor import ModelExecutor as ModelExecutor
 from ferrum.contract.executor import SpeculativeExecutor as SpeculativeExecutor

@@ -319,6 +319,15 @@ def test_invalid_options_are_refused_by_name(option: str, value: Any, error: typ
 
 
 @pytest.mark.contract("0.load_executor")
+def test_the_prefix_of_cache_ids_is_an_option() -> None:
+    with load_executor(directory_of(find("qwen2")), kernels="reference", kv_capacity=64, cache_prefix="mine") as made:
+        assert made.prefill([1, 2]).kv_cache.cache_id == "mine-0"
+    with pytest.raises(RequestError) as caught:
+        load_executor(directory_of(find("qwen2")), cache_prefix=5)  # type: ignore[arg-type]
+    assert caught.value.param == "cache_prefix"
+
+
+@pytest.mark.contract("0.load_executor")
 @pytest.mark.contract("2.kv_capacity")
 def test_limits_match_the_options() -> None:
     options = {"max_batch_size": 3, "max_sequence_length": 100, "kv_capacity": 130}

@@ -56,10 +56,11 @@ def test_logits_match_at_all_positions(case):
 def test_float16_is_at_least_as_exact_as_the_twin_in_float16(name, kernels, tmp_path):
     case = find(name)
     tokens = tokens_of(case, 150)
+    kind = type(model_of(case))
     copy.deepcopy(model_of(case)).half().save_pretrained(tmp_path)
     with torch.no_grad():
         twin, exact = (
-            type(model_of(case)).from_pretrained(tmp_path, dtype=dtype)(torch.tensor([tokens])).logits[0].float().numpy()
+            kind.from_pretrained(tmp_path, dtype=dtype)(torch.tensor([tokens])).logits[0].float().numpy()
             for dtype in (torch.float16, torch.float32)
         )
     with load_executor(tmp_path, kernels=kernels) as executor:

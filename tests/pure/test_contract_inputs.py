@@ -120,6 +120,9 @@ def test_builders_return_a_changed_copy():
     assert (built.kv_cache, built.attention_mask, built.position_ids) == (HANDLE, ((1, 1),), ((3, 4),))
     assert built.input_ids == first.input_ids
     assert first == PrefillInput([1, 2])
+    token = DecodeInput([5], HANDLE)
+    assert token.with_position_ids([[3]]) == DecodeInput([5], HANDLE, [[3]]) and token.position_ids is None
+    assert token.with_kv_cache(HANDLE) == token and (token.batch_size, token.sequence_length) == (1, 1)
 
 
 @contract("1.PrefillOutput")

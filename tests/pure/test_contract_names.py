@@ -56,6 +56,7 @@ FIELDS = {
 PROPERTIES = {
     "KvCacheHandle": "request_cache_id",
     "PrefillInput": "batch_size sequence_length with_kv_cache with_attention_mask with_position_ids",
+    "DecodeInput": "batch_size sequence_length with_kv_cache with_position_ids",
     "UnifiedBatch": "total_q_tokens num_sampled_items",
     "SpeculativeDecodeOutput": "acceptance_count",
     "PrefillOutput": "last_token_logits",

@@ -44,6 +44,15 @@ class Handles:
             executor_id=self._executor_id,
         )
 
+    def name_of(self, value: str | KvCacheHandle) -> str:
+        """Return the sequence of a name or handle, stale or not. Raises InvalidHandle."""
+        if isinstance(value, KvCacheHandle):
+            if value.executor_id != self._executor_id:
+                raise InvalidHandle(f"{value.cache_id!r} belongs to another executor", param="kv_cache")
+            return value.cache_id
+        check_name(value)
+        return value
+
     def check(self, handle: KvCacheHandle, *, exact: bool) -> None:
         """Refuse a handle that does not match its sequence.
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from ferrum.contract.io_types import DecodeInput, PrefillInput
 from ferrum.core.errors import RequestError
+from ferrum.core.span_checks import check_kind
+from ferrum.core.values import listed
+
+
+def as_prompt(value: object) -> PrefillInput:
+    """Return a list or array of token ids as an input. Raises RequestError for anything else."""
+    if not isinstance(listed(value), list | tuple):
+        check_kind(value, PrefillInput, param="inputs")
+    return PrefillInput(value)
 
 
 def check_mask(inputs: PrefillInput, end: int) -> None:

@@ -6,23 +6,20 @@ kind. Inputs take token ids as nested lists or arrays and keep them as immutable
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from operator import index
-from typing import Any, NewType, TypeAlias
+from typing import Any, NewType
 
-from ferrum.core.errors import InvalidToken, RequestError
+from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
+from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.span_checks import inputs_of, is_one_of
 from ferrum.core.step import Array
-from ferrum.core.values import integer, listed, shown, whole
+from ferrum.core.values import shown, whole
 
 TokenId = NewType("TokenId", int)
 """An index into the vocabulary."""
-
-Matrix: TypeAlias = tuple[tuple[int, ...], ...]
-"""[B, S] integers."""
 
 
 class DataType(StrEnum):
@@ -156,7 +153,7 @@ class PrefillInput:
         object.__setattr__(self, "input_ids", token_matrix("input_ids", self.input_ids))
         for name in ("attention_mask", "position_ids"):
             value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else _matrix(name, value, _number))
+            object.__setattr__(self, name, None if value is None else integer_matrix(name, value))
         if not is_one_of(self.logits, (LogitsPolicy.LAST, LogitsPolicy.ALL)):
             raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
@@ -239,7 +236,25 @@ class DecodeInput:
             raise RequestError(f"must be one token, not [{len(tokens)}, {len(tokens[0])}]", param="input_ids")
         object.__setattr__(self, "input_ids", tokens)
         if self.position_ids is not None:
-            object.__setattr__(self, "position_ids", _matrix("position_ids", self.position_ids, _number))
+            object.__setattr__(self, "position_ids", integer_matrix("position_ids", self.position_ids))
+
+    @property
+    def batch_size(self) -> int:
+        """B, which is 1."""
+        return len(self.input_ids)
+
+    @property
+    def sequence_length(self) -> int:
+        """S, which is 1: tokens of this input alone."""
+        return len(self.input_ids[0])
+
+    def with_kv_cache(self, kv_cache: KvCacheHandle) -> DecodeInput:
+        """Return a copy that continues this sequence."""
+        return replace(self, kv_cache=kv_cache)
+
+    def with_position_ids(self, position_ids: Any) -> DecodeInput:
+        """Return a copy with this position."""
+        return replace(self, position_ids=position_ids)
 
     @property
     def token(self) -> int:
@@ -286,7 +301,7 @@ class UnifiedBatchItem:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "q_tokens", _only_row("q_tokens", self.q_tokens))
+        object.__setattr__(self, "q_tokens", only_row("q_tokens", self.q_tokens))
         object.__setattr__(self, "pos_offset", whole("pos_offset", self.pos_offset))
         if not is_one_of(self.logits_policy, LogitsPolicy):
             reason = f"must be 'none', 'last' or 'all', not {shown(self.logits_policy)}"
@@ -337,63 +352,3 @@ class SpeculativeDecodeOutput:
     def acceptance_count(self) -> int:
         """Number of accepted drafts."""
         return len(self.accepted_tokens)
-
-
-def token_row(name: str, value: Any) -> tuple[int, ...]:
-    """Return a list or array [S] of token ids, possibly empty, as a tuple. Raises as `token_matrix`."""
-    row = listed(value)
-    return () if isinstance(row, Sequence) and not row else _only_row(name, row)
-
-
-def token_matrix(name: str, value: Any) -> Matrix:
-    """Return a list or array [B, S] or [S] of token ids as tuples.
-
-    Raises InvalidToken or RequestError, with `name` as param.
-    """
-    return _matrix(name, value, _token)
-
-
-def _only_row(name: str, value: Any) -> tuple[int, ...]:
-    first, *others = token_matrix(name, value)
-    if others:
-        raise RequestError(f"must be the tokens of one sequence, not of {len(others) + 1}", param=name)
-    return first
-
-
-def _matrix(name: str, value: Any, number: Callable[[str, int, Any], int]) -> Matrix:
-    rows = listed(value)
-    if not _is_list(rows):
-        raise RequestError(f"must be a list of integers or a list of such lists, not {shown(value)}", param=name)
-    rows = [listed(row) for row in rows]
-    if not any(_is_list(row) for row in rows):
-        rows = [rows]
-    if not all(_is_list(row) for row in rows):
-        raise RequestError("mixes numbers and lists", param=name)
-    matrix = tuple(tuple(number(name, position, item) for position, item in enumerate(row)) for row in rows)
-    if len({len(row) for row in matrix}) != 1:
-        raise RequestError("all rows must have the same length", param=name)
-    if not matrix[0]:
-        raise RequestError("must hold at least one number", param=name)
-    return matrix
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _token(name: str, position: int, item: Any) -> int:
-    try:
-        token = integer(item)
-    except TypeError:
-        token = -1
-    if token < 0:
-        raise InvalidToken(f"{shown(item)} at position {position} is not a token id", param=name)
-    return token
-
-
-def _number(name: str, position: int, item: Any) -> int:
-    """Return a position or mask bit: any integer."""
-    try:
-        return index(item)
-    except TypeError:
-        raise RequestError(f"{shown(item)} at position {position} is not an integer", param=name) from None

@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.handles import Handles, check_name
-from ferrum.contract.input_checks import check_mask, check_positions
+from ferrum.contract.input_checks import as_prompt, check_mask, check_positions
+from ferrum.contract.integer_lists import token_matrix, token_row
 from ferrum.contract.io_types import (
     DecodeInput,
     DecodeOutput,
@@ -28,8 +29,6 @@ from ferrum.contract.io_types import (
     SpeculativeDecodeOutput,
     UnifiedBatch,
     UnifiedBatchItem,
-    token_matrix,
-    token_row,
 )
 from ferrum.contract.sequences import SequenceStore, Undo
 from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
@@ -87,9 +86,9 @@ class NamedVerbs(ABC):
 
     # Prompts
 
-    def prefill(self, inputs: PrefillInput) -> PrefillOutput:
-        """Process a prompt, or with a handle its next chunk. Raises as `batch_prefill`."""
-        return self.batch_prefill([inputs])[0]
+    def prefill(self, inputs: PrefillInput | Sequence[int]) -> PrefillOutput:
+        """Process a prompt, given as an input or token ids, or its next chunk. Raises as `batch_prefill`."""
+        return self.batch_prefill([inputs if isinstance(inputs, PrefillInput) else as_prompt(inputs)])[0]
 
     def batch_prefill(self, inputs: Sequence[PrefillInput]) -> list[PrefillOutput]:
         """Process several prompts or chunks in one forward pass, bit for bit equal to one by one.
@@ -247,9 +246,9 @@ class NamedVerbs(ABC):
             self.pages.fork(handle.cache_id, clone)
             return self.handle(clone)
 
-    def release_cache(self, cache_id: str) -> None:
-        """Free a sequence; an unknown one is no error. Raises InvalidHandle for no name."""
-        check_name(cache_id)
+    def release_cache(self, cache_id: str | KvCacheHandle) -> None:
+        """Free a sequence by name or handle; an unknown one is no error. Raises InvalidHandle for anything else."""
+        cache_id = self._handles.name_of(cache_id)
         with self._exclusive():
             logger.debug("release %s: %s", cache_id, "known" if cache_id in self.pages else "unknown")
             self.pages.release(cache_id)

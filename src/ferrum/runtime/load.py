@@ -20,6 +20,7 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, size
 from ferrum.core.option_fields import as_text, check_flag, check_number
+from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.program_recorder import Extent
@@ -79,6 +80,7 @@ def load_executor(
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
     replay: bool | None = None,
+    cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
 ) -> LocalExecutor:
     """Load a model. The executor is ready: `status().is_ready` is true before the first step.
@@ -91,6 +93,7 @@ def load_executor(
         page_size: tokens per page of the KV pool.
         max_rows: maximum tokens of one forward pass; a larger step takes several.
         replay: run the recorded program; None follows the environment (FERRUM_DISABLE_GRAPHS).
+        cache_prefix: new sequences are named `<prefix>-0`, `<prefix>-1`, ...
         progress: called with the bytes loaded and the bytes in total.
 
     Raises:
@@ -119,7 +122,12 @@ def load_executor(
         switches=switches,
     )
     return build_executor(
-        config, memory_pool_size=memory_pool_size, page_size=page_size, max_rows=max_rows, progress=progress
+        config,
+        memory_pool_size=memory_pool_size,
+        page_size=page_size,
+        max_rows=max_rows,
+        cache_prefix=cache_prefix,
+        progress=progress,
     )
 
 
@@ -129,6 +137,7 @@ def build_executor(
     memory_pool_size: int | None = None,
     page_size: int = PAGE_SIZE,
     max_rows: int = MAX_ROWS,
+    cache_prefix: str = "llm-cache",
     progress: Progress | None = None,
     checkpoint: TensorStore | None = None,
 ) -> LocalExecutor:
@@ -140,11 +149,13 @@ def build_executor(
         check_number("memory_pool_size", memory_pool_size, 1)
     check_number("page_size", page_size, 1, MAX_PAGE_SIZE)
     check_number("max_rows", max_rows, 1)
+    check_kind(cache_prefix, str, param="cache_prefix")
     if progress is not None and not callable(progress):
         raise ConfigError(f"must take the bytes loaded and the bytes in total, not {shown(progress)}", param="progress")
     bounds = _Bounds(memory_pool_size, page_size, max_rows)
     lm, plan = _assemble(config, bounds, checkpoint, progress)
-    executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=config.switches.log_tokens)
+    log_tokens = config.switches.log_tokens
+    executor = LocalExecutor(lm, info=plan.info, traits=plan.traits, log_tokens=log_tokens, cache_prefix=cache_prefix)
     executor.warmup()
     return executor
 

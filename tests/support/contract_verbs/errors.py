@@ -35,7 +35,10 @@ def test_inputs_of_another_type_are_refused_by_argument(kit, executor):
     prompt = PrefillInput([1])
     for param, call in [
         ("inputs", lambda: executor.prefill(None)),
-        ("inputs", lambda: executor.prefill([1, 2])),
+        ("inputs", lambda: executor.prefill("12")),
+        ("inputs", lambda: executor.prefill({1: 2})),
+        ("input_ids", lambda: executor.prefill([])),
+        ("input_ids", lambda: executor.prefill([1, "2"])),
         ("inputs", lambda: executor.batch_prefill(None)),
         ("inputs", lambda: executor.batch_prefill(prompt)),
         ("inputs", lambda: executor.batch_prefill([prompt, DecodeInput([1], handle)])),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -152,15 +154,36 @@ def test_release_is_idempotent_and_affects_no_other_sequence(executor, caplog):
 def test_verbs_with_a_name_refuse_a_handle(executor):
     handle = begin(executor)
     for other in (handle, None, 0, [handle.cache_id]):
-        for verb in (
-            executor.release_cache,
-            executor.handle,
-            lambda name: executor.truncate_kv_for_cache_id(name, 1),
-        ):
+        for verb in (executor.handle, lambda name: executor.truncate_kv_for_cache_id(name, 1)):
             with pytest.raises(InvalidHandle) as caught:
                 verb(other)
             assert caught.value.param == "cache_id"
+    for other in (None, 0, [handle.cache_id]):
+        with pytest.raises(InvalidHandle) as caught:
+            executor.release_cache(other)
+        assert caught.value.param == "cache_id"
     usable(executor, handle, PROMPT)
+
+
+@contract("2.release_cache")
+def test_a_sequence_is_released_by_any_of_its_handles(executor):
+    handle = begin(executor)
+    newer = executor.decode(DecodeInput([1], handle)).kv_cache
+    executor.release_cache(handle)
+    with pytest.raises(UnknownSequence):
+        executor.decode(DecodeInput([1], newer))
+    executor.release_cache(newer)
+    other = begin(executor)
+    with pytest.raises(InvalidHandle):
+        executor.release_cache(replace(other, executor_id="another"))
+    usable(executor, other, PROMPT)
+
+
+@contract("2.prefill")
+def test_token_ids_are_a_prompt(executor):
+    expected = executor.prefill(PrefillInput(PROMPT)).last_token_logits()
+    for prompt in (PROMPT, tuple(PROMPT), np.array(PROMPT), [PROMPT]):
+        same(executor.prefill(prompt).last_token_logits(), expected)
 
 
 @contract("2.reset")
