@@ -197,7 +197,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (attention(enable_paged_attention=False), "enable_paged_attention"),
         (attention(block_size=0), "block_size"),
         (attention(block_size=131072), "block_size"),
-        (attention(sliding_window_size=128), "sliding_window_size"),
+        (attention(sliding_window_size=0), "sliding_window_size"),
         (memory(enable_memory_pooling=False), "enable_memory_pooling"),
         (memory(enable_kv_cache_sharing=False), "enable_kv_cache_sharing"),
         (memory(memory_pool_size=5), "memory_pool_size"),
@@ -206,7 +206,7 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (memory(max_memory_usage=1000), "max_memory_usage"),
         (optimization(enable_kernel_fusion=False), "enable_kernel_fusion"),
         (optimization(enable_mixed_precision=True), "enable_mixed_precision"),
-        (optimization(optimization_level=1), "optimization_level"),
+        (optimization(optimization_level=-1), "optimization_level"),
         (optimization(optimization_level=4), "optimization_level"),
         (
             replace(optimization(optimization_level=0), executor_options={"kernels": "native"}),
@@ -215,7 +215,12 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (optimization(custom_flags={"fast": "yes"}), "custom_flags"),
         (replace(BASE, executor_options={"colour": "red"}), "executor_options"),
         (replace(BASE, executor_options={"quantize": "int3"}), "quantize"),
-        (replace(BASE, executor_options={"kernels": np.array(["auto", "native"])}), "executor_options"),
+        (replace(BASE, executor_options={"kernels": np.array(["auto", "native"])}), "kernels"),
+        (replace(BASE, executor_options={"group": 48}), "group"),
+        (replace(BASE, executor_options={"max_rows": 0}), "max_rows"),
+        (replace(BASE, executor_options={"replay": "no"}), "replay"),
+        (replace(BASE, executor_options={"cache_prefix": 5}), "cache_prefix"),
+        (replace(optimization(optimization_level=2), executor_options={"replay": True}), "optimization_level"),
     ],
 )
 def test_an_invalid_config_is_refused_by_field_before_loading(factory, loader, config, field):
@@ -224,6 +229,34 @@ def test_an_invalid_config_is_refused_by_field_before_loading(factory, loader, c
             call(config)
         assert caught.value.param == field
     assert not loader.made
+
+
+@contract("2.ExecutorConfig")
+def test_defaults_run_and_options_and_levels_reach_the_loader(factory, loader):
+    factory.create_executor(ExecutorConfig(model_info=INFO))
+    assert loader.asked["max_sequence_length"] is None and "replay" not in loader.asked
+    options = {"group": None, "threads": 2, "kv_capacity": 128, "max_rows": 7, "cache_prefix": "mine", "replay": False}
+    factory.create_executor(replace(BASE, executor_options=options))
+    assert {name: loader.asked[name] for name in options} == options
+    levels = []
+    for level in range(4):
+        factory.create_executor(optimization(optimization_level=level))
+        levels.append((loader.asked.get("kernels"), loader.asked.get("replay")))
+    assert levels == [("reference", False), ("reference", None), (None, False), (None, None)]
+
+
+@contract("2.ExecutorConfig")
+def test_a_window_must_be_the_models_own():
+    made = []
+
+    def load(_: str, **__: object) -> FakeContractExecutor:
+        made.append(make_fake(window=6).executor)
+        return made[-1]
+
+    assert ModelExecutorFactory(load).create_executor(attention(sliding_window_size=6)) is made[-1]
+    with pytest.raises(ConfigError) as caught:
+        ModelExecutorFactory(load).create_executor(attention(sliding_window_size=7))
+    assert caught.value.param == "sliding_window_size" and made[-1].closed == 1
 
 
 @contract("2.ExecutorConfig")
@@ -276,7 +309,7 @@ def test_a_config_round_trips_through_json():
         model_info=INFO,
         executor_type=ExecutorType.SPECULATIVE,
         attention_config=ExecutorAttentionConfig(attention_type=AttentionType.PAGED),
-        optimization_config=OptimizationConfig(custom_flags={"a": "b"}),
+        optimization_config=OptimizationConfig(custom_flags={"a": True}),
         executor_options={"quantize": None, "kernels": "auto"},
     )
     assert ExecutorConfig.from_json(config.to_json()) == config

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from typing import Any, Final
 
 from ferrum.contract.capabilities import AttentionType, head_sharing
@@ -16,11 +17,21 @@ from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
-_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels"})
+_MODEL_OPTIONS: Final = frozenset({"quantize", "group", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
+_OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "cache_prefix"}
 _PLAIN: Final = ("auto", "reference")
+_LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
+    0: {"kernels": "reference", "replay": False},
+    1: {"kernels": "reference"},
+    2: {"replay": False},
+    3: {},
+}
+"""The arguments of `load_executor` that an optimisation level sets."""
+
 _READING: Final = (AttentionType.FLASH, AttentionType.PAGED, AttentionType.SLIDING_WINDOW)
 """Attention types that only the loaded model can confirm."""
 
@@ -51,7 +62,7 @@ class ExecutorAttentionConfig(JsonRecord):
         enable_flash_attention: always true: attention processes keys in blocks and never holds a whole row of scores.
         enable_paged_attention: always true: the only KV store is paged.
         block_size: tokens per page; None takes the default.
-        sliding_window_size: always None: the checkpoint sets the window of each layer.
+        sliding_window_size: window that some layer of the model must have; None accepts any. The checkpoint sets it.
     """
 
     attention_type: AttentionType | None = None
@@ -86,15 +97,16 @@ class OptimizationConfig(JsonRecord):
         enable_cuda_graphs: CUDA only.
         enable_kernel_fusion: always true.
         enable_mixed_precision: whether products have 16-bit inputs and float32 sums; None follows the dtype.
-        optimization_level: 0 walks the network with the reference kernels, 3 replays it with the fastest kernels.
-        custom_flags: always empty.
+        optimization_level: 0 walks the network with the reference kernels, 1 replays it with them, 2 walks it with the
+            fastest kernels, 3 replays it with them.
+        custom_flags: always empty: every option has a name in `executor_options`.
     """
 
     enable_cuda_graphs: bool = False
     enable_kernel_fusion: bool = True
     enable_mixed_precision: bool | None = None
     optimization_level: int = 3
-    custom_flags: Mapping[str, str] = field(default_factory=dict)
+    custom_flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,9 @@ class ExecutorConfig(JsonRecord):
 
     Attributes:
         model_info: the model; `model_id` is the directory or hub id to load.
-        executor_options: `quantize`, `kv_dtype` and `kernels`, as `load_executor` takes them.
+        max_sequence_length: maximum tokens of a sequence; None takes the model's context.
+        executor_options: `quantize`, `group`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
+            `replay` and `cache_prefix`, as `load_executor` takes them.
     """
 
     model_info: ModelInfo
@@ -111,24 +125,26 @@ class ExecutorConfig(JsonRecord):
     device: Device = Device.CPU
     dtype: DataType = DataType.BFLOAT16
     max_batch_size: int = 32
-    max_sequence_length: int = 4096
+    max_sequence_length: int | None = None
     attention_config: ExecutorAttentionConfig = field(default_factory=ExecutorAttentionConfig)
     memory_config: ExecutorMemoryConfig = field(default_factory=ExecutorMemoryConfig)
     optimization_config: OptimizationConfig = field(default_factory=OptimizationConfig)
-    executor_options: Mapping[str, str | None] = field(default_factory=dict)
+    executor_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelExecutorFactory:
     """A factory of executors.
 
     Args:
-        load: `load_executor`, or a function with the same arguments.
+        load: `load_executor`, or a function with the same arguments; None takes `load_executor`.
         devices: devices that this build can compute on.
     """
 
     def __init__(
-        self, load: Callable[..., ModelExecutor], *, devices: frozenset[Device] = frozenset({Device.CPU})
+        self, load: Callable[..., ModelExecutor] | None = None, *, devices: frozenset[Device] = frozenset({Device.CPU})
     ) -> None:
+        if load is None:
+            load = import_module("ferrum").load_executor  # lazily: this room must not import the runtime
         if not callable(load):
             raise ConfigError(f"must be a function like load_executor, not {shown(load)}", param="load")
         self._load = load
@@ -207,18 +223,21 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         ModelConfig(model=c.model_info.model_id or "-", **_model_options(c))
     except ConfigError as error:
         yield str(error.param), error.message
+    yield from _wrong_options(c.executor_options)
     attention, memory, speed = c.attention_config, c.memory_config, c.optimization_config
     context = c.model_info.max_sequence_length
+    length = context if c.max_sequence_length is None else c.max_sequence_length
     sharing = head_sharing(c.model_info.num_heads, c.model_info.num_kv_heads)
-    block = attention.block_size
+    block, window = attention.block_size, attention.sliding_window_size
     pool, usage, page = memory.memory_pool_size, memory.max_memory_usage, _page_bytes(c)
     least = c.model_info.num_parameters // 2 + page
     mixed, plain = c.dtype is not DataType.FLOAT32, is_one_of(c.executor_options.get("kernels", "auto"), _PLAIN)
+    level, replays = speed.optimization_level, c.executor_options.get("replay") is True
     speculative, sequential = (c.executor_type is kind for kind in (ExecutorType.SPECULATIVE, ExecutorType.SEQUENTIAL))
     table: tuple[tuple[object, str, bool, str], ...] = (
         (c, "max_batch_size", c.max_batch_size == 1 or not sequential, "1 for a Sequential executor"),
-        (c, "max_sequence_length", c.max_sequence_length <= context, f"at most the model's context, {shown(context)}"),
-        (c, "max_sequence_length", c.max_sequence_length > 1 or not speculative, "at least 2 for a Speculative one"),
+        (c, "max_sequence_length", length <= context, f"at most the model's context, {shown(context)}"),
+        (c, "max_sequence_length", length > 1 or not speculative, "at least 2 for a Speculative one"),
         (
             c,
             "executor_options",
@@ -227,7 +246,7 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         ),
         (attention, "enable_paged_attention", attention.enable_paged_attention, "true: the only KV store is paged"),
         (attention, "enable_flash_attention", attention.enable_flash_attention, "true: keys are read in blocks"),
-        (attention, "sliding_window_size", attention.sliding_window_size is None, "None: the checkpoint has windows"),
+        (attention, "sliding_window_size", window is None or window >= 1, "at least 1"),
         (attention, "block_size", block is None or 1 <= block <= MAX_PAGE_SIZE, f"in [1, {MAX_PAGE_SIZE}]"),
         (
             attention,
@@ -247,14 +266,27 @@ def _problems(c: ExecutorConfig) -> Iterator[tuple[str, str]]:
         ),
         (speed, "enable_kernel_fusion", speed.enable_kernel_fusion, "true: operations are always fused"),
         (speed, "enable_mixed_precision", speed.enable_mixed_precision in (None, mixed), f"{mixed} with {c.dtype}"),
-        (speed, "optimization_level", speed.optimization_level in (0, 3), "0 or 3"),
-        (speed, "optimization_level", speed.optimization_level != 0 or plain, "3 if executor_options names kernels"),
+        (speed, "optimization_level", level in _LEVELS, "0, 1, 2 or 3"),
+        (speed, "optimization_level", level > 1 or plain, "2 or 3 if executor_options names kernels"),
+        (speed, "optimization_level", level in (1, 3) or not replays, "1 or 3 if executor_options asks for replay"),
         (speed, "custom_flags", not speed.custom_flags, "empty: there are no flags"),
     )
     for section, name, holds, requirement in table:
         if not holds:
             value = getattr(section, name)
             yield name, f"must be {requirement}, not {value if isinstance(value, StrEnum) else shown(value)}"
+
+
+def _wrong_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the reason of each wrong option that `ModelConfig` does not have."""
+    try:
+        if "max_rows" in options:
+            check_number("max_rows", options["max_rows"], 1)
+        if options.get("replay") is not None:
+            check_flag("replay", options["replay"])
+        check_kind(options.get("cache_prefix", ""), str, param="cache_prefix")
+    except RequestError as error:
+        yield str(error.param), error.message
 
 
 def _page_bytes(config: ExecutorConfig) -> int:
@@ -269,7 +301,7 @@ def _page_bytes(config: ExecutorConfig) -> int:
 def _model_options(config: ExecutorConfig) -> dict[str, Any]:
     """Return the options that a config has in common with `ModelConfig`."""
     names = ("device", "dtype", "max_batch_size", "max_sequence_length")
-    options = {name: value for name, value in config.executor_options.items() if name in _OPTIONS}
+    options = {name: value for name, value in config.executor_options.items() if name in _MODEL_OPTIONS}
     return {name: getattr(config, name) for name in names} | options
 
 
@@ -277,8 +309,9 @@ def _arguments(config: ExecutorConfig) -> dict[str, Any]:
     """Return the arguments of `load_executor` for a config."""
     page_size = config.attention_config.block_size or PAGE_SIZE
     bounds = {"page_size": page_size, "memory_pool_size": config.memory_config.memory_pool_size}
-    level_0 = {"kernels": "reference", "replay": False}
-    return _model_options(config) | bounds | (level_0 if config.optimization_config.optimization_level == 0 else {})
+    others = {name: value for name, value in config.executor_options.items() if name not in _MODEL_OPTIONS}
+    level = _LEVELS[config.optimization_config.optimization_level]
+    return {**_model_options(config), **bounds, **others, **level}
 
 
 def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:
@@ -291,6 +324,10 @@ def _check_loaded(executor: ModelExecutor, config: ExecutorConfig) -> None:
     has = executor.capabilities().attention_mechanisms
     if wanted is not None and wanted not in has:
         raise ConfigError(f"the model has {', '.join(sorted(has))}, not {wanted}", param="attention_type")
+    window, windows = config.attention_config.sliding_window_size, {group.window for group in executor.pages.groups}
+    if window is not None and window not in windows:
+        sizes = ", ".join(str(each) for each in windows if each is not None) or "none"
+        raise ConfigError(f"the model's windows are {sizes}, not {window}", param="sliding_window_size")
     limit, total = config.memory_config.max_memory_usage, executor.memory_plan.total
     if limit is not None and total > limit:
         raise CapacityError(f"the executor needs {total} bytes, more than max_memory_usage = {limit}")

@@ -107,20 +107,10 @@ def load_executor(
         check_flag("replay", replay)
         switches = replace(switches, disable_graphs=not replay)
     config = ModelConfig(
-        model=as_text(model),
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        group=group,
-        kv_dtype=kv_dtype,
-        kernels=kernels,
-        isa=isa,
-        threads=threads,
-        max_batch_size=max_batch_size,
-        max_sequence_length=max_sequence_length,
-        kv_capacity=kv_capacity,
-        switches=switches,
-    )
+        model=as_text(model), device=device, dtype=dtype, quantize=quantize, group=group, kv_dtype=kv_dtype,
+        kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
+        max_sequence_length=max_sequence_length, kv_capacity=kv_capacity, switches=switches,
+    )  # fmt: skip
     return build_executor(
         config,
         memory_pool_size=memory_pool_size,
