@@ -5,6 +5,7 @@ The named verbs over the same `submit` are in `verbs.py`.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ from ferrum.contract.io_types import (
 )
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
 from ferrum.contract.sequences import SequenceStore
-from ferrum.contract.verbs import NamedVerbs
+from ferrum.contract.verbs import NamedVerbs, logger
 from ferrum.core.errors import (
     EngineDead,
     ExecutorInUse,
@@ -122,6 +123,11 @@ class ModelExecutor(NamedVerbs):
                 if span.drafts and span.want is Want.TOKEN:
                     self._speculation = self._speculation.plus(span.drafts, result.accepted)
             self._recorder.record(served, output.seconds)
+            if logger.isEnabledFor(logging.DEBUG):
+                tokens, milliseconds = sum(len(span.tokens) for span in served), 1e3 * output.seconds
+                logger.debug(
+                    "step: %d of %d spans, %d tokens, %.3f ms", len(served), len(batch.spans), tokens, milliseconds
+                )
             free = self._free_pages()
             if free != self._free:
                 self._free, self._peak = free, max(self._peak, self._used_bytes())
