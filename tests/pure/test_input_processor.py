@@ -124,7 +124,7 @@ def test_prompt_that_fills_the_context_can_be_scored() -> None:
     assert len(input_processor().process([1] * CONTEXT, greedy(0)).prompt) == CONTEXT
     with pytest.raises(ContextOverflow) as caught:
         input_processor().process([1] * (CONTEXT + 1), greedy(0))
-    assert caught.value.param == "prompt" and "output" not in caught.value.message
+    assert caught.value.param == "prompt" and "0 for the completion" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def test_context_error_names_the_field_to_change(length: int, output: int, param
         return
     with pytest.raises(ContextOverflow) as caught:
         input_processor().process([1] * length, greedy(), **given)
-    assert caught.value.param == param and "100" in caught.value.message
+    wanted = f"({length} in the prompt, {output} for the completion)"
+    sentence = f"This model's maximum context length is 100 tokens. However, you requested {length + output} tokens"
+    assert caught.value.param == param and caught.value.message.startswith(f"{sentence} {wanted}.")
 
 
 @pytest.mark.parametrize(

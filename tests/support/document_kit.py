@@ -26,12 +26,12 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 UNSAYABLE = {
     "min_tokens": "max_tokens",
-    "max_tokens": "log-probabilities|the context",
-    "max_completion_tokens": "log-probabilities|the context",
+    "max_tokens": "log-probabilities|maximum context",
+    "max_completion_tokens": "log-probabilities|maximum context",
     "best_of": "less than n|exceed n",
-    "prompt": "the context|must not be empty",
+    "prompt": "maximum context|must not be empty",
     "length": r"not in \[0, \d+\]",
-    "messages": "the context|must not be empty",  # after rendering
+    "messages": "maximum context|must not be empty",  # after rendering
     "logit_bias": "the vocabulary size",
     "echo": "assistant",
     "continue_final_message": "final message",

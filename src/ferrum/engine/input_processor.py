@@ -202,11 +202,22 @@ def check_room(length: int, required_output: int, context: int, names: FieldName
     if not length:
         raise RequestError("must not be empty", param=names.prompt)
     if length + min(required_output, 1) > context:
-        room = " and leave no room for output" if required_output else ""
-        raise ContextOverflow(f"{length} tokens fill the context of {context}{room}; shorten it", param=names.prompt)
+        raise context_overflow(length, required_output, context, names.prompt)
     if length + required_output > context:
-        reason = f"{required_output} tokens after a prompt of {length} exceed the context of {context}"
-        raise ContextOverflow(f"{reason}; ask for at most {context - length}", param=names.max_tokens)
+        raise context_overflow(length, required_output, context, names.max_tokens)
+
+
+def context_overflow(prompt: int, completion: int, context: int, param: str) -> ContextOverflow:
+    """Return the error for too many tokens, in OpenAI's words: clients search them to shorten their prompts.
+
+    Args:
+        prompt, completion: tokens that were asked for.
+        context: limit of their sum.
+        param: the field that is too large.
+    """
+    asked = f"you requested {prompt + completion} tokens ({prompt} in the prompt, {completion} for the completion)"
+    reason = f"This model's maximum context length is {context} tokens. However, {asked}"
+    return ContextOverflow(f"{reason}. Please reduce the length of the prompt or the completion.", param=param)
 
 
 def bad_word_tokens(words: Iterable[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
-from ferrum.core.errors import ContextOverflow, RequestError
+from ferrum.core.errors import RequestError
 from ferrum.core.params import SamplingParams
 from ferrum.core.span_checks import check_kind
 from ferrum.core.types import Request
 from ferrum.engine.beams import Beam, BeamRules, BeamSearch
 from ferrum.engine.client_base import EngineClient
-from ferrum.engine.input_processor import Prompt, check_params, entries_of
+from ferrum.engine.input_processor import Prompt, check_params, context_overflow, entries_of
 from ferrum.engine.model_client import Message, ModelClient, Parts
 from ferrum.engine.offline_batch import Batch, stream
 from ferrum.engine.progress import BarFactory, progress_bar
@@ -184,9 +184,7 @@ class LLM(EngineClient):
         roots = [self.client.input_processor.process(prompt, one_more).prompt for prompt in _prompts(prompts)]
         longest = max(map(len, roots), default=0)
         if longest + rules.max_tokens > self.info.max_sequence_length:
-            limit = self.info.max_sequence_length
-            reason = f"{rules.max_tokens} tokens after a prompt of {longest} exceed the context of {limit}"
-            raise ContextOverflow(reason, param="max_tokens")
+            raise context_overflow(longest, rules.max_tokens, self.info.max_sequence_length, "max_tokens")
         searches = [BeamSearch(rules) for _ in roots]
         while any(search.running for search in searches):
             beams = [(*root, *b.token_ids) for root, s in zip(roots, searches, strict=True) for b in s.running]

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ferrum.core.errors import ContextOverflow
+from ferrum.engine.input_processor import context_overflow
 from ferrum.engine.model_client import ModelClient
 from ferrum.engine.request_output import Delta
 from ferrum.engine.session import GrowingText
@@ -234,8 +234,7 @@ async def _appended(service: Service, text: GrowingText, prompt: str | Sequence[
         grown = text.append(prompt)
         service.client.input_processor.check_tokens(grown.token_ids, param="prompt")
         if len(grown) > service.context:
-            reason = f"the session would have {len(grown)} tokens, more than the context of {service.context}"
-            raise ContextOverflow(reason, param="prompt")
+            raise context_overflow(len(grown), 0, service.context, "prompt")
         return grown
 
     return await service.worker_pools.run(len(prompt), grow)

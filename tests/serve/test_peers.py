@@ -1,0 +1,29 @@
+"""What clients of other servers send and read; docs/server.md has the decisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_kit import USER, Served, error_of
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": [1] * 10, "max_tokens": 10_000}, "max_tokens"),
+        ("/v1/completions", {"prompt": [1] * 10_000, "max_tokens": 1}, "prompt"),
+        ("/v1/chat/completions", {"messages": USER, "max_completion_tokens": 10_000}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 10_000}]}, "messages"),
+        ("/v1/embeddings", {"input": [1] * 10_000}, "input"),
+        ("/v1/sessions", {"prompt": [1] * 10_000}, "prompt"),
+    ],
+)
+def test_context_errors_use_the_words_that_clients_search(
+    server: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(server.post(path, model="fake", **fields), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert f"maximum context length is {server.service.context} tokens. However, you requested " in error["message"]
+    assert " in the prompt, " in error["message"] and " for the completion)" in error["message"]
