@@ -27,3 +27,11 @@ def test_context_errors_use_the_words_that_clients_search(
     assert (error["code"], error["param"]) == ("context_length_exceeded", param)
     assert f"maximum context length is {server.service.context} tokens. However, you requested " in error["message"]
     assert " in the prompt, " in error["message"] and " for the completion)" in error["message"]
+
+
+def test_no_top_tokens_need_no_logprobs(server: Served) -> None:
+    """Some clients send the defaults of all fields."""
+    for logprobs in ({}, {"logprobs": False}, {"logprobs": None}):
+        reply = server.chat(top_logprobs=0, **logprobs)
+        assert reply.json()["choices"][0]["logprobs"] is None
+        assert error_of(server.chat(top_logprobs=1, **logprobs), 400)["param"] == "top_logprobs"

@@ -152,7 +152,11 @@ SCORES_OF_WHOLES: Final = either(absent("prompt_logprobs"), without("stream", Tr
 ONE_TURN: Final = either(without("add_generation_prompt", True), without("continue_final_message", True))
 GENERATION: Final = (USAGE_OF_STREAMS, SCORES_OF_WHOLES)
 
-CHAT: Final = rules(*GENERATION, ONE_TURN, either(absent("top_logprobs"), given("logprobs", {"const": True})))
+NO_TOP_TOKENS: Final = either(
+    {"properties": {"top_logprobs": {"enum": [0, None]}}}, given("logprobs", {"const": True})
+)
+
+CHAT: Final = rules(*GENERATION, ONE_TURN, NO_TOP_TOKENS)
 COMPLETION: Final = rules(
     *GENERATION, either(absent("suffix"), {"allOf": [without("echo", True), absent("truncate_prompt_tokens")]})
 )

@@ -89,7 +89,7 @@ def check_chat(client: ModelClient, body: ChatRequest, caller: Caller, name: str
         RequestError, ApiError, Unsupported: a field that cannot be served, by its name.
     """
     _check_generation(client, body, caller)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "requires logprobs = true")
     check_top_tokens("top_logprobs", body.top_logprobs, MAX_TOP_LOGPROBS, caller.max_logprobs)
     if body.modalities is not None and body.modalities != ["text"]:
