@@ -9,6 +9,7 @@ import schemathesis
 
 import document_kit
 from document_kit import FEW, MANY, check
+from ferrum.server.openapi_rules import HARMLESS
 from ferrum.server.request_bodies import Body, ChatRequest, CompletionRequest, RenderRequest, TokenizeRequest
 from ferrum.server.session_routes import SessionGenerateRequest
 from serve_kit import Served
@@ -73,10 +74,12 @@ def test_every_route_of_the_document_is_tested(shared: Served) -> None:
 @pytest.mark.parametrize(
     "body", [ChatRequest, CompletionRequest, RenderRequest, SessionGenerateRequest, TokenizeRequest]
 )
-def test_refused_fields_may_only_be_null(shared: Served, body: type[Body]) -> None:
+def test_refused_fields_may_only_ask_for_nothing(shared: Served, body: type[Body]) -> None:
     schema = shared.http.get("/openapi.json").json()["components"]["schemas"][body.__name__]
-    kinds = {name: schema["properties"][name]["type"] for name in body.REFUSED}
-    assert kinds == dict.fromkeys(body.REFUSED, "null") and kinds
+    rules = {name: dict(schema["properties"][name]) for name in body.REFUSED}
+    assert rules and all("Refused" in rule.pop("description") for rule in rules.values())
+    for name, rule in rules.items():
+        assert rule == ({"enum": [None, *HARMLESS[name]]} if name in HARMLESS else {"type": "null"})
     assert "additionalProperties" not in schema or schema["additionalProperties"] is True
 
 

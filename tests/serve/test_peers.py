@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ferrum.server.openapi_rules import HARMLESS
 from serve_kit import USER, Served, error_of
 
 
@@ -35,3 +36,20 @@ def test_no_top_tokens_need_no_logprobs(server: Served) -> None:
         reply = server.chat(top_logprobs=0, **logprobs)
         assert reply.json()["choices"][0]["logprobs"] is None
         assert error_of(server.chat(top_logprobs=1, **logprobs), 400)["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in HARMLESS.items() for value in values])
+def test_value_that_asks_for_nothing_is_served(server: Served, field: str, value: object) -> None:
+    reply = server.chat(temperature=0, **{field: value})
+    assert reply.status_code == 200 and "x-ferrum-ignored" not in reply.headers
+    assert reply.json()["choices"] == server.chat(temperature=0).json()["choices"]
+    if field in ("tools", "documents"):
+        for route in ("/v1/chat/completions/render", "/tokenize"):
+            assert server.post(route, messages=USER, **{field: value}).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["guided_json", "regex", "grammar", "use_beam_search", "truncation_side"])
+def test_constraint_is_never_ignored(server: Served, field: str) -> None:
+    for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})):
+        error = error_of(server.post(path, model="fake", **fields, **{field: "x"}), 400)
+        assert (error["code"], error["param"]) == ("unsupported_parameter", field)

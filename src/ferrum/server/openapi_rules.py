@@ -6,8 +6,9 @@ that no schema can express.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from pydantic import FailFast, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -112,9 +113,31 @@ def not_this(value: Any) -> Schema:
     return {"not": {"const": value}}
 
 
-def refused(why: str) -> Schema:
+HARMLESS: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
+    {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "documents": ([],),
+        "logprob_token_ids": ([],),
+        "use_beam_search": (False,),
+        "truncation_side": ("left",),
+    }
+)
+"""Values of unsupported fields that ask for nothing, which are served."""
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """Return whether a value of an unsupported field asks for nothing."""
+    return value is None or any(type(value) is type(each) and value == each for each in HARMLESS.get(name, ()))
+
+
+def refused(name: str, why: str) -> Schema:
     """Return the schema of an unsupported field."""
-    return {"type": "null", "description": f"Refused: {why}."}
+    values = {"enum": [None, *HARMLESS[name]]} if name in HARMLESS else {"type": "null"}
+    return {**values, "description": f"Refused: {why}."}
 
 
 def given(name: str, schema: Schema | None = None) -> Schema:
@@ -152,9 +175,7 @@ SCORES_OF_WHOLES: Final = either(absent("prompt_logprobs"), without("stream", Tr
 ONE_TURN: Final = either(without("add_generation_prompt", True), without("continue_final_message", True))
 GENERATION: Final = (USAGE_OF_STREAMS, SCORES_OF_WHOLES)
 
-NO_TOP_TOKENS: Final = either(
-    {"properties": {"top_logprobs": {"enum": [0, None]}}}, given("logprobs", {"const": True})
-)
+NO_TOP_TOKENS: Final = either({"properties": {"top_logprobs": {"enum": [0, None]}}}, given("logprobs", {"const": True}))
 
 CHAT: Final = rules(*GENERATION, ONE_TURN, NO_TOP_TOKENS)
 COMPLETION: Final = rules(

@@ -54,7 +54,7 @@ class Body(BaseModel):
 
     Attributes:
         NO_OPS: known fields without effect on the reply, with the reason.
-        REFUSED: known fields that are not served, with the reason; null counts as absent.
+        REFUSED: known fields that are not served, with the reason; null and harmless values count as absent.
         PASSES_ON: unknown fields have an effect, because they are passed on.
     """
 
@@ -70,7 +70,7 @@ class Body(BaseModel):
         """Return the schema of the fields, with refused ones; without an entry they would pass as unknown."""
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
-        properties.update({name: openapi_rules.refused(why) for name, why in cls.REFUSED.items()})
+        properties.update({name: openapi_rules.refused(name, why) for name, why in cls.REFUSED.items()})
         return schema
 
     def ignored_fields(self, *, strict: bool, path: tuple[str | int, ...] = ()) -> list[str]:
@@ -84,7 +84,7 @@ class Body(BaseModel):
         for name in sorted(self.model_fields_set):
             value = extra[name] if name in extra else getattr(self, name)
             inside = (*path, name)
-            if name in self.REFUSED and value is not None:
+            if name in self.REFUSED and not openapi_rules.is_harmless(name, value):
                 raise unsupported(field_path(inside), self.REFUSED[name])
             if name in self.REFUSED or (value is None and name not in extra):
                 continue
@@ -151,6 +151,13 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(json_schema_extra={"enum": ["text"]})
 
 
+_CONSTRAINTS: Final = (
+    *("grammar", "ebnf", "regex", "json_schema", "response_schema", "structural_tag"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "logits_processors"),
+)
+"""Other servers' fields that constrain the output. As ignored fields they would give unconstrained text."""
+
+
 class GenerationBody(Body):
     """The fields of both generating routes."""
 
@@ -165,6 +172,9 @@ class GenerationBody(Body):
             "structured_outputs": "structured outputs are not supported",
             "logprob_token_ids": "log-probabilities of chosen ids are not supported; use logprobs",
             "thinking_token_budget": "reasoning is not separated from text",
+            "use_beam_search": "beam search is served by LLM.beam_search only",
+            "truncation_side": "prompts are cut at the left only",
+            **dict.fromkeys(_CONSTRAINTS, "constrained output is not supported"),
         }
     )
 
