@@ -44,5 +44,9 @@ def test_allowed_origin_may_send_requests_and_read_errors(tmp_path: Path) -> Non
             assert response.headers["access-control-allow-origin"] == "http://elsewhere.example"
             exposed = response.headers["access-control-expose-headers"].split(", ")
             assert {"retry-after", "x-request-id", "x-ratelimit-remaining-tokens"} <= set(exposed)
+        private = server.http.options(
+            "/v1/completions", headers={**asks, "access-control-request-private-network": "true"}
+        )
+        assert private.status_code == 200 and private.headers["access-control-allow-private-network"] == "true"
         another = server.http.options("/v1/completions", headers={**asks, "origin": "http://third.example"})
         assert "access-control-allow-origin" not in another.headers

@@ -98,6 +98,7 @@ def create_app(
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
+            allow_private_network=True,  # browsers ask before a public page sends to a private address
         )
     return app
 
