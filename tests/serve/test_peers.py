@@ -53,3 +53,14 @@ def test_constraint_is_never_ignored(server: Served, field: str) -> None:
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})):
         error = error_of(server.post(path, model="fake", **fields, **{field: "x"}), 400)
         assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+def test_empty_text_is_the_begin_token(server: Served, unfailing: Served) -> None:
+    unfailing.requests.clear()
+    assert unfailing.complete(prompt="", max_tokens=1).status_code == 200
+    assert unfailing.complete(prompt=["a", ""], max_tokens=1).status_code == 200
+    assert unfailing.post("/v1/embeddings", model="fake", input="").status_code == 200
+    begin = tuple(unfailing.post("/tokenize", prompt="").json()["tokens"])
+    assert [each.prompt for each in unfailing.requests if len(each.prompt) == 1] == [begin] * 3
+    assert error_of(unfailing.complete(prompt="", add_special_tokens=False), 400)["param"] == "prompt"
+    assert error_of(server.complete(prompt=""), 400)["param"] == "prompt"  # its tokenizer has no begin token

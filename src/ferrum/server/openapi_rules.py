@@ -72,7 +72,7 @@ MAX_ID: Final = 512
 ID: Final[Schema] = {"minLength": 1, "maxLength": MAX_ID, "pattern": "^[^/]*$", "not": {"enum": [".", ".."]}}
 """The rule of an id, which is used in a path: no slash, and not "." or ".."."""
 
-_STRING: Final[Schema] = {"type": "string", "minLength": 1}
+_STRING: Final[Schema] = {"type": "string"}
 
 
 def _array(items: Mapping[str, Any]) -> Schema:

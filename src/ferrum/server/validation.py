@@ -248,12 +248,12 @@ def _continued(body: ChatRequest) -> str:
 
 
 def _several(field: str, given: str | list[int] | list[str] | list[list[int]], limit: int) -> Sequence[str | list[int]]:
-    """Return the prompts of a field that holds one or several, none of them empty."""
+    """Return the prompts of a field that holds one or several. An empty text may still get a begin token."""
     prompts: Sequence[Any] = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
     if len(prompts) > limit:
         raise invalid(field, f"has {len(prompts)} entries, at most {limit} fit in one request")
     for place, each in enumerate(prompts):
-        if not each:  # some tokenizers would add a begin token, and the prompt would no longer be empty
+        if not each and not isinstance(each, str):
             raise invalid(f"{field}[{place}]" if len(prompts) > 1 else field, "must not be empty")
     return prompts
 
