@@ -212,7 +212,6 @@ WRONG: Final[list[tuple[str, Any, str]]] = [
     ("min_p", 1.5, "min_p"),
     ("seed", 2**63, "seed"),
     ("stop", "", "stop"),
-    ("stop", [], "stop"),
     ("stop", ["a", ""], "stop"),
     ("stop", ["x" * i for i in range(1, 66)], "stop"),
     ("stop_token_ids", [97], "stop_token_ids"),
@@ -268,6 +267,7 @@ def test_error_does_not_repeat_thousands_of_digits(server: Served, number: float
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": 100_000}, "max_tokens"),
         ({"max_completion_tokens": 100_000, "max_tokens": 1}, "max_completion_tokens"),
@@ -280,9 +280,6 @@ def test_error_does_not_repeat_thousands_of_digits(server: Served, number: float
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"echo": True}, "echo"),
         ({"chat_template": "{% bad"}, "chat_template"),
-        ({"safety_identifier": "x" * 65}, "safety_identifier"),
-        ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
-        ({"service_tier": "first"}, "service_tier"),
     ],
 )
 def test_invalid_chat_is_refused_by_field_name(server: Served, body: dict[str, Any], param: str) -> None:
@@ -297,6 +294,7 @@ def test_invalid_chat_is_refused_by_field_name(server: Served, body: dict[str, A
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 1, "n": 0}, "n"),
         ({"best_of": 21}, "best_of"),
+        ({"best_of": -1}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"prompt": ["a"] * 257}, "prompt"),

@@ -14,6 +14,7 @@ from jsonschema_rs import Draft202012Validator
 
 from document_kit import FEW, MANY, check
 from ferrum.core.params import MAX_STOP_STRINGS
+from ferrum.server.request_bodies import ChatRequest
 from serve_kit import Served
 
 DOCUMENT = Path(__file__).parents[1] / "data" / "openai-openapi-core.json"
@@ -29,8 +30,8 @@ CHECKS = (
 
 CHUNKS = {"/chat/completions": "CreateChatCompletionStreamResponse", "/completions": "CreateCompletionResponse"}
 """Schemas of the events of a route."""
-UNKNOWN = ("prompt_cache_breakpoint", "prompt_cache_options")
-"""Fields that the server names as ignored."""
+UNKNOWN = {"prompt_cache_breakpoint", "prompt_cache_options", "include_obfuscation", *ChatRequest.NO_OPS}
+"""Fields that the server names as ignored, whatever their values."""
 OF_REQUESTS = ("Request", "ModelResponseProperties", "StreamOptions", "StopConfiguration")
 """Parts of the names of request schemas, and of no others."""
 PASSED_ON = ("audio", "function_call")

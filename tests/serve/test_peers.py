@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ferrum.server.openapi_rules import HARMLESS
+from ferrum.server.request_bodies import ChatRequest
 from serve_kit import USER, Served, error_of
 
 
@@ -53,6 +54,45 @@ def test_constraint_is_never_ignored(server: Served, field: str) -> None:
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})):
         error = error_of(server.post(path, model="fake", **fields, **{field: "x"}), 400)
         assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+def test_empty_stop_list_and_best_of_zero_count_as_absent(server: Served) -> None:
+    plain = server.complete(temperature=0).json()["choices"]
+    for fields in ({"stop": []}, {"best_of": 0}, {"best_of": 0, "stream": False}):
+        assert server.complete(temperature=0, **fields).json()["choices"] == plain
+
+
+def test_negative_max_tokens_is_refused_with_the_alternative(server: Served) -> None:
+    error = error_of(server.chat(max_tokens=-1), 400)
+    assert error["param"] == "max_tokens" and "leave it out" in error["message"]
+
+
+@pytest.mark.parametrize("name", ChatRequest.NO_OPS)
+def test_field_without_effect_takes_any_value(server: Served, name: str) -> None:
+    for value in (5, "x" * 65, {"a": 1}, {str(number): [number] for number in range(17)}, [], False):
+        assert server.chat(**{name: value}).headers["x-ferrum-ignored"] == name
+
+
+def test_head_is_served_wherever_get_is(server: Served) -> None:
+    for path in ("/v1/models", "/v1/models/fake", "/v1/config", "/version", "/metrics", "/health", "/"):
+        reply = server.http.head(path)
+        assert (reply.status_code, reply.content) == (200, b""), path
+    assert server.http.head("/v1/models/other").status_code == 404
+
+
+def test_trailing_slash_is_ignored(server: Served) -> None:
+    assert server.http.get("/v1/models/").json() == server.http.get("/v1/models").json()
+    assert server.http.get("/v1/models/fake/").json()["id"] == "fake"
+    assert server.http.get("/health/").status_code == 200
+    assert server.post("/v1/completions/", model="fake", prompt="a", max_tokens=1).status_code == 200
+
+
+def test_missing_route_under_a_wrong_base_names_the_right_one(server: Served) -> None:
+    for base in ("", "/api", "/api/v1", "/v1/v1", "/openai"):
+        error = error_of(server.post(f"{base}/chat/completions", messages=USER), 404)
+        assert "base URL" in error["message"] and "sends /v1/chat/completions" in error["message"]
+    assert "/v1/models" in error_of(server.http.get("/models"), 404)["message"]
+    assert error_of(server.http.get("/elsewhere"), 404)["message"] == "Not Found"
 
 
 def test_empty_text_is_the_begin_token(server: Served, unfailing: Served) -> None:

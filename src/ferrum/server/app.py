@@ -23,7 +23,7 @@ from ferrum.server.key_limits import KeyLimits
 from ferrum.server.openapi import document
 from ferrum.server.plan_route import add_plan_route
 from ferrum.server.record_routes import add_record_routes
-from ferrum.server.routes import make_router
+from ferrum.server.routes import add_heads, make_router
 from ferrum.server.server_config import ServerConfig
 from ferrum.server.service import Service
 from ferrum.server.session_routes import add_session_routes
@@ -85,6 +85,7 @@ def create_app(
     for add in (add_record_routes, add_session_routes, add_plan_route):
         add(router, service)
     add_web_ui(router, keys=config.api_key_file is not None)
+    add_heads(router)
     app.include_router(router)
     app.state.routes = router.routes
     for kind in (FerrumError, HTTPException, RequestValidationError):
@@ -97,8 +98,8 @@ def create_app(
             allow_origins=[config.allow_origin],
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=EXPOSED_HEADERS,
             allow_private_network=True,  # browsers ask before a public page sends to a private address
+            expose_headers=EXPOSED_HEADERS,
         )
     return app
 

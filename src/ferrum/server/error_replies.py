@@ -165,11 +165,22 @@ async def error_response(request: Request, error: Exception) -> Response:
         return response_of(from_validation(error))
     if isinstance(error, StarletteHTTPException):
         reply = from_framework(error)
+        if reply is not error and reply.status_code == HTTPStatus.NOT_FOUND:
+            reply.message += _right_base(request)
         if reply.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             reply.headers = _allowed(request) or reply.headers
         return response_of(reply)
     state = request.scope["state"]
     return response_of(as_api_error(error, state["request_id"], state["service"].retry_after()))
+
+
+def _right_base(request: Request) -> str:
+    """Return advice for a path that ends like a route below /v1, else nothing: the client's base URL is wrong."""
+    wanted = (
+        route.path for route in request.app.state.routes if request.url.path.endswith(route.path.removeprefix("/v1"))
+    )
+    path = next((each for each in wanted if each.startswith("/v1/")), None)
+    return "" if path is None else f": {request.url.path}; set the client's base URL so that it sends {path}"
 
 
 def _allowed(request: Request) -> dict[str, str]:

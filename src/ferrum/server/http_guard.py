@@ -65,7 +65,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = _ORIGIN.sub("", scope["path"]) or "/"
+        scope["path"] = _ORIGIN.sub("", scope["path"]).removesuffix("/") or "/"
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

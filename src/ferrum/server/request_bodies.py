@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from ferrum.core.params import ALL_TOKENS, TOKEN_SCHEMA, SamplingParams, value_schema
 from ferrum.server import openapi_rules
@@ -21,7 +21,6 @@ from ferrum.server.openapi_rules import Items, JsonInteger, TokenId
 MAX_TOP_LOGPROBS: Final = 20
 MAX_LOGPROBS: Final = 5
 MAX_BEST_OF: Final = 20
-MAX_METADATA: Final = 16
 
 _HELP: Final = {each.name: each.metadata["help"] for each in fields(SamplingParams)}
 
@@ -31,17 +30,12 @@ def _sampling(name: str) -> Any:
     return Field(default=None, description=_HELP[name], json_schema_extra=value_schema(name))
 
 
+_NO_EFFECT: Final[Any] = Field(default=None, description="No effect, whatever its value.")
+
+
 def _optional(description: str, schema: openapi_rules.Schema) -> Any:
     """Return a field that may be absent or null, with a schema beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
-
-
-def _limited(metadata: Any) -> Any:
-    """Check the number of entries first: an error for each of millions would fill the memory."""
-    if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
-        context = {"count": len(metadata), "limit": MAX_METADATA}
-        raise PydanticCustomError("too_many", "has {count} entries, at most {limit} are allowed", context)
-    return metadata
 
 
 def _rules(schema: openapi_rules.Schema) -> ConfigDict:
@@ -107,7 +101,7 @@ class StreamOptions(Body):
     NO_OPS = MappingProxyType({"include_obfuscation": "chunks are never padded"})
 
     include_usage: bool | None = Field(default=None, description="Send one more chunk with the usage at the end.")
-    include_obfuscation: bool | None = Field(default=None, description="No effect: chunks are never padded.")
+    include_obfuscation: Any = _NO_EFFECT
     continuous_usage_stats: bool | None = Field(default=None, description="Send the usage so far in every chunk.")
 
 
@@ -185,7 +179,7 @@ class GenerationBody(Body):
     top_k: JsonInteger | None = _sampling("top_k")
     min_p: float | None = _sampling("min_p")
     seed: JsonInteger | None = _sampling("seed")
-    stop: str | Items[str] | None = _optional(_HELP["stop"], value_schema("stop") | {"minItems": 1})
+    stop: str | Items[str] | None = _sampling("stop")
     stop_token_ids: Items[TokenId] | None = _sampling("stop_token_ids")
     bad_words: Items[str] | None = _sampling("bad_words")
     include_stop_str_in_output: bool | None = _sampling("include_stop_str_in_output")
@@ -219,8 +213,8 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Name tokens of log-probabilities as token_id:N."
     )
-    user: str | None = Field(default=None, description="No effect.")
-    spaces_between_special_tokens: bool | None = Field(default=None, description="No effect.")
+    user: Any = _NO_EFFECT
+    spaces_between_special_tokens: Any = _NO_EFFECT
 
 
 _TOOLS: Final = "tools are not supported"
@@ -290,17 +284,13 @@ class ChatRequest(GenerationBody, TemplateBody):
     include_reasoning: bool | None = _optional(
         "False is refused, because reasoning is part of the text.", openapi_rules.not_this(False)
     )
-    metadata: Annotated[dict[str, str], BeforeValidator(_limited)] | None = Field(
-        default=None, description="No effect.", max_length=MAX_METADATA
-    )
-    safety_identifier: str | None = Field(default=None, description="No effect.", max_length=64)
-    prompt_cache_key: str | None = Field(default=None, description="No effect.")
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(default=None, description="No effect.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
-        default=None, description="No effect."
-    )
-    store: bool | None = Field(default=None, description="No effect.")
-    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="No effect.")
+    metadata: Any = _NO_EFFECT
+    safety_identifier: Any = _NO_EFFECT
+    prompt_cache_key: Any = _NO_EFFECT
+    prompt_cache_retention: Any = _NO_EFFECT
+    service_tier: Any = _NO_EFFECT
+    store: Any = _NO_EFFECT
+    verbosity: Any = _NO_EFFECT
 
 
 class CompletionRequest(GenerationBody):
@@ -315,8 +305,8 @@ class CompletionRequest(GenerationBody):
         default=None, description="Text after the completion, for models trained to fill in the middle."
     )
     best_of: JsonInteger | None = _optional(
-        f"Choices to generate, of which the n likeliest per token are returned; up to {MAX_BEST_OF}.",
-        openapi_rules.between(1, MAX_BEST_OF),
+        f"Choices to generate, of which the n likeliest per token are returned; up to {MAX_BEST_OF}; 0: n.",
+        openapi_rules.between(0, MAX_BEST_OF),
     )
     logprobs: JsonInteger | None = _optional(
         f"Send log-probabilities of tokens and of this many top tokens, 0 to {MAX_LOGPROBS}.",
@@ -338,7 +328,7 @@ class EmbeddingRequest(Body):
         default=None, description="base64: little-endian 32-bit floats."
     )
     dimensions: JsonInteger | None = _optional("Must be those of the model.", openapi_rules.between(1))
-    user: str | None = Field(default=None, description="No effect.")
+    user: Any = _NO_EFFECT
 
 
 class RenderRequest(TemplateBody):

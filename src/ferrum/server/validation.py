@@ -99,7 +99,7 @@ def check_chat(client: ModelClient, body: ChatRequest, caller: Caller, name: str
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     names = FieldNames("messages", "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
     if limit is not None and limit < 1:
-        raise invalid(names.max_tokens, f"must be at least 1, not {limit}")
+        raise invalid(names.max_tokens, f"must be at least 1, not {limit}; leave it out to fill the context")
     text = render(client, body)
     given: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     if limit is not None:
@@ -215,7 +215,6 @@ def _check_generation(client: ModelClient, body: GenerationBody, caller: Caller)
         (body.stream_options is not None and not body.stream, "stream_options", "requires stream = true"),
         (body.prompt_logprobs is not None and body.stream, "prompt_logprobs", "requires stream = false"),
         (body.n is not None and body.n < 1, "n", f"must be at least 1, not {body.n}"),  # `best_of` replaces it below
-        (body.stop == [], "stop", "must not be an empty list"),
         (body.cache_salt == "", "cache_salt", "must not be empty"),
         (bad_id, "request_id", f'must be 1-{MAX_ID} characters, must not contain "/" or be "." or ".."'),
         (
@@ -261,10 +260,10 @@ def _several(field: str, given: str | list[int] | list[str] | list[list[int]], l
 def _choices(body: CompletionRequest) -> tuple[int, int]:
     """Return how many choices to return per prompt, and how many to generate."""
     n = 1 if body.n is None else body.n
-    if body.best_of is None:
+    if not body.best_of:
         return n, n
-    if not 1 <= body.best_of <= MAX_BEST_OF:
-        raise invalid("best_of", f"must be 1 to {MAX_BEST_OF}, not {body.best_of}")
+    if not 0 <= body.best_of <= MAX_BEST_OF:
+        raise invalid("best_of", f"must be 0 to {MAX_BEST_OF}, not {body.best_of}")
     if body.best_of < n:
         raise invalid("best_of", f"{body.best_of} is less than n = {n}")
     if body.best_of > n and body.stream:
