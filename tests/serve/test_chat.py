@@ -49,11 +49,24 @@ def test_chunks_have_no_usage_by_default(server: Served) -> None:
     assert all("usage" not in chunk for chunk in events(server.chat(stream=True))[:-1])
 
 
-def test_continuous_usage_counts_up_to_the_total(server: Served) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = events(server.chat(temperature=0, stream=True, stream_options=options))[:-1]
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("options", [{"include_usage": True}, {}])
+def test_continuous_usage_counts_the_sent_tokens_up_to_the_total(server: Served, options: Any, n: int) -> None:
+    options = {**options, "continuous_usage_stats": True}
+    *chunks, last = events(server.chat(temperature=0, stream=True, n=n, stream_options=options))[:-1]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == 8
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 8 * n
+    for chunk in chunks:
+        usage = chunk["usage"]  # cached tokens are known at the end only
+        assert set(usage) == {"prompt_tokens", "completion_tokens", "total_tokens"} and usage["prompt_tokens"] == 13
+    assert last["choices"] == [] and last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_continuous_usage_is_not_sent_without_usage(server: Served) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    for ask in (server.chat, server.complete):
+        chunks = events(ask(stream=True, stream_options=options))[:-1]
+        assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
 
 @pytest.mark.parametrize(

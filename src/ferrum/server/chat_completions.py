@@ -49,6 +49,7 @@ class ChatReplyBuilder(ReplyBuilder):
         if index not in self._begun:
             extra = self._prompt_fields(delta) if not self._begun else {}
             self._begun.add(index)
+            extra |= self.usage.fields(unsent=len(delta.token_ids))
             yield self._chunk(index, ChatDelta(role="assistant", content=self._prefixes[place]), **extra)
         logprobs = self._logprobs(delta)
         if delta.text or logprobs is not None or (self._token_ids and delta.token_ids):
@@ -62,9 +63,8 @@ class ChatReplyBuilder(ReplyBuilder):
         choice = ChatChunkChoice(
             index=index, delta=delta, **{"logprobs": None, "finish_reason": None, **(fields or {})}
         )
-        return ChatChunk(
-            **self._header, object="chat.completion.chunk", choices=[choice], **extra, **self.usage.fields()
-        )
+        fields_of_chunk = {**self._header, **self.usage.fields(), **extra}
+        return ChatChunk(object="chat.completion.chunk", choices=[choice], **fields_of_chunk)
 
     def usage_chunk(self) -> ChatChunk:
         return ChatChunk(**self._header, object="chat.completion.chunk", choices=[], usage=self.usage.usage())

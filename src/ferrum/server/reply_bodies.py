@@ -37,13 +37,13 @@ class CompletionDetails(Reply):
 
 
 class Usage(Reply):
-    """Tokens of a request: those of its prompts once, those of all its choices."""
+    """Tokens of a request: those of its prompts once, those of all its choices. Only the last usage has details."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 # A reply may have millions of these: plain dictionaries need a third of the memory of models, and half the time.

@@ -109,8 +109,10 @@ class UsageCounter:
     """
 
     def __init__(self, requests: Sequence[Request], options: StreamOptions | None) -> None:
-        self.in_each = bool(options and options.continuous_usage_stats)
-        self.at_end = bool(options and options.include_usage)
+        continuous = bool(options and options.continuous_usage_stats)
+        wanted = None if options is None else options.include_usage
+        self.at_end = continuous if wanted is None else wanted
+        self.in_each = continuous and self.at_end
         self.prompt = sum(len(request.prompt) for request in requests)
         self.completion = 0
         self.cached = self.accepted = self.rejected = 0
@@ -123,14 +125,22 @@ class UsageCounter:
             self.accepted += delta.usage.accepted_prediction_tokens
             self.rejected += delta.usage.rejected_prediction_tokens
 
-    def fields(self) -> dict[str, Any]:
-        """Return the field of a chunk: the usage so far, null before the end of the stream, or nothing."""
+    def fields(self, unsent: int = 0) -> dict[str, Any]:
+        """Return the field of a chunk: the usage so far, null before the end of the stream, or nothing.
+
+        Details are left out, since cached tokens are known only at the end of a request.
+
+        Args:
+            unsent: tokens that a later chunk sends.
+        """
         if self.in_each:
-            return {"usage": self.usage()}
+            completion = self.completion - unsent
+            total = self.prompt + completion
+            return {"usage": Usage(prompt_tokens=self.prompt, completion_tokens=completion, total_tokens=total)}
         return {"usage": None} if self.at_end else {}
 
     def usage(self) -> Usage:
-        """Return the usage so far as clients see it."""
+        """Return the usage at the end as clients see it."""
         return Usage(
             prompt_tokens=self.prompt,
             completion_tokens=self.completion,

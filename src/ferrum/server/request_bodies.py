@@ -102,7 +102,9 @@ class StreamOptions(Body):
 
     include_usage: bool | None = Field(default=None, description="Send one more chunk with the usage at the end.")
     include_obfuscation: Any = _NO_EFFECT
-    continuous_usage_stats: bool | None = Field(default=None, description="Send the usage so far in every chunk.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Send the usage so far in every chunk, unless include_usage is false."
+    )
 
 
 class ContentPart(Body):
