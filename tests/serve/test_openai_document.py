@@ -45,8 +45,8 @@ def published() -> Any:
     Completions can be streamed too; before the end of a choice its chunks have no finish reason, and only the last
     chunk has a usage. The first token has no log-probability. Nulls are marked as in version 3.0 documents.
 
-    Schemas are widened where the server accepts more: null for optional fields, more stop strings, fractional biases,
-    and any value for fields that it ignores.
+    Schemas are widened where the server accepts more: no model, null for optional fields, more stop strings, fractional
+    biases, and any value for fields that it ignores.
     """
     document = json.loads(DOCUMENT.read_text())
     del document["security"]  # this server needs no API key; test_operation tests keys
@@ -72,6 +72,8 @@ def _widen(schema: Any) -> None:
         _widen(part)
     if "maxItems" in schema:
         schema["maxItems"] = MAX_STOP_STRINGS
+    if "model" in schema.get("required", ()):
+        schema["required"].remove("model")
     fields = schema.get("properties", {})
     for name in [each for each in fields if each not in schema.get("required", ())]:
         if name == "logit_bias":

@@ -8,7 +8,7 @@ import pytest
 
 from ferrum.server.openapi_rules import HARMLESS
 from ferrum.server.request_bodies import ChatRequest
-from serve_kit import USER, Served, error_of
+from serve_kit import USER, Served, error_of, serving
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,21 @@ def test_empty_text_is_the_begin_token(server: Served, unfailing: Served) -> Non
     assert [each.prompt for each in unfailing.requests if len(each.prompt) == 1] == [begin] * 3
     assert error_of(unfailing.complete(prompt="", add_special_tokens=False), 400)["param"] == "prompt"
     assert error_of(server.complete(prompt=""), 400)["param"] == "prompt"  # its tokenizer has no begin token
+
+
+def test_model_has_several_names_and_may_be_left_out() -> None:
+    with serving(served_model_name=("gpt-4o", "local/model")) as server:
+        assert [each["id"] for each in server.http.get("/v1/models").json()["data"]] == ["gpt-4o", "local/model"]
+        for name in ("gpt-4o", "local/model"):
+            assert server.http.get(f"/v1/models/{name}").json()["id"] == name
+        for path, fields in (
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+            ("/v1/chat/completions", {"messages": USER, "max_tokens": 1}),
+            ("/v1/embeddings", {"input": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+            ("/v1/sessions", {"prompt": "a"}),
+        ):
+            for model in ({}, {"model": None}, {"model": "gpt-4o"}, {"model": "local/model"}):
+                reply = server.post(path, **fields, **model)
+                assert reply.status_code == 200 and reply.json().get("model", "gpt-4o") == "gpt-4o"
+            assert error_of(server.post(path, **fields, model="fake"), 404)["code"] == "model_not_found"

@@ -33,6 +33,9 @@ def _sampling(name: str) -> Any:
 _NO_EFFECT: Final[Any] = Field(default=None, description="No effect, whatever its value.")
 
 
+_MODEL: Final[Any] = Field(default=None, description="A name from /v1/models (default: the served model).")
+
+
 def _optional(description: str, schema: openapi_rules.Schema) -> Any:
     """Return a field that may be absent or null, with a schema beyond its type."""
     return Field(default=None, description=description, json_schema_extra=schema)
@@ -174,7 +177,7 @@ class GenerationBody(Body):
         }
     )
 
-    model: str = Field(description="A name from /v1/models.")
+    model: str | None = _MODEL
     n: JsonInteger | None = _sampling("n")
     temperature: float | None = _sampling("temperature")
     top_p: float | None = _sampling("top_p")
@@ -322,7 +325,7 @@ class EmbeddingRequest(Body):
     model_config = _rules({"additionalProperties": False})
     NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
 
-    model: str = Field(description="A name from /v1/models.")
+    model: str | None = _MODEL
     input: str | Items[str] | Items[TokenId] | Items[Items[TokenId]] = Field(
         description="A text or its token ids, or several of them.", json_schema_extra=openapi_rules.TEXTS
     )
@@ -339,7 +342,7 @@ class RenderRequest(TemplateBody):
     model_config = _rules(openapi_rules.RENDER)
     REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
-    model: str | None = None
+    model: str | None = _MODEL
 
 
 class TokenizeRequest(Body):
@@ -348,7 +351,7 @@ class TokenizeRequest(Body):
     model_config = _rules(openapi_rules.TOKENIZE)
     REFUSED = MappingProxyType({"tools": _TOOLS, "documents": _DOCUMENTS})
 
-    model: str | None = None
+    model: str | None = _MODEL
     prompt: str | None = None
     messages: Items[Message] | None = Field(default=None, min_length=1)
     content: str | None = None
@@ -370,5 +373,5 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """The body of /detokenize; the reply has the text under both names, `prompt` and `content`."""
 
-    model: str | None = None
+    model: str | None = _MODEL
     tokens: Items[TokenId] = Field(json_schema_extra={"items": dict(TOKEN_SCHEMA)})

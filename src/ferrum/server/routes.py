@@ -174,9 +174,9 @@ def _add_probes(router: APIRouter, service: Service) -> None:
 
 
 def _add_models(router: APIRouter, service: Service) -> None:
-    def model() -> reply_bodies.Model:
+    def model(name: str) -> reply_bodies.Model:
         return reply_bodies.Model(
-            id=service.model,
+            id=name,
             object="model",
             created=service.started,
             owned_by="ferrum",
@@ -193,14 +193,14 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models", responses=listed)
     async def models() -> Response:
-        """List the model that is served."""
-        return reply(reply_bodies.ModelList(object="list", data=[model()]))
+        """List the names of the model that is served."""
+        return reply(reply_bodies.ModelList(object="list", data=[model(name) for name in service.models]))
 
     @router.get("/v1/models/{model_id:path}", responses={200: {"model": reply_bodies.Model}, **ERRORS})
     async def one_model(model_id: str) -> Response:
         """Return the model by its name."""
         service.check_model(model_id)
-        return reply(model())
+        return reply(model(model_id))
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:

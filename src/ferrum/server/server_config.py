@@ -6,6 +6,7 @@ Options of the model and the engine are in `core/config.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +25,10 @@ class ServerConfig(JsonRecord):
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535)
-    served_model_name: str | None = option(None, "Model name for clients (default: the name it was loaded by).")
+    served_model_name: Sequence[str] = option(
+        (), "Model name for clients; repeat for more names (default: the name it was loaded by)."
+    )
+    chat_template: str | None = option(None, "File with a chat template that replaces the model's own.")
     api_key_file: str | None = option(
         None, "File of accepted API keys, one per line as `key` or `name:key` (default: no key is required)."
     )
@@ -62,6 +66,10 @@ class ServerConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
+        names = self.served_model_name
+        object.__setattr__(self, "served_model_name", (names,) if isinstance(names, str) else tuple(names))
+        if not all(isinstance(each, str) and each for each in self.served_model_name):
+            raise ConfigError("must be texts that are not empty", param="served_model_name")
         # A browser never sends an origin of another form, so the option would have no effect.
         if self.allow_origin is not None and not _ORIGIN.fullmatch(self.allow_origin):
             wanted = "* or an origin as in http://localhost:3000"

@@ -228,8 +228,13 @@ class Service:
 
     @property
     def model(self) -> str:
-        """The name by which clients know the model."""
-        return self.config.served_model_name or self.engine.info.model
+        """The first name by which clients know the model, used in replies."""
+        return self.models[0]
+
+    @property
+    def models(self) -> Sequence[str]:
+        """All names by which clients know the model."""
+        return self.config.served_model_name or (self.engine.info.model,)
 
     @property
     def context(self) -> int:
@@ -239,7 +244,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Refuse the name of another model. Raises ApiError, 404."""
-        if name is not None and name != self.model:
+        if name is not None and name not in self.models:
             raise ApiError(404, f"the model {name!r} is not served here", code="model_not_found", param="model")
 
     @property
