@@ -29,11 +29,12 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replace the server; return its configuration and the engine's options."""
+    """Replace the server; return its configuration, its API key if any, and the engine's options."""
     got: list[Any] = []
 
-    def serve(make: Any, config: ServerConfig) -> None:
+    def serve(make: Any, config: ServerConfig, api_key: str | None = None) -> None:
         got.append(config)
+        got.extend([] if api_key is None else [api_key])
         make()
 
     def begin(model: str, **options: Any) -> AsyncEngine:
@@ -82,6 +83,20 @@ def test_an_invalid_option_fails_before_a_socket_opens(
     assert execute(["serve", option]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert option.split("=")[0] in line and served == []
+
+
+def test_api_key_comes_from_the_option_or_the_environment(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, option, key in (("one", [], "one"), ("one", ["--api-key", "two"], "two"), ("", [], "")):
+        monkeypatch.setenv("FERRUM_API_KEY", variable)
+        served.clear()
+        assert execute(["serve", "--engine-host", "thread", *option]) == 0
+        assert served[1] == key
+
+
+@pytest.mark.parametrize("option", ["--api-key=", "--api-key=a b", "--api-key=\xfc", "--chat-template=/nowhere"])
+def test_unusable_key_or_template_is_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert execute(["serve", "--engine-host=thread", option]) == 2
+    assert option.partition("=")[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_unreadable_file_of_keys_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

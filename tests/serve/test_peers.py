@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ferrum.core.errors import ConfigError
 from ferrum.server.openapi_rules import HARMLESS
 from ferrum.server.request_bodies import ChatRequest
 from serve_kit import USER, Served, error_of, serving
@@ -122,3 +124,26 @@ def test_model_has_several_names_and_may_be_left_out() -> None:
                 reply = server.post(path, **fields, **model)
                 assert reply.status_code == 200 and reply.json().get("model", "gpt-4o") == "gpt-4o"
             assert error_of(server.post(path, **fields, model="fake"), 404)["code"] == "model_not_found"
+
+
+def test_only_api_key_is_required_and_never_shown(tmp_path: Path) -> None:
+    with serving(api_key="secret-1") as server:
+        error_of(server.http.get("/v1/models"), 401)
+        for headers in ({"authorization": "Bearer secret-1"}, {"x-api-key": "secret-1"}):
+            assert server.http.get("/v1/models", headers=headers).status_code == 200
+        assert "secret-1" not in server.http.get("/v1/config", headers=headers).text
+    with pytest.raises(ConfigError) as caught, serving(api_key="a", api_key_file=str(tmp_path / "keys")):
+        pass
+    assert caught.value.param == "api_key"
+
+
+def test_chat_template_of_a_file_replaces_the_models(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("<{{ messages[0].content }}>")
+    with serving(chat_template=str(path)) as server:
+        assert server.post("/v1/chat/completions/render", messages=USER).json()["prompt"] == "<hi>"
+    for text in (b"{% if", b"\xff"):
+        path.write_bytes(text)
+        with pytest.raises(ConfigError) as caught, serving(chat_template=str(path)):
+            pass
+        assert caught.value.param == "chat_template" and str(path) in caught.value.message

@@ -86,12 +86,18 @@ def chat_parts(recipe: FakeRecipe | None = None, *, sampling: dict[str, Any] | N
 
 @contextmanager
 def serving(
-    make: Callable[[], AsyncEngine] | Parts | None = None, *, ready: bool = True, **config: Any
+    make: Callable[[], AsyncEngine] | Parts | None = None,
+    *,
+    ready: bool = True,
+    api_key: str | None = None,
+    **config: Any,
 ) -> Iterator[Served]:
     """Run a server, by default over the fake engine; wait until it is ready unless `ready` is false."""
     made = chat_parts() if make is None else make
     options = ServerConfig(port=0, **config)
-    app = create_app((lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, options)
+    app = create_app(
+        (lambda: AsyncEngine.from_parts(made)) if isinstance(made, Parts) else made, options, api_key=api_key
+    )
     server = Server(app, options)
     thread = threading.Thread(target=server.run)
     thread.start()

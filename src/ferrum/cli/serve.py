@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ferrum.cli.options import MODEL_HELP, checked_engine, chosen, engine_fields, server_fields, with_options
-from ferrum.core.config import HOSTS
+from ferrum.core.config import HOSTS, api_key_variable
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.option_fields import listed
 
@@ -30,6 +30,12 @@ def serve(
     engine_host: Annotated[
         str, typer.Option(help=f"Run the engine in a thread or in a process (one of {listed(HOSTS)}).")
     ] = ENGINE_HOST,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Accepted API key. Process lists show it: prefer FERRUM_API_KEY (default: none)."
+        ),
+    ] = None,
     **options: Any,
 ) -> None:
     """Serve a model over HTTP. The first Ctrl-C or SIGTERM finishes running requests, the second aborts them."""
@@ -51,7 +57,8 @@ def serve(
         from ferrum.engine.async_engine import AsyncEngine
         from ferrum.runtime.hub import BUILT_IN
 
-        run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config)
+        key = api_key_variable() if api_key is None else api_key  # "" is refused: it is an unset variable
+        run(lambda: AsyncEngine(BUILT_IN if model is None else model, **of_engine), config, key)
 
 
 def missing(command: str, error: ImportError) -> Unsupported:

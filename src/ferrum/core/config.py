@@ -21,6 +21,9 @@ ENVIRONMENT_PREFIX: Final = "FERRUM_"
 _SWITCHES: Final = ("DISABLE_GRAPHS", "DISABLE_CUDA_RUNNER", "LOG_TOKENS", "PAGED_KV")
 """Names after the prefix."""
 
+_API_KEY: Final = "API_KEY"
+_KNOWN: Final = (*_SWITCHES, _API_KEY)
+
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
 GROUPS: Final = (None, 32, 64, 128)
@@ -79,8 +82,8 @@ class Switches(JsonRecord):
             ConfigError: a value is neither on nor off, or FERRUM_PAGED_KV=0: the only KV store is paged.
         """
         for name in environment:
-            if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) not in _SWITCHES:
-                known = ", ".join(ENVIRONMENT_PREFIX + each for each in _SWITCHES)
+            if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) not in _KNOWN:
+                known = ", ".join(ENVIRONMENT_PREFIX + each for each in _KNOWN)
                 warn_once(f"{name} in the environment has no effect; known variables: {known}")
         if not _switch(environment, "PAGED_KV", default=True):
             raise ConfigError("cannot be 0: the only KV store is paged; unset it", param="FERRUM_PAGED_KV")
@@ -88,6 +91,11 @@ class Switches(JsonRecord):
             disable_graphs=_switch(environment, "DISABLE_GRAPHS") or _switch(environment, "DISABLE_CUDA_RUNNER"),
             log_tokens=_switch(environment, "LOG_TOKENS"),
         )
+
+
+def api_key_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the server's API key from FERRUM_API_KEY. It is no option, since options are logged and reported."""
+    return environment.get(ENVIRONMENT_PREFIX + _API_KEY)
 
 
 def _switch(environment: Mapping[str, str], name: str, *, default: bool = False) -> bool:

@@ -97,6 +97,10 @@ class ModelClient:
             prioritised=parts.config is not None and parts.config.policy == "priority",
         )
 
+    def use_template(self, source: str, origin: str) -> None:
+        """Replace the model's chat template; `origin` names its file in errors."""
+        self.chat_template = ChatTemplate(source, self._special_tokens, origin=origin)
+
     @property
     def recorder(self) -> Recorder | None:
         """The recorder of requests; None if they are not recorded."""

@@ -19,6 +19,9 @@ from ferrum.server.key_limits import KeyLimits
 _UNNAMED: Final = "key "
 """Prefix of tenants without a name. Given names contain no space."""
 
+_ONLY: Final = "key"
+"""The tenant of the only key."""
+
 _error: Final = partial(ConfigError, param="api_key_file")
 _LIMIT: Final = re.compile("([a-z_]+)=([1-9][0-9]{0,17})")
 
@@ -48,6 +51,13 @@ class ApiKeys:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def only_key(key: str, limits: KeyLimits) -> ApiKeys:
+    """Return the one accepted key. Raises ConfigError if it is not of visible ASCII characters."""
+    if not re.fullmatch("[!-~]+", key):  # the value is a secret, and not repeated
+        raise ConfigError("must be visible ASCII characters, at least one", param="api_key")
+    return ApiKeys({key: _ONLY}, {_ONLY: limits})
 
 
 def read_keys(path: str, limits: KeyLimits) -> ApiKeys:

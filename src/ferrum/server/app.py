@@ -14,9 +14,10 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from ferrum.core.errors import ConfigError, FerrumError
+from ferrum.core.option_fields import path_of
 from ferrum.core.version import installed_version
 from ferrum.engine.async_engine import AsyncEngine
-from ferrum.server.api_keys import ApiKeys, read_keys
+from ferrum.server.api_keys import ApiKeys, only_key, read_keys
 from ferrum.server.error_replies import error_response
 from ferrum.server.http_guard import Guard
 from ferrum.server.key_limits import KeyLimits
@@ -44,7 +45,11 @@ EXPOSED_HEADERS: Final = (
 
 
 def create_app(
-    make_engine: Callable[[], AsyncEngine], config: ServerConfig, traces: TracerProvider | None = None
+    make_engine: Callable[[], AsyncEngine],
+    config: ServerConfig,
+    traces: TracerProvider | None = None,
+    *,
+    api_key: str | None = None,
 ) -> FastAPI:
     """Create an application that serves one engine.
 
@@ -54,15 +59,18 @@ def create_app(
         make_engine: builds the engine, which is closed with the application.
         config: the server's options.
         traces: exports spans of requests; None: as the options say.
+        api_key: the only accepted key. It is no option of `config`, which is logged and reported.
 
     Raises:
         Unsupported: traces are enabled and their libraries are not installed.
-        ConfigError: the file of API keys is invalid, key limits are set without it, or the traces' address is invalid.
+        ConfigError: API keys or the chat template are invalid, key limits are set without keys, or the traces' address
+            is invalid.
     """
-    keys = _keys(config)
+    keys = _keys(config, api_key)
     if traces is None and config.otlp_traces_endpoint is not None:
         traces = otlp_provider(config.otlp_traces_endpoint)
     service = Service(config, {} if keys is None else keys.limits, traces)
+    service.template = None if config.chat_template is None else _template(config.chat_template)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -84,7 +92,7 @@ def create_app(
     router = make_router(service)
     for add in (add_record_routes, add_session_routes, add_plan_route):
         add(router, service)
-    add_web_ui(router, keys=config.api_key_file is not None)
+    add_web_ui(router, keys=keys is not None)
     add_heads(router)
     app.include_router(router)
     app.state.routes = router.routes
@@ -92,23 +100,46 @@ def create_app(
         app.add_exception_handler(kind, error_response)
     app.openapi = partial(document, app, service)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service, keys=keys)
-    if config.allow_origin is not None:  # outermost: browsers hide errors without CORS headers
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=[config.allow_origin],
-            allow_methods=["*"],
-            allow_headers=["*"],
-            allow_private_network=True,  # browsers ask before a public page sends to a private address
-            expose_headers=EXPOSED_HEADERS,
-        )
+    if config.allow_origin is not None:
+        _allow_origin(app, config.allow_origin)
     return app
 
 
-def _keys(config: ServerConfig) -> ApiKeys | None:
+def _allow_origin(app: FastAPI, origin: str) -> None:
+    """Let pages of an origin use the server. Outermost: browsers hide errors without CORS headers."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=[origin],
+        allow_methods=["*"],
+        allow_headers=["*"],
+        allow_private_network=True,  # browsers ask before a public page sends to a private address
+        expose_headers=EXPOSED_HEADERS,
+    )
+
+
+def _template(path: str) -> str:
+    """Return the chat template of a file. Raises ConfigError if it cannot be read or does not parse."""
+    from ferrum.text.sandbox import chat_environment  # slow to import, and rarely needed here
+
+    try:
+        source = path_of("chat_template", path).read_text("utf-8-sig")
+        chat_environment().from_string(source)
+    except Exception as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot use {path}: {type(error).__name__}: {error}", param="chat_template") from error
+    return source
+
+
+def _keys(config: ServerConfig, api_key: str | None) -> ApiKeys | None:
     """Return the API keys; None: no key is required."""
     limits = KeyLimits(config.key_max_live, config.key_requests_per_minute, config.key_tokens_per_minute)
+    if api_key is not None:
+        if config.api_key_file is not None:
+            raise ConfigError("cannot be combined with --api-key-file; add it to the file", param="api_key")
+        return only_key(api_key, limits)
     if config.api_key_file is not None:
         return read_keys(config.api_key_file, limits)
     if limits != KeyLimits():
-        raise ConfigError("is required by the --key-* limits", param="api_key_file")
+        raise ConfigError("is required by the --key-* limits, or --api-key", param="api_key_file")
     return None

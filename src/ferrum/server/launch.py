@@ -156,19 +156,19 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig) -> None:
+def serve(make_engine: Callable[[], AsyncEngine], config: ServerConfig, api_key: str | None = None) -> None:
     """Serve until a signal ends the server.
 
     While the engine loads, a signal ends the process at once.
 
     Raises:
-        ConfigError: the file of API keys is invalid, or the server cannot listen on the address.
+        ConfigError: API keys or the chat template are invalid, or the server cannot listen on the address.
         Exception: the engine could not be built.
     """
     log_to_stderr()
     raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(partial(_build_frozen, make_engine), config)
+    app = create_app(partial(_build_frozen, make_engine), config, api_key=api_key)
     thresholds = gc.get_threshold()
     # Requests leave no reference cycles (tests/serve/test_garbage.py), so collections may be rare.
     gc.set_threshold(POLICY.gc_young_objects, *thresholds[1:])

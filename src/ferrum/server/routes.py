@@ -125,7 +125,7 @@ def make_router(service: Service) -> APIRouter:
 
 def add_heads(router: APIRouter) -> None:
     """Serve HEAD wherever GET is served, as HTTP demands (RFC 9110, 9.1); it is not in the OpenAPI document."""
-    for route in [each for each in router.routes if isinstance(each, APIRoute) and "GET" in each.methods]:
+    for route in [each for each in router.routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())]:
         router.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
@@ -66,9 +66,10 @@ class ServerConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
-        names = self.served_model_name
-        object.__setattr__(self, "served_model_name", (names,) if isinstance(names, str) else tuple(names))
-        if not all(isinstance(each, str) and each for each in self.served_model_name):
+        names: Any = self.served_model_name
+        names = (names,) if isinstance(names, str) else tuple(names)
+        object.__setattr__(self, "served_model_name", names)
+        if not all(isinstance(each, str) and each for each in names):
             raise ConfigError("must be texts that are not empty", param="served_model_name")
         # A browser never sends an origin of another form, so the option would have no effect.
         if self.allow_origin is not None and not _ORIGIN.fullmatch(self.allow_origin):

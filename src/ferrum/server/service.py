@@ -111,6 +111,7 @@ class Service:
 
     Attributes:
         failure: the exception that ended loading.
+        template: source of a chat template that replaces the model's, set before `load`.
         pooling: of embeddings, known once the engine is built.
         registry: all metrics; those of the engine once it is built.
         retry_after: returns whole seconds after which a queue slot should be free.
@@ -124,6 +125,7 @@ class Service:
         self.state = State.LOADING
         self.failure: Exception | None = None
         self.pooling = Pooling.MEAN
+        self.template: str | None = None
         self._built: Future[AsyncEngine] = Future()
         self._engine: AsyncEngine | None = None
         self._live: dict[tuple[str, str], AsyncStream] = {}
@@ -141,6 +143,8 @@ class Service:
         Thread(target=_build, args=(make, self._built), name="ferrum-load", daemon=True).start()
         try:
             self._engine = await asyncio.wrap_future(self._built)
+            if self.template is not None:
+                self._engine.client.use_template(self.template, self.config.chat_template or "")
             chosen = self.config.pooling
             self.pooling = self._engine.client.pooling() if chosen == "auto" else Pooling(chosen)
         except Exception as error:  # noqa: BLE001 - the command raises it again
