@@ -84,7 +84,6 @@ REFUSED: Final[dict[str, Any]] = {
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "documents": [{"text": "a"}],
-    "reasoning_effort": "low",
     "audio": {},
     "web_search_options": {},
     "moderation": {},
@@ -111,7 +110,7 @@ REFUSED: Final[dict[str, Any]] = {
 }
 NEEDS_ANOTHER: Final = {
     "model", "stream_options", "top_logprobs", "echo", "continue_final_message", "add_special_tokens",
-    "return_tokens_as_token_ids",
+    "return_tokens_as_token_ids", "reasoning_effort",
 }  # fmt: skip
 """Fields that need others; separate tests cover them."""
 

@@ -147,3 +147,26 @@ def test_chat_template_of_a_file_replaces_the_models(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught, serving(chat_template=str(path)):
             pass
         assert caught.value.param == "chat_template" and str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "text"),
+    [
+        ("{{ enable_thinking }}", "none", "False"),
+        ("{{ enable_thinking }}", "low", "True"),
+        ("{{ reasoning_effort }}-{{ enable_thinking }}", "high", "high-True"),
+        ("x", "low", None),
+        ("{{ enable_thinking_mode }}", "none", None),
+    ],
+)
+def test_reasoning_effort_reaches_templates_that_read_it(
+    server: Served, template: str, effort: str, text: str | None
+) -> None:
+    body = {"messages": USER, "chat_template": template, "reasoning_effort": effort}
+    reply = server.post("/v1/chat/completions/render", **body)
+    assert reply.headers.get("x-ferrum-ignored") == ("reasoning_effort" if text is None else None)
+    assert text is None or reply.json()["prompt"] == text
+    assert server.chat(reasoning_effort=effort).headers["x-ferrum-ignored"] == "reasoning_effort"
+    own = server.post("/v1/chat/completions/render", **body, chat_template_kwargs={"enable_thinking": "own"})
+    assert "enable_thinking }}" not in template or own.json()["prompt"].endswith("own")
+    assert error_of(server.chat(reasoning_effort="much"), 400)["param"] == "reasoning_effort"

@@ -234,6 +234,9 @@ class TemplateBody(Body):
     continue_final_message: bool | None = Field(default=None, description="Continue the last message.")
     chat_template: str | None = Field(default=None, description="Replaces the model's template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables for the template.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="For templates that read reasoning_effort or enable_thinking (false for none)."
+    )
     add_special_tokens: bool | None = Field(default=None, description="Add special tokens around the rendered text.")
 
 
@@ -262,7 +265,6 @@ class ChatRequest(GenerationBody, TemplateBody):
             "functions": _TOOLS,
             "function_call": _TOOLS,
             "documents": _DOCUMENTS,
-            "reasoning_effort": "use chat_template_kwargs, if the model's template supports it",
             "audio": "only text is served",
             "web_search_options": "web search is not supported",
             "moderation": "moderation is not supported",

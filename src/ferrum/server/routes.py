@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from email.message import Message
 from typing import Any, Final
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from ferrum.server.completions import completion_builder
 from ferrum.server.embeddings import Embeddings
 from ferrum.server.error_replies import ApiError
 from ferrum.server.generation import Generation
+from ferrum.server.reasoning import unread_effort
 from ferrum.server.reply_builder import ReplyBuilder, ReplyHeader
 from ferrum.server.request_bodies import (
     Body,
@@ -254,7 +255,7 @@ async def generate(
     """
     caller = caller_of(service, request)
     service.check_model(body.model)
-    headers = ignored(body, strict=service.config.strict)
+    headers = ignored(body, strict=service.config.strict, also=unread_effort(service.client, body))
     name = uuid.uuid4().hex if body.request_id is None else body.request_id
     header = ReplyHeader(f"{kind}-{name}", int(time.time()), service.model, service.engine.info.numerics_id)
     arguments = (service.client, body, caller, header)
@@ -274,9 +275,9 @@ def caller_of(service: Service, request: Request) -> Caller:
     return service.caller(state.tenant, request.headers.get("traceparent", ""), state.request_id)
 
 
-def ignored(body: Body, *, strict: bool) -> dict[str, str]:
-    """Return the header that names fields without effect. Raises as `Body.ignored_fields`."""
-    names = body.ignored_fields(strict=strict)
+def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, str]:
+    """Return the header that names fields without effect, and `also`. Raises as `Body.ignored_fields`."""
+    names = [*also, *body.ignored_fields(strict=strict)]
     shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}
 
@@ -284,7 +285,7 @@ def ignored(body: Body, *, strict: bool) -> dict[str, str]:
 def _add_tokens(router: APIRouter, service: Service) -> None:
     async def run(work: Callable[..., reply_bodies.Reply], body: Any, request: Request, *arguments: Any) -> Response:
         service.check_model(body.model)
-        headers = ignored(body, strict=service.config.strict)
+        headers = ignored(body, strict=service.config.strict, also=unread_effort(service.client, body))
 
         def make() -> Response:  # the JSON too: a text of megabytes has millions of tokens
             return reply(work(service.client, *arguments, body))

@@ -18,6 +18,7 @@ from ferrum.engine.input_processor import FieldNames
 from ferrum.engine.model_client import ModelClient
 from ferrum.server.error_replies import invalid, unsupported
 from ferrum.server.openapi_rules import MAX_ID
+from ferrum.server.reasoning import effort_variables
 from ferrum.server.request_bodies import (
     MAX_BEST_OF,
     MAX_LOGPROBS,
@@ -194,7 +195,7 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
         chat_template=body.chat_template,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs={**effort_variables(client, body), **(body.chat_template_kwargs or {})} or None,
         untrusted=True,
     )
     limit = MAX_CHARACTERS_PER_TOKEN * client.info.max_sequence_length
