@@ -170,6 +170,18 @@ def test_tool_messages_are_rendered_and_checked(server: Served) -> None:
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"
 
 
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_only_an_assistant_message_may_lack_a_content(server: Served, role: str) -> None:
+    template = "{% for m in messages %}[{{ m.role + m['content'] }}]{% endfor %}"
+    for message in ({"role": role}, {"role": role, "content": None}):
+        body = {"messages": [*USER, message, *USER], "chat_template": template}
+        reply = server.post("/v1/chat/completions/render", **body)
+        if role == "assistant":
+            assert "[assistant]" in reply.json()["prompt"]
+        else:
+            assert error_of(reply, 400)["param"] == "messages[1].content"
+
+
 def test_failure_in_a_stream_is_an_error_event_without_done(server: Served) -> None:
     body = {"model": "fake", "prompt": [[1], [POISON]], "stream": True, "max_tokens": 2000, "ignore_eos": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:

@@ -19,7 +19,7 @@ from ferrum.engine.messages import EngineInfo
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
 from ferrum.engine.router import DEFAULT_MAX_REQUESTS, Router, wake_here
-from ferrum.text.chat_template import ChatTemplate, for_template
+from ferrum.text.chat_template import ChatTemplate
 from ferrum.text.generation_config import GenerationConfig
 from ferrum.text.tokenizer import Tokenizer
 
@@ -147,7 +147,7 @@ class ModelClient:
         if template is None:
             raise RequestError("the model has none; send one, or use a plain prompt", param="chat_template")
         return template.render(
-            for_template(messages, as_parts=template.reads_parts),
+            template.prepare(messages),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,

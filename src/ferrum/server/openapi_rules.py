@@ -209,8 +209,7 @@ MESSAGE: Final = rules(
     either(
         given("content"),
         given("refusal"),
-        {"allOf": [given("role", {"const": "assistant"}), given("tool_calls", {"type": "array", "minItems": 1})]},
-        {"allOf": [given("role", {"const": "assistant"}), given("function_call", {"type": "object"})]},
+        {"properties": {"role": {"const": "assistant"}}},
     ),
     either(without("role", "tool"), given("tool_call_id")),
     either(without("role", "function"), given("name")),

@@ -230,9 +230,8 @@ def _check_generation(client: ModelClient, body: GenerationBody, caller: Caller)
 
 
 def _check_message(message: Message, where: str) -> None:
-    calls = message.role == "assistant" and (message.tool_calls or message.function_call)
-    if message.content is None and message.refusal is None and not calls:
-        raise invalid(f"{where}.content", "may be null only in an assistant message with tool_calls")
+    if message.content is None and message.refusal is None and message.role != "assistant":
+        raise invalid(f"{where}.content", "may be null only in an assistant message")
     if message.role == "tool" and message.tool_call_id is None:
         raise invalid(f"{where}.tool_call_id", "required in a tool message")
     if message.role == "function" and message.name is None:
@@ -242,7 +241,7 @@ def _check_message(message: Message, where: str) -> None:
 def _continued(body: ChatRequest) -> str:
     """Return the text of the assistant's message that the reply continues."""
     [last] = for_template([body.messages[-1].model_dump(exclude_none=True)])
-    if last["role"] != "assistant" or "content" not in last:
+    if last["role"] != "assistant" or last["content"] is None:
         raise invalid("echo", "requires an assistant message at the end of messages")
     return str(last["content"])
 

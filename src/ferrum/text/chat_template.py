@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError, Unsupported
+from ferrum.text import template_probes as probes
+from ferrum.text.plain_json import json_objects, plain_json
 from ferrum.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 _READS_TEXT: Final = re.compile(r"""[.'"]text\b""")
 """Matches the access to a part's text, which every template that reads parts contains."""
+
+_TESTS_NULL: Final = re.compile(r"""\bcontent(['"][\])])? is (not )?none\b""")
+"""Matches the test for a null content."""
 
 _RESERVED: Final = {"messages", "tools", "documents", "add_generation_prompt"}
 
@@ -89,11 +94,11 @@ class ChatTemplate:
         extra = template_kwargs or {}
         if taken := sorted(_RESERVED & extra.keys()):
             raise RequestError(f"must not set {taken[0]!r}", param="chat_template_kwargs")
-        chat = _conversation(messages)
+        chat = _conversation(messages, keep_null=self._reads_null)
         final = _mark_end(chat) if continue_final_message else None
         variables = {
             **self._special_tokens,
-            **{str(name): _plain(value, "chat_template_kwargs") for name, value in extra.items()},
+            **{str(name): plain_json(value, "chat_template_kwargs") for name, value in extra.items()},
             "messages": chat,
             "tools": None if tools is None else json_objects(tools, "tools"),
             "documents": None if documents is None else json_objects(documents, "documents"),
@@ -114,6 +119,62 @@ class ChatTemplate:
             return _END_MARK.rstrip() in self.render([{"role": "user", "content": content}])
         except FerrumError:
             return False
+
+    def prepare(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Convert messages to the form that this template reads. Errors as `for_template`."""
+        as_text = _has_calls(messages) and self.reads_argument_text
+        chat = for_template(messages, as_parts=self.reads_parts, argument_text=as_text)
+        for sent, message in zip(messages, chat, strict=True):
+            calls = message.get("tool_calls")
+            if _lacks_content(sent):
+                del message["content"]
+                message |= self._calling_form[0] if calls else self._silent_form
+            if calls and self._reads_null and self._calling_form[1]:
+                message["tool_calls"] = [_with_argument_text(call) for call in calls]
+        return chat
+
+    @cached_property
+    def reads_argument_text(self) -> bool:
+        """Whether the template appends the arguments of a call as text, as DeepSeek-R1-Distill-Llama's does."""
+        if self._reads_null and self._calling_form[1]:
+            return True
+        objects, texts = (probes.calls(content="", argument_text=as_text) for as_text in (False, True))
+        return not self._renders(objects) and self._renders(texts)
+
+    @cached_property
+    def _tests_null(self) -> bool:
+        return any(map(_TESTS_NULL.search, self.sources.values()))
+
+    @cached_property
+    def _reads_null(self) -> bool:
+        """Whether a message with calls needs a null content, as in DeepSeek-R1-Distill's templates."""
+        return self._tests_null and self._calling_form[0] == {"content": None}
+
+    @cached_property
+    def _calling_form(self) -> tuple[dict[str, str | None], bool]:
+        """Return the content of a message with calls and without content, and whether arguments are given as text.
+
+        Absent content where the template renders it, as transformers does. Otherwise null where the template tests for
+        it, and empty elsewhere.
+        """
+        forms: list[tuple[dict[str, str | None], bool]] = [({}, False)]
+        if self._tests_null:
+            forms += [({"content": None}, False), ({"content": None}, True)]
+        empty: tuple[dict[str, str | None], bool] = ({"content": ""}, False)
+        return next((form for form in forms if self._renders(probes.calls(argument_text=form[1], **form[0]))), empty)
+
+    @cached_property
+    def _silent_form(self) -> dict[str, str]:
+        """Return the content of an assistant message without content and calls: absent if that renders, or empty."""
+        return {} if self._renders(probes.SILENT) else {"content": ""}
+
+    def _renders(self, chat: list[dict[str, Any]]) -> bool:
+        variables = {**self._special_tokens, "messages": chat, "tools": [probes.TOOL], "documents": None}
+        try:
+            self.fill(self._choose(with_tools=True), {**variables, "add_generation_prompt": True})
+        except FerrumError:
+            return False
+        return True
 
     def _choose(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self.sources:
@@ -166,16 +227,18 @@ def load_chat_template(directory: str | Path) -> ChatTemplate | None:
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)
 
 
-def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return a copy of the messages without null fields.
+def _conversation(messages: Sequence[Message], *, keep_null: bool) -> list[dict[str, Any]]:
+    """Return a copy of the messages without null fields: most templates test fields for presence, not for null.
 
-    Templates test fields for presence, not for null.
+    `keep_null` keeps the null content of messages with calls.
     """
     chat = json_objects(messages, "messages")
     if not chat:
         raise RequestError("must contain at least one message", param="messages")
-    chat = [{name: value for name, value in message.items() if value is not None} for message in chat]
     for message in chat:
+        kept = "content" if keep_null and message.get("tool_calls") else None
+        for name in [name for name, value in message.items() if value is None and name != kept]:
+            del message[name]
         reasoning = next((message[name] for name in _REASONING if name in message), None)
         if reasoning is not None:
             message["reasoning_content"] = reasoning
@@ -183,33 +246,12 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return chat
 
 
-def json_objects(values: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-    """Return copies of objects in exact JSON types. Raises RequestError about `param` for anything else."""
-    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
-        raise RequestError("must be a list of objects", param=param)
-    return [_plain(value, param) for value in values]
-
-
-def _plain(value: Any, param: str) -> Any:
-    """Return a copy of a JSON value in exact JSON types.
-
-    Templates see no methods of the caller's classes.
-
-    Raises:
-        RequestError: the value is not JSON, or nested too deeply.
-    """
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    try:
-        if isinstance(value, Mapping):
-            return {str(name): _plain(entry, param) for name, entry in value.items()}
-        if isinstance(value, list | tuple):
-            return [_plain(entry, param) for entry in value]
-    except RecursionError:
-        raise RequestError("nested too deeply", param=param) from None
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise RequestError(f"contains a {type(value).__name__}, which is not a JSON value", param=param)
+def _with_argument_text(call: Any) -> Any:
+    """Return a call with its arguments as JSON text; values that are not calls are left to the template."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    return call
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> str:
@@ -235,19 +277,33 @@ def _cut_at_mark(rendered: str, final: str) -> str:
     return rendered[:place].rstrip() if trimmed else rendered[:place]
 
 
-def for_template(messages: Sequence[Message], *, as_parts: bool = False) -> list[dict[str, Any]]:
+def for_template(
+    messages: Sequence[Message], *, as_parts: bool = False, argument_text: bool = False
+) -> list[dict[str, Any]]:
     """Convert messages for a template: plain text, tool arguments as objects, `developer` as `system`.
+
+    A missing content of an assistant's message becomes an empty text.
 
     Args:
         messages: in OpenAI's form. Further fields are kept for the template.
         as_parts: make content a list of parts instead of a text; see `ChatTemplate.reads_parts`.
+        argument_text: keep arguments sent as JSON text; see `ChatTemplate.reads_argument_text`.
 
     Raises:
         RequestError: the messages are not a list of objects, or one is malformed; `param` names the place.
         Unsupported: content that is not text.
     """
     objects = json_objects(messages, "messages")
-    return [_message(message, f"messages[{place}]", as_parts) for place, message in enumerate(objects)]
+    return [_message(message, f"messages[{place}]", as_parts, argument_text) for place, message in enumerate(objects)]
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    objects = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list | tuple) else []
+    return any(each.get("tool_calls") or each.get("function_call") for each in objects)
+
+
+def _lacks_content(message: Message) -> bool:
+    return message.get("role") == "assistant" and message.get("content") is None and message.get("refusal") is None
 
 
 def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
@@ -260,21 +316,24 @@ def joined(content: str | Sequence[Mapping[str, Any]], where: str) -> str:
     return content if isinstance(content, str) else "\n".join(_texts(content, where))
 
 
-def _message(message: dict[str, Any], where: str, as_parts: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, as_parts: bool, argument_text: bool) -> dict[str, Any]:
     if message.get("role") == "developer":
         message["role"] = "system"
     if message.get("content") is None:
         message["content"] = message.get("refusal")  # a refusal is the assistant's text
     content = message["content"]
+    if content is None and message.get("role") == "assistant":
+        content = ""
     if isinstance(content, str | list):
         texts = [content] if isinstance(content, str) else _texts(content, f"{where}.content")
         message["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
     # Templates test for the field: given an empty list, many would write neither calls nor text.
     calls, called = message.pop("tool_calls", None), message.pop("function_call", None)
     if called is not None:  # OpenAI's older form of a single call
-        message["tool_calls"] = [{"type": "function", "function": _function(called, f"{where}.function_call")}]
+        function = _function(called, f"{where}.function_call", argument_text)
+        message["tool_calls"] = [{"type": "function", "function": function}]
     if calls:
-        message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+        message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", argument_text)
     return message
 
 
@@ -296,23 +355,23 @@ def _part(part: Mapping[str, Any], where: str) -> str:
     return text
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, where: str, argument_text: bool) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise RequestError("must be a list", param=where)
-    return [_tool_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
+    return [_tool_call(call, f"{where}[{place}]", argument_text) for place, call in enumerate(calls)]
 
 
-def _tool_call(call: Any, where: str) -> dict[str, Any]:
+def _tool_call(call: Any, where: str, argument_text: bool) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise RequestError("must be an object", param=where)
-    return {**call, "function": _function(call.get("function"), f"{where}.function")}
+    return {**call, "function": _function(call.get("function"), f"{where}.function", argument_text)}
 
 
-def _function(function: Any, where: str) -> dict[str, Any]:
-    """Return a called function with its arguments parsed: clients send them as JSON text."""
+def _function(function: Any, where: str, argument_text: bool) -> dict[str, Any]:
+    """Return a called function with its arguments parsed, unless its text is wanted: clients send JSON text."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError("must be an object with a string `name`", param=where)
-    arguments = function.get("arguments")
+    sent = arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
@@ -320,4 +379,4 @@ def _function(function: Any, where: str) -> dict[str, Any]:
             raise RequestError("must be valid JSON", param=f"{where}.arguments") from None
     if not isinstance(arguments, dict | None):
         raise RequestError("must be a JSON object", param=f"{where}.arguments")
-    return {**function, "arguments": arguments or {}}
+    return {**function, "arguments": sent if argument_text and isinstance(sent, str) and sent else arguments or {}}
