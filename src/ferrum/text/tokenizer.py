@@ -17,6 +17,7 @@ from ferrum.core.logging import warn_once
 from ferrum.core.values import shown
 from ferrum.text.decoding import decoding_rules
 from ferrum.text.json_files import refuse_pointer
+from ferrum.text.split_rules import warn_about_rules
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ The library needs 150 bytes a character.
 
 _OTHER_FORMS: Final = ("tokenizer.model", "tekken.json", "vocab.json")
 """Tokenizer files in formats that are not read."""
+
+_SPACES: Final = "\u2581\u0120"
+"""How SentencePiece and byte-level vocabularies spell a space."""
 
 _ANCHOR: Final = "\u263a"
 """A character that tokenizers merge with no other."""
@@ -233,12 +237,22 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         backend = Backend.from_file(str(path))
         backend.no_truncation()
         backend.no_padding()
+        _draw_nothing(backend)
         special = _special_ids(backend)  # the library keeps skipping these, whatever is added later
         _add_missing(backend, config.added_tokens)
         backend.encode_special_tokens = config.split_special_tokens
+        begins = backend.encode("a", add_special_tokens=False).tokens
+    warn_about_rules(Path(directory), backend, config, adds_space=bool(begins) and begins[0][0] in _SPACES)
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
         warn_once(f"{Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces has no effect")
     return FileTokenizer(backend, config, origin=str(path), special=special)
+
+
+def _draw_nothing(backend: Backend) -> None:
+    """Turn off the randomness of training: BPE dropout and the sampling of unigram models."""
+    for name in ("dropout", "nbest_size", "alpha"):
+        if getattr(backend.model, name, None) is not None:
+            setattr(backend.model, name, None)
 
 
 def _warn_about_others(directory: Path) -> None:

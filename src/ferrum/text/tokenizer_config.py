@@ -24,6 +24,24 @@ _FLAGGED: Final = {"", "llamatokenizer", "codellamatokenizer", "gemmatokenizer",
 
 Others use the one in the file: fine-tunes of Llama 3 and Qwen often keep an `add_eos_token` without effect.
 """
+_END_OF_TEXT: Final = "<|endoftext|>"
+_LLAMA: Final = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_DEFAULT_TOKENS: Final[Mapping[str, Mapping[str, str]]] = {
+    "llamatokenizer": _LLAMA,
+    "codellamatokenizer": _LLAMA,
+    "gemmatokenizer": {"unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+    "coheretokenizer": {
+        "unk_token": "<UNK>",
+        "bos_token": "<BOS_TOKEN>",
+        "eos_token": "<|END_OF_TURN_TOKEN|>",
+        "pad_token": "<PAD>",
+    },
+    "qwen2tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END_OF_TEXT),
+    "gpt2tokenizer": dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END_OF_TEXT),
+    "gptneoxtokenizer": dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END_OF_TEXT),
+}
+"""Special tokens of classes of `transformers` for configurations that do not name them."""
+
 _FORCED: Final = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
@@ -58,6 +76,7 @@ class TokenizerConfig:
         added_tokens: all added tokens of the configuration: listed ones by id, then named ones, then extra ones.
         add_bos_token, add_eos_token: whether encoding adds them; None if unset, or if the class ignores the flag.
         split_special_tokens: whether special tokens in a text are encoded as plain text.
+        add_prefix_space: whether a space stands before a text; only compared with the tokenizer file, which decides.
         clean_up_spaces, clean_up_bpe: whether decoding should remove spaces before punctuation (for BPE models: both);
             only logged, because decoding here never removes them.
         chat_templates: template sources by name; a single one is called `default`.
@@ -70,6 +89,7 @@ class TokenizerConfig:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     split_special_tokens: bool = False
+    add_prefix_space: bool | None = None
     clean_up_spaces: bool = False
     clean_up_bpe: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +112,9 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
         raw |= read_json_object(root / "special_tokens_map.json") or {}
         older = read_json_object(root / _OLDER) or {}
     templates, origin = _chat_templates(root, raw)
-    flagged = str(raw.get("tokenizer_class") or "").lower().removesuffix("fast") in _FLAGGED
+    kind = str(raw.get("tokenizer_class") or "").lower().removesuffix("fast")
+    flagged = kind in _FLAGGED
+    raw = _default_tokens(root, kind, raw) | raw
     values = {name: raw[name] for name in NAMED_TOKENS if raw.get(name) is not None} | _own_tokens(path, raw)
     named = {name: _token(path, name, value) for name, value in values.items()}
     extra = _extra_tokens(path, raw)
@@ -110,12 +132,20 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
         add_bos_token=_flag(path, raw, "add_bos_token") if flagged else None,
         add_eos_token=_flag(path, raw, "add_eos_token") if flagged else None,
         split_special_tokens=_flag(path, raw, "split_special_tokens") or False,
+        add_prefix_space=_flag(path, raw, "add_prefix_space"),
         clean_up_spaces=_flag(path, raw, "clean_up_tokenization_spaces") or False,
         clean_up_bpe=_flag(path, raw, _FORCED) or False,
         chat_templates=templates,
         chat_template_origin=origin,
         model_max_length=_max_length(path, raw.get("model_max_length")),
     )
+
+
+def _default_tokens(root: Path, kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens of the class that the configuration leaves out and the tokenizer file has."""
+    missing = {name: text for name, text in _DEFAULT_TOKENS.get(kind, {}).items() if name not in raw}
+    file = (read_text(root / "tokenizer.json") or "") if missing else ""
+    return {name: text for name, text in missing.items() if f'"{text}"' in file}
 
 
 def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
