@@ -392,8 +392,7 @@ def test_a_failed_warmup_raises_and_sets_the_error_state():
         def _warm(self) -> None:
             raise MemoryError
 
-    options = Options()
-    executor = Broken(FakeLM(options), options)
+    executor = Broken(FakeLM(options := Options()), options)
     with pytest.raises(MemoryError):
         executor.warmup()
     assert executor.status().state is ExecutorState.ERROR

@@ -14,6 +14,7 @@ from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_options, option
 from ferrum.core.types import Pooling
+from ferrum.core.values import shown
 
 _ORIGIN: Final = re.compile(r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")
 """Origins as browsers write them (RFC 6454, 6.2): in lower case, without path or default port."""
@@ -66,11 +67,11 @@ class ServerConfig(JsonRecord):
 
     def __post_init__(self) -> None:
         check_options(self)
-        names: Any = self.served_model_name
-        names = (names,) if isinstance(names, str) else tuple(names)
-        object.__setattr__(self, "served_model_name", names)
+        given: Any = self.served_model_name
+        names = tuple(given) if isinstance(given, list | tuple) else (given,)
         if not all(isinstance(each, str) and each for each in names):
-            raise ConfigError("must be texts that are not empty", param="served_model_name")
+            raise ConfigError(f"must be texts that are not empty, not {shown(given)}", param="served_model_name")
+        object.__setattr__(self, "served_model_name", names)
         # A browser never sends an origin of another form, so the option would have no effect.
         if self.allow_origin is not None and not _ORIGIN.fullmatch(self.allow_origin):
             wanted = "* or an origin as in http://localhost:3000"
