@@ -225,15 +225,6 @@ def test_a_span_is_a_prefill_or_a_decode(executor):
     assert metrics.memory_efficiency == pytest.approx(6 / 8)
 
 
-@contract("2.submit")
-def test_each_step_has_a_debug_record(executor, caplog):
-    with caplog.at_level("DEBUG", "ferrum.executor"):
-        executor.prefill(PROMPT)
-        executor.submit(StepBatch((Span("a", 0, (1, 2), Want.NONE), Span("b", 7, (1,)))))
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("step: 1 of 1 spans, 7 tokens, ") and second.startswith("step: 1 of 2 spans, 2 tokens, ")
-
-
 @contract("2.metrics")
 def test_memory_efficiency_counts_stored_tokens_once():
     executor = make_fake(window=6, page_size=4).executor

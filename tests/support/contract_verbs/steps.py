@@ -149,6 +149,15 @@ def test_temporary_sequences_have_unused_names(executor):
         usable(executor, executor.handle(name), PROMPT)
 
 
+@contract("2.submit")
+def test_each_step_has_a_debug_record(executor, caplog):
+    with caplog.at_level("DEBUG", "ferrum.executor"):
+        executor.prefill(PROMPT)
+        executor.submit(StepBatch((Span("a", 0, (1, 2), Want.NONE), Span("b", 7, (1,)))))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("step: 1 of 1 spans, 7 tokens, ") and second.startswith("step: 1 of 2 spans, 2 tokens, ")
+
+
 @contract("2.optimal_batch_size")
 def test_a_full_pool_does_not_fix_the_best_batch_size(make, monkeypatch):
     monkeypatch.setattr("ferrum.core.step.POLICY", PolicyConfig(batch_gain=0.0))  # every size that runs pays
