@@ -147,7 +147,10 @@ def test_waiting_inputs_are_served_while_the_server_drains() -> None:
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 2}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "a", "odd": 1}, "odd"),
+        ({"input": "a", "truncate": "MIDDLE"}, "truncate"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a" * 10_000, "truncate": "NONE"}, "input"),
+        ({"input": "a" * 10_000, "truncate": False}, "input"),
     ],
 )
 def test_invalid_fields_are_refused_by_name(server: Served, body: dict[str, Any], param: str) -> None:

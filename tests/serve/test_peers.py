@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from engine_fakes import EOS, LetterTokenizer
 from ferrum.core.errors import ConfigError
 from ferrum.server.openapi_rules import HARMLESS
 from ferrum.server.request_bodies import ChatRequest
+from ferrum.server.truncation import truncated
 from serve_kit import USER, Served, error_of, serving
 
 
@@ -170,3 +172,47 @@ def test_reasoning_effort_reaches_templates_that_read_it(
     own = server.post("/v1/chat/completions/render", **body, chat_template_kwargs={"enable_thinking": "own"})
     assert "enable_thinking }}" not in template or own.json()["prompt"].endswith("own")
     assert error_of(server.chat(reasoning_effort="much"), 400)["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, "fgh"),
+        ({"truncate_prompt_tokens": 3, "truncate": "START"}, "fgh"),
+        ({"truncate_prompt_tokens": 3, "truncate": "END"}, "abc"),
+        ({"truncate_prompt_tokens": -1}, "abcdefgh"),
+        ({"truncate": True}, "abcdefgh"),
+    ],
+)
+def test_embedding_input_is_truncated(server: Served, fields: dict[str, Any], kept: str) -> None:
+    letters = [ord(letter) - 31 for letter in kept]
+    for text in ("abcdefgh", [ord(letter) - 31 for letter in "abcdefgh"]):
+        server.requests.clear()
+        assert server.post("/v1/embeddings", input=text, **fields).json()["usage"]["prompt_tokens"] == len(kept)
+        assert list(server.requests[0].prompt) == letters
+
+
+def test_long_embedding_input_is_cut_to_the_context_if_asked(server: Served) -> None:
+    context, text = server.service.context, "a" * 5000 + "b" * 5000
+    for truncate, letter in ((True, "a"), ("END", "a"), ("START", "b")):
+        server.requests.clear()
+        assert server.post("/v1/embeddings", input=text, truncate=truncate).status_code == 200
+        assert server.requests[0].prompt == (ord(letter) - 31,) * context
+
+
+def test_truncation_keeps_the_special_tokens_around_a_text() -> None:
+    class Closed(LetterTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [0, *super().encode(text), EOS] if add_special_tokens else super().encode(text)
+
+    a, b, c = LetterTokenizer().encode("abc")
+    assert truncated(Closed(), "abc", 4) == [0, b, c, EOS]
+    assert truncated(Closed(), "abc", 4, start=True) == [0, a, b, EOS]
+    assert truncated(Closed(), "abc", 5, start=True) == [0, a, b, c, EOS]
+
+
+def test_embeddings_name_unknown_fields_as_other_routes_do(server: Served) -> None:
+    reply = server.post("/v1/embeddings", input="a", input_type="query", user="u")
+    assert reply.headers["x-ferrum-ignored"] == "input_type, user"
+    with serving(strict=True) as strict:
+        assert error_of(strict.post("/v1/embeddings", input="a", input_type="query"), 400)["param"] == "input_type"

@@ -30,7 +30,7 @@ UNSAYABLE = {
     "max_completion_tokens": "log-probabilities|maximum context",
     "best_of": "less than n|exceed n",
     "prompt": "maximum context|must not be empty",
-    "input": "must not be empty",  # a text without a begin token
+    "input": "maximum context|must not be empty",  # a text without a begin token
     "length": r"not in \[0, \d+\]",
     "messages": "maximum context|must not be empty",  # after rendering
     "logit_bias": "the vocabulary size",

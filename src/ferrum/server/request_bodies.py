@@ -46,6 +46,12 @@ def _rules(schema: openapi_rules.Schema) -> ConfigDict:
     return ConfigDict(json_schema_extra=schema)
 
 
+_KEPT: Final[Any] = _optional(
+    "Keep this many tokens at the end of the prompt; -1: as many as fit.",
+    openapi_rules.between(-1) | openapi_rules.not_this(0),
+)
+
+
 class Body(BaseModel):
     """A JSON object. Unknown fields are kept, so that they can be named to the client.
 
@@ -209,10 +215,7 @@ class GenerationBody(Body):
     cache_salt: str | None = _optional(
         "Requests share cached prefixes only under the same salt; not empty.", openapi_rules.NOT_EMPTY
     )
-    truncate_prompt_tokens: JsonInteger | None = _optional(
-        "Keep this many tokens at the end of the prompt; -1: as many as fit.",
-        openapi_rules.between(-1) | openapi_rules.not_this(0),
-    )
+    truncate_prompt_tokens: JsonInteger | None = _KEPT
     add_special_tokens: bool | None = Field(default=None, description="Add special tokens around a text.")
     return_token_ids: bool | None = Field(default=None, description="Send the token ids of prompt and choices.")
     return_tokens_as_token_ids: bool | None = Field(
@@ -322,9 +325,8 @@ class CompletionRequest(GenerationBody):
 
 
 class EmbeddingRequest(Body):
-    """The body of /v1/embeddings; unknown fields are refused."""
+    """The body of /v1/embeddings."""
 
-    model_config = _rules({"additionalProperties": False})
     NO_OPS = MappingProxyType({"user": "usage is not counted per user"})
 
     model: str | None = _MODEL
@@ -335,6 +337,10 @@ class EmbeddingRequest(Body):
         default=None, description="base64: little-endian 32-bit floats."
     )
     dimensions: JsonInteger | None = _optional("Must be those of the model.", openapi_rules.between(1))
+    truncate_prompt_tokens: JsonInteger | None = _KEPT
+    truncate: bool | Literal["NONE", "START", "END"] | None = Field(
+        default=None, description="Cut inputs to the context: START drops their start, END and true their end."
+    )
     user: Any = _NO_EFFECT
 
 

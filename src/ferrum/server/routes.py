@@ -220,7 +220,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         """Return the vectors of one or several texts."""
         caller = caller_of(service, request)
         service.check_model(body.model)
-        headers = ignored(body, strict=True)
+        headers = ignored(body, strict=service.config.strict)
         name = f"embd-{uuid.uuid4().hex}"
         size = len(await request.body())
         requests = await service.worker_pools.run(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import takewhile
-from operator import eq
 from typing import Any, Final
 
 from ferrum.core.params import ALL_TOKENS, SamplingParams, over_recommended
@@ -32,6 +30,7 @@ from ferrum.server.request_bodies import (
     TokenizeRequest,
 )
 from ferrum.server.service import Caller
+from ferrum.server.truncation import truncated
 from ferrum.text.chat_template import for_template, joined
 from ferrum.text.infill import infill_prompt
 
@@ -166,9 +165,10 @@ def check_embedding(
     if body.dimensions is not None and body.dimensions < 1:
         raise invalid("dimensions", f"must be at least 1, not {body.dimensions}")
     inputs = _several("input", body.input, MAX_INPUTS)
+    keep, start = _kept(body, caller), body.truncate in (True, "END")
     return [
         client.input_processor.process(
-            text,
+            text if keep is None else truncated(client.tokenizer, text, keep, start=start),
             _SCORE_ONLY,
             request_id=part_id(name, place),
             deadline=caller.deadline,
@@ -179,6 +179,20 @@ def check_embedding(
         )
         for place, text in enumerate(inputs)
     ]
+
+
+def _kept(body: EmbeddingRequest, caller: Caller) -> int | None:
+    """Return how many tokens of an input to keep; None: all, and refuse an input that is too long."""
+    keep = body.truncate_prompt_tokens
+    _check_kept(keep)
+    if keep is None:
+        return caller.context if body.truncate not in (None, False, "NONE") else None
+    return caller.context if keep == -1 else keep
+
+
+def _check_kept(keep: int | None) -> None:
+    if keep is not None and (keep == 0 or keep < -1):
+        raise invalid("truncate_prompt_tokens", f"must be at least 1, or -1, not {keep}")
 
 
 def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
@@ -206,7 +220,7 @@ def render(client: ModelClient, body: TemplateBody | TokenizeRequest) -> str:
 
 def _check_generation(client: ModelClient, body: GenerationBody, caller: Caller) -> None:
     """Check the rules that chats and completions share."""
-    id, keep, form = body.request_id, body.truncate_prompt_tokens, body.response_format
+    id, form = body.request_id, body.response_format
     bad_id = id is not None and (not 1 <= len(id) <= MAX_ID or "/" in id or id in {".", ".."})
     if form is not None and form.type != "text":
         raise unsupported("response_format", f"{form.type} is not supported, only text")
@@ -218,14 +232,10 @@ def _check_generation(client: ModelClient, body: GenerationBody, caller: Caller)
         (body.n is not None and body.n < 1, "n", f"must be at least 1, not {body.n}"),  # `best_of` replaces it below
         (body.cache_salt == "", "cache_salt", "must not be empty"),
         (bad_id, "request_id", f'must be 1-{MAX_ID} characters, must not contain "/" or be "." or ".."'),
-        (
-            keep is not None and (keep == 0 or keep < -1),
-            "truncate_prompt_tokens",
-            f"must be at least 1, or -1, not {keep}",
-        ),
     ):
         if broken:
             raise invalid(field, reason)
+    _check_kept(body.truncate_prompt_tokens)
     client.input_processor.check_priority(body.priority or 0)
 
 
@@ -339,19 +349,12 @@ class _Prompts:
 
     def _truncated(self, prompt: str | list[int]) -> str | list[int]:
         """Return the last `truncate_prompt_tokens` of a prompt; -1 keeps what leaves room for the output."""
-        keep, tokenizer = self.body.truncate_prompt_tokens, self.client.tokenizer
+        keep = self.body.truncate_prompt_tokens
         if keep is None or keep == -1:
             room = 1 if self.params.max_tokens is None else self.params.max_tokens
             # A recommended max_tokens may be as long as the context; it must not displace the prompt.
             keep = self.caller.context - (min(room, self.caller.context // 2) if self.limit is None else room)
-        keep = max(1, keep)
-        if tokenizer is None or not isinstance(prompt, str):
-            return prompt[-keep:]
-        ids = tokenizer.encode(prompt, add_special_tokens=self.special)
-        # Models expect the special tokens that begin every text: cut behind them.
-        around = tokenizer.encode("", add_special_tokens=self.special)
-        begin = sum(takewhile(bool, map(eq, ids, around)))
-        return ids if len(ids) <= keep else [*ids[:begin], *ids[len(ids) + begin - keep :]][:keep]
+        return truncated(self.client.tokenizer, prompt, max(1, keep), special=self.special)
 
     def text(self, prompt: str | list[int], request: Request) -> str:
         """Return the text of a prompt for `echo`: as given, or decoded from its ids."""
