@@ -38,7 +38,11 @@ CHANGES: Final = [
     ("/detokenize", {"tokens": [41, 42]}, "tokens", [42]),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "input", "cd"),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "encoding_format", "base64"),
+    ("/v1/embeddings", {"model": "fake", "input": "ab"}, "truncate_prompt_tokens", 2),
 ]
+
+EFFORT: Final = "reasoning_effort"
+"""Needs a template that reads it; test_peers.py has one."""
 
 REFUSED: Final = [
     ("/tokenize", PROMPT, "parse_special", False),
@@ -48,9 +52,10 @@ REFUSED: Final = [
     ),
     ("/tokenize", PROMPT, "add_special", True),
     ("/tokenize", CONTENT, "add_special_tokens", True),
-    *(("/tokenize", MESSAGES, field, []) for field in ("tools", "documents")),
-    *((RENDER, MESSAGES, field, []) for field in ("tools", "documents")),
+    *(("/tokenize", MESSAGES, field, [{}]) for field in ("tools", "documents")),
+    *((RENDER, MESSAGES, field, [{}]) for field in ("tools", "documents")),
     ("/v1/embeddings", {"model": "fake", "input": "ab"}, "dimensions", 2),
+    ("/v1/embeddings", {"model": "fake", "input": "ab"}, "truncate", "MIDDLE"),
 ]
 
 
@@ -96,14 +101,14 @@ def test_every_field_is_covered() -> None:
     }
     for path, body in bodies.items():
         covered = {field for where, _, field, _ in [*CHANGES, *REFUSED] if where == path}
-        assert body.model_fields.keys() | body.REFUSED.keys() <= covered | body.NO_OPS.keys() | {"model"}, path
+        assert body.model_fields.keys() | body.REFUSED.keys() <= covered | body.NO_OPS.keys() | {"model", EFFORT}, path
 
 
-@pytest.mark.parametrize("empty", ["", [], [""], [[]]])
-def test_empty_text_is_refused_even_if_the_tokenizer_adds_a_begin_token(unfailing: Served, empty: Any) -> None:
+@pytest.mark.parametrize("empty", [[], [[]]])
+def test_prompt_without_any_text_or_token_is_refused(unfailing: Served, empty: Any) -> None:
     assert error_of(unfailing.complete(prompt=empty), 400)["param"] == "prompt"
     assert error_of(unfailing.post("/v1/embeddings", model="fake", input=empty), 400)["param"] == "input"
-    assert error_of(unfailing.post("/v1/embeddings", model="fake", input=["a", ""]), 400)["param"] == "input[1]"
+    assert error_of(unfailing.post("/v1/embeddings", model="fake", input=[[1], []]), 400)["param"] == "input[1]"
 
 
 @pytest.mark.parametrize("wish", ["with_pieces", "return_token_strs"])
