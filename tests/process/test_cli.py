@@ -52,6 +52,17 @@ def test_run_reads_the_prompt_from_standard_input(
     assert ferrum("run", "m", "-", "--max-tokens", "5")[1] == answer("abc", 5) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"), [("a\n".encode("utf-16"), "is UTF-16"), (b"caf\xe9", "is not UTF-8 at byte 3")]
+)
+def test_standard_input_in_another_encoding_is_named(
+    ferrum: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(data.decode(errors="surrogateescape")))
+    code, _, err = ferrum("run", "m", "-")
+    assert code != 0 and f"standard input {reason}" in err
+
+
 EXAMPLES = {
     "float": ("0.5", 0.5),
     "int": ("7", 7),

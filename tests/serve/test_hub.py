@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -276,6 +277,34 @@ def test_environment_of_the_hub_is_used(hub, tmp_path):
     offline = subprocess.run(run, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=True).stdout
     assert offline == online
     assert not hub.requests
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " "])
+def test_white_space_in_a_reference_is_ignored(hub, tmp_path, end):
+    path = resolve_model("maker/model")
+    [reference] = (tmp_path / "cache").glob("models--*/refs/main")
+    reference.write_text(reference.read_text() + end)
+    hub.status = 503
+    assert resolve_model("maker/model") == path == resolve_model("maker/model", offline=True)
+    assert [model.path for model in list_models() if model.name == "maker/model"] == [path]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_offline_cache_without_weights_is_named(hub, monkeypatch, listed):
+    snapshot_download("maker/model", allow_patterns=["*.json", "*.jinja"])
+    if not listed:  # older versions of the library keep no list of a model's files
+        for trees in Path(constants.HF_HUB_CACHE).glob("models--*/trees"):
+            shutil.rmtree(trees)
+            monkeypatch.setattr("huggingface_hub._tree_cache._IN_MEMORY_TREE_CACHE", {})
+    with pytest.raises(HubUnreachable, match="not complete in the local cache: it has no safetensors weights there"):
+        resolve_model("maker/model", offline=True)
+
+
+def test_directory_name_that_is_not_utf8_is_named(tmp_path):
+    name = f"{tmp_path}/model\udcff"
+    Path(name).mkdir()
+    with pytest.raises(ModelNotFound, match="not a name in UTF-8"):
+        resolve_model(name)
 
 
 def test_built_in_model_needs_no_hub_library():

@@ -21,7 +21,7 @@ from ferrum.cli.options import (
     with_options,
 )
 from ferrum.core.config import Switches
-from ferrum.core.errors import ModelNotFound
+from ferrum.core.errors import ModelNotFound, RequestError
 from ferrum.engine.request_output import Delta
 
 DEMONSTRATION: Final = '''def read_lines(path, encoding="utf-8"):
@@ -59,7 +59,7 @@ def run(
         model, prompt = None, model
         typer.echo(f"[completed by the built-in model {BUILT_IN}]", err=True)
     name = BUILT_IN if model is None else model
-    text = DEMONSTRATION if prompt is None else sys.stdin.read() if prompt == "-" else prompt
+    text = DEMONSTRATION if prompt is None else _standard_input() if prompt == "-" else prompt
     try:
         llm = LLM(name, **checked_engine(name, chosen(engine_fields(), options)))
     except ModelNotFound as error:
@@ -72,6 +72,18 @@ def run(
         deltas = llm.stream(text, params)
         typer.echo(text if prompt is None else "", nl=False)
         echo_text(deltas)
+
+
+def _standard_input() -> str:
+    """Return the text of standard input. Raises RequestError if it is not UTF-8."""
+    text = sys.stdin.read()
+    data = text.encode(errors="surrogateescape")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise RequestError("standard input is UTF-16: convert it, as with `iconv -f UTF-16 -t UTF-8`", param="PROMPT")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 at byte {error.start}: convert it", param="PROMPT") from None
 
 
 def show_log() -> None:

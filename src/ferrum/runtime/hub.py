@@ -117,11 +117,33 @@ def list_models() -> list[LocalModel]:
         return models
     except ValueError as error:
         raise ConfigError(f"is not a cache of the hub: {error}", param="HF_HUB_CACHE") from error
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
-        path = _current_snapshot(repo)
-        if repo.repo_type == "model" and path is not None and _is_model(path):
-            models.append(_describe(repo.repo_id, path))
+    cached = {
+        repo.repo_id: _current_snapshot(repo) for repo in repos if repo.repo_type == "model"
+    } | _padded_snapshots()
+    models += [_describe(name, path) for name, path in sorted(cached.items()) if path is not None and _is_model(path)]
     return models
+
+
+def _padded_snapshots() -> dict[str, Path]:
+    """Return the cached models that the hub library rejects for white space in their reference."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    names = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
+    return {name: path for name in names if (path := _padded_snapshot(name, None)) is not None}
+
+
+def _padded_snapshot(repo: str, revision: str | None) -> Path | None:
+    """Return the snapshot that a reference names, if white space surrounds the commit: the hub library keeps it."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+    try:
+        written = (folder / "refs" / (revision or "main")).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    path = folder / "snapshots" / written.strip()
+    return path if written.strip() not in ("", written) and path.is_dir() else None
 
 
 def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
@@ -133,10 +155,14 @@ def _current_snapshot(repo: CachedRepoInfo) -> Path | None:
 def _path(name: str) -> Path:
     """Return the path that a name may be. Raises ModelNotFound if the system cannot look it up."""
     try:
+        name.encode()
         path = Path(name).expanduser()
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
+    except UnicodeEncodeError as error:
+        shown = name.encode(errors="backslashreplace").decode()
+        raise ModelNotFound(f"{shown!r} is not a name in UTF-8: rename the directory", param="model") from error
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelNotFound(f"{name!r} cannot be looked up: {reason}", param="model") from error
@@ -181,7 +207,17 @@ def _suggestion(name: str, others: Iterable[str] = ()) -> str:
 
 def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
     """Return the hub library's snapshot. Errors as `resolve_model`."""
-    from huggingface_hub import snapshot_download
+    try:
+        return _fetch(repo, revision, offline=offline)
+    except HubUnreachable:
+        padded = _padded_snapshot(repo, revision)
+        if padded is None:
+            raise
+        return _fetch(repo, padded.name, offline=True)
+
+
+def _fetch(repo: str, revision: str | None, *, offline: bool) -> Path:
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     with hub_errors(repo, revision) as named:
@@ -195,6 +231,9 @@ def snapshot(repo: str, revision: str | None, *, offline: bool) -> Path:
         if (pooling := pooling_file(path)) is not None:  # the only file in a folder that is read
             path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
+        if offline or constants.HF_HUB_OFFLINE:
+            reason = f"{named!r} is not complete in the local cache: it has no safetensors weights there"
+            raise HubUnreachable(f"{reason}; run `ferrum pull {named}` with a connection", param="model")
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
     return path
 
@@ -263,7 +302,9 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
     except LocalEntryNotFoundError as error:
-        reason = f"{named!r} is not complete in the local cache, and the hub is unreachable"
+        found = getattr(error, "snapshot_path", None)
+        lacks = "" if found is None or has_weights(Path(found)) else ": it has no safetensors weights there"
+        reason = f"{named!r} is not complete in the local cache{lacks}, and the hub is unreachable"
         raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_suggestion(repo)}", param="model") from error
     except (transport, OSError) as error:
         reason = f"the download of {named!r} did not finish; run it again to resume: {error}"
