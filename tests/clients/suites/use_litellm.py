@@ -45,7 +45,9 @@ def test_embeddings(options: dict[str, Any]) -> None:
 def test_errors_are_its_own(options: dict[str, Any], keyed_url: str) -> None:
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(model="openai/other", messages=USER, **options)
-    with pytest.raises(litellm.BadRequestError):
+    with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(model="openai/tiny", messages=USER, **{**options, "max_tokens": 100_000})
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(model="openai/tiny", messages=[{"role": "user", "content": "word " * 5000}], **options)
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(model="openai/tiny", messages=USER, **{**options, "api_base": f"{keyed_url}/v1"})
