@@ -129,10 +129,14 @@ test("fields without an effect are served, and named in a header", async () => {
   assert.equal(await text({ response_format: { type: "text" }, modalities: ["text"] }), await text());
 });
 
+test("a reasoning_effort is served", async () => {
+  assert.ok((await chat({ reasoning_effort: "low" })).choices[0].message.content);
+});
+
 const REFUSED = {
   temperature: 3, top_p: 0, n: 0, presence_penalty: 3, frequency_penalty: -3, top_logprobs: 2, stop: "", max_tokens: 0,
   logit_bias: { nothing: 1 }, messages: [], response_format: { type: "json_object" }, modalities: ["audio"],
-  tools: [{ type: "function", function: { name: "f", parameters: {} } }], reasoning_effort: "low",
+  tools: [{ type: "function", function: { name: "f", parameters: {} } }],
   stream_options: { include_usage: true },
 };
 for (const [param, value] of Object.entries(REFUSED)) {

@@ -28,7 +28,7 @@ test("errors have the SDK's classes and the server's words", async () => {
   await assert.rejects(chat({ max_tokens: 100_000 }), (error) => error.code === "context_length_exceeded");
 });
 
-test("a reply tells its request's id, and keeps one that it was given", async () => {
+test("a reply has the id of its request, or the one it was given", async () => {
   const { request_id: id } = await chat().withResponse();
   assert.match(id, /^[0-9a-f]{32}$/);
   const given = await chat({}, { headers: { "x-request-id": "mine" } }).withResponse();
