@@ -97,9 +97,8 @@ class Engine:
         events += self._scheduler.expire(now)
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
-        for event in events:
-            if event.error is not None:
-                _drop_frames(event.error)
+        for error in (event.error for event in events if event.error is not None):
+            _drop_frames(error)
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
