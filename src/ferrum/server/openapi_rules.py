@@ -209,7 +209,7 @@ MESSAGE: Final = rules(
     either(
         given("content"),
         given("refusal"),
-        given("role", {"const": "assistant"}),
+        {"properties": {"role": {"const": "assistant"}}},
     ),
     either(without("role", "tool"), given("tool_call_id")),
     either(without("role", "function"), given("name")),
