@@ -246,6 +246,6 @@ def test_the_command_refuses_unknown_options(option, value, tmp_path, capsys):
 def test_a_target_that_cannot_be_created_is_named(out, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="cannot be created") as told:
+    with pytest.raises(ConfigError, match="cannot be created") as refusal:
         pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / out, "int8")
-    assert told.value.param == "out"
+    assert refusal.value.param == "out"

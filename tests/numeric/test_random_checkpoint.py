@@ -28,9 +28,9 @@ def test_shapes_have_the_sizes_that_their_model_cards_state(name):
 
 
 def test_an_unknown_shape_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"qwen3-8b") as told:
+    with pytest.raises(ConfigError, match=r"qwen3-8b") as refusal:
         shape_config("qwen3-9b")
-    assert told.value.param == "shape"
+    assert refusal.value.param == "shape"
 
 
 def test_matrices_are_normal_norms_are_one_and_no_two_rows_are_equal():

@@ -91,6 +91,6 @@ def test_the_tokenizers_end_token_is_added_to_the_checkpoints(model: Path) -> No
 
 def test_a_missing_model_is_not_found(model: Path) -> None:
     for name, options in (("nosuchmodel", {}), (str(model), {"speculative": "nosuchmodel"})):
-        with pytest.raises(ModelNotFound) as told:
+        with pytest.raises(ModelNotFound) as refusal:
             build(name, **options)
-        assert told.value.param == next(iter(options), "model")
+        assert refusal.value.param == next(iter(options), "model")
