@@ -16,7 +16,7 @@ from fakes import FakeExecutor, Followed, Guesses, admit_all, scope_of
 from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits
 from ferrum.core.params import SamplingParams
-from ferrum.core.step import FinishedStep, Span
+from ferrum.core.step import CARRY, FinishedStep, Span
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.core.types import Sequence as Choice
 from ferrum.scheduler.queues import POLICIES
@@ -43,6 +43,7 @@ class Setup:
     swap: bool = False
     slow: bool = False
     admit_all: bool = False
+    drafts: bool = True
 
 
 PREFIXES = Setup(
@@ -77,6 +78,8 @@ SETUPS = {
     "pages of one token": Setup(
         (PageGroup("full", 110, 1),), "fcfs", budget=40, max_sequences=16, depth=1, prefixes=True, admit_all=True
     ),
+    "one step ahead": replace(PREFIXES, depth=1, drafts=False),
+    "two steps ahead": replace(SHARED_WINDOWS, depth=2, drafts=False, swap=True, slow=True, policy="fair"),
     "fair": Setup((PageGroup("full", 20, 4),), "fair", budget=12, max_sequences=6, depth=0),
     "fair and trailing": Setup((PageGroup("full", 24, 2),), "fair", budget=10, max_sequences=5, depth=1, prefixes=True),
 }
@@ -94,6 +97,7 @@ class Fuzz(RandomLoad):
     requests: dict[str, Request] = field(default_factory=dict)
     events_of: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
     live: set[tuple[str, int]] = field(default_factory=set)
+    ahead: int = 0
     submitted: list[tuple[Plan, FinishedStep | FerrumError]] = field(default_factory=list)
     ends: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     preemptions: int = 0
@@ -111,7 +115,7 @@ class Fuzz(RandomLoad):
             max_tokens_per_step=self.setup.budget,
             max_sequences=self.setup.max_sequences,
             max_sequence_length=CONTEXT,
-            drafter=Guesses(self.propose),
+            drafter=Guesses(self.propose) if self.setup.drafts else None,
             reserve=admit_all if self.setup.admit_all else None,
             prefixes=scope_of(self.pages) if self.setup.prefixes else None,
         )
@@ -172,6 +176,7 @@ class Fuzz(RandomLoad):
         if plan is not None:
             assert 0 < plan.batch.total_tokens <= self.setup.budget
             assert len(plan.sequences) <= self.scheduler.num_running <= self.setup.max_sequences
+            self.ahead += any(CARRY in span.tokens for span in plan.batch.spans)
             broken = self.random.random() < 0.005
             self.submitted.append((plan, NonFiniteLogits("all") if broken else self.executor.submit(plan.batch)))
         else:
@@ -231,6 +236,8 @@ def test_invariants_hold_over_random_steps(name: str) -> None:
     assert (fuzz.scheduler.num_running, fuzz.scheduler.num_waiting) == (0, 0)
     # The load covered every kind of end, preemptions and accepted drafts.
     assert all(count >= 10 for count in fuzz.ends.values()), fuzz.ends
-    assert fuzz.preemptions >= 50 and fuzz.accepted >= 100
+    assert fuzz.preemptions >= 50
+    assert (fuzz.accepted >= 100) is fuzz.setup.drafts
+    assert (fuzz.ahead >= 100) is not fuzz.setup.drafts
     assert (fuzz.scheduler.prefix_counts.hit_tokens >= 300) is fuzz.setup.prefixes
     assert (fuzz.scheduler.prefix_counts.restored_pages >= 300) is fuzz.setup.swap

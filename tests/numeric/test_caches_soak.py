@@ -211,7 +211,7 @@ def live(expected: Expected, directory: Path, seconds: float, name: str) -> Coun
         counts = pages.prefix_counts()
         done.update(hits=counts.hit_tokens, restored=counts.restored_pages, evicted=counts.evicted_pages)
     pages.check()
-    assert pages.ids() == () and pages.used == 0 and not pages.restores
+    assert pages.ids() == () and pages.used == 0 and not pages.restores.active
     return done
 
 

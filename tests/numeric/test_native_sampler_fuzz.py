@@ -53,11 +53,9 @@ def tokens(vocabulary: int, least: int = 0) -> st.SearchStrategy[list[int]]:
 def rules(vocabulary: int) -> st.SearchStrategy[dict[str, Any]]:
     """Draw parameters with each rule on or off."""
     some, penalty = tokens(vocabulary, least=1), st.sampled_from([-2.0, -0.5, 0.25, 2.0])
-    bits = st.binary(min_size=1, max_size=vocabulary // 8 + 1)
     return st.fixed_dictionaries(
         {"temperature": st.sampled_from([0.0, 9e-6, 0.01, 0.3, 0.8, 1.0, 2.0])},
         optional={
-            "masks": st.lists(st.one_of(st.none(), bits), min_size=MOST_ROWS, max_size=MOST_ROWS).map(tuple),
             "allowed_token_ids": some,
             "bad_words": st.lists(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=2), max_size=4),
             "min_tokens": st.integers(1, 16),
@@ -95,12 +93,13 @@ def test_sampled_tokens_equal_numpy_under_any_rules(tier, threads, seed, shape, 
     rng, (_, vocabulary) = np.random.default_rng(seed), shape
     history = data.draw(tokens(vocabulary, least=1))
     wish = request(history, prompt=1, seed=key, choice=seed % 3, eos=[0], **data.draw(rules(vocabulary)))
+    bits = st.none() | st.binary(min_size=1, max_size=vocabulary // 8 + 1)
     logits = logits_of(rng, *shape)
     choices: list[SamplerInput] = []
     expected: list[Sampled | StepError] = []
     for row in logits[np.isfinite(logits.max(axis=1))]:  # a step refuses other rows
         drafts = [each.token if isinstance(each, Sampled) else 0 for each in expected]
-        choices.append(SamplerInput(row, best_of(row), Row(wish, drafts)))
+        choices.append(SamplerInput(row, best_of(row), Row(wish, drafts, data.draw(bits))))
         expected += sample(choices[-1:], REFERENCE)
     kept = [each.logits.copy() for each in choices]
     assert list(map(comparable, sample(choices, sampler_of(tier, threads)))) == list(map(comparable, expected))

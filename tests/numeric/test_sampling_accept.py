@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,12 @@ def model(tokens: list[int]) -> F32:
     return np.random.default_rng(tokens[-3:]).normal(0, 2, V).astype(np.float32)
 
 
-def one_by_one(sampling: Sampling, count: int) -> list[Sampled]:
+def one_by_one(sampling: Sampling, count: int, masks: Sequence[bytes | None] = ()) -> list[Sampled]:
     history = list(sampling.history)
     chosen = []
     for step in range(count):
-        masks = sampling.masks[step : step + 1]
-        chosen.append(sample(model(history), replace(sampling, history=list(history), masks=masks)))
+        mask = masks[step] if masks else None
+        chosen.append(sample(model(history), replace(sampling, history=list(history)), mask=mask))
         history.append(chosen[-1].token)
     return chosen
 
@@ -68,12 +69,12 @@ def test_drafts_never_change_the_sampled_tokens(
 ) -> None:
     """A draft of None stands for the right token."""
     masks = tuple(bytes([255 - row, 255, 255]) for row in range(9)) if constrained else ()
-    sampling = request(history, prompt=min(prompt, len(history)), masks=masks, **params)
-    sequential = one_by_one(sampling, len(guesses) + 1)
+    sampling = request(history, prompt=min(prompt, len(history)), **params)
+    sequential = one_by_one(sampling, len(guesses) + 1, masks)
     drafts = [right.token if guess is None else guess for guess, right in zip(guesses, sequential, strict=False)]
     logits = np.stack([model(history + drafts[:row]) for row in range(len(drafts) + 1)])
 
-    got = accept(logits, drafts, sampling)
+    got = accept(logits, drafts, sampling, masks)
 
     right = 0
     while right < len(drafts) and drafts[right] == sequential[right].token:
@@ -97,14 +98,14 @@ def test_error_in_a_later_row_leaves_its_draft_unverified() -> None:
     """The next step then reports the error from its first row, as without drafts."""
     peaked = np.zeros((3, V), np.float32)
     peaked[[0, 1], [4, 5]] = 9.0
-    got = accept(peaked, [4, 5], request(temperature=0.0, masks=(None, None, bytes(3))))
+    got = accept(peaked, [4, 5], request(temperature=0.0), (None, None, bytes(3)))
     assert (got.tokens, got.accepted) == ((4, 5), 1)
 
 
 def test_error_in_the_first_row_is_the_result_of_the_span() -> None:
     rows = np.zeros((2, V), np.float32)
     with pytest.raises(StepError):
-        accept(rows, [4], request(masks=(bytes(3), None)))
+        accept(rows, [4], request(), (bytes(3), None))
 
 
 def test_sequences_of_a_batch_get_the_results_of_each_alone() -> None:
@@ -112,13 +113,12 @@ def test_sequences_of_a_batch_get_the_results_of_each_alone() -> None:
     verifications = []
     for seed in range(12):
         sampling = request([seed], seed=seed, temperature=[0.0, 1.0][seed % 2], logprobs=[None, 2][seed % 3 == 0])
-        if seed == 5:
-            sampling = replace(sampling, masks=(bytes(3),) * 9)
-        drafts = [each.token for each in one_by_one(replace(sampling, masks=()), seed % 4)]
+        masks = (bytes(3),) * 9 if seed == 5 else ()
+        drafts = [each.token for each in one_by_one(sampling, seed % 4)]
         if seed % 4 == 3:
             drafts[-1] = (drafts[-1] + 1) % V
         logits = np.stack([model([seed, *drafts[:row]]) for row in range(len(drafts) + 1)])
-        verifications.append(Verification(logits, [best_of(row) for row in logits], drafts, sampling))
+        verifications.append(Verification(logits, [best_of(row) for row in logits], drafts, sampling, masks))
     together = accept_all(verifications)
     assert isinstance(together[5], StepError)
     for verification, outcome in zip(verifications, together, strict=True):

@@ -111,9 +111,9 @@ def test_presence_and_frequency_penalties_follow_the_openai_formula() -> None:
 
 def test_grammar_mask_is_little_endian_and_forbids_ids_past_its_end() -> None:
     mask = bytes([0b00000101, 0b10000000])
-    got = probabilities(random_logits(2), request(masks=(mask,)))
+    got = probabilities(random_logits(2), request(), mask)
     assert np.flatnonzero(got).tolist() == [0, 2, 15]
-    assert (probabilities(random_logits(2), request(masks=(None,))) > 0).all()
+    assert (probabilities(random_logits(2), request()) > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -211,16 +211,16 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "mask"),
     [
-        {"allowed_token_ids": [3], "bad_words": [[3]]},
-        {"allowed_token_ids": [2], "eos": [2], "min_tokens": 1},
-        {"masks": (bytes(13),)},
+        ({"allowed_token_ids": [3], "bad_words": [[3]]}, None),
+        ({"allowed_token_ids": [2], "eos": [2], "min_tokens": 1}, None),
+        ({}, bytes(13)),
     ],
 )
-def test_row_without_an_allowed_token_raises_a_typed_error(params: dict[str, Any]) -> None:
+def test_row_without_an_allowed_token_raises_a_typed_error(params: dict[str, Any], mask: bytes | None) -> None:
     with pytest.raises(StepError, match="position 1"):
-        probabilities(random_logits(5), request(**params))
+        probabilities(random_logits(5), request(**params), mask)
 
 
 def test_the_most_negative_logits_do_not_overflow() -> None:

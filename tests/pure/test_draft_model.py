@@ -89,15 +89,15 @@ def test_drafts_are_sampled_with_the_whole_history_counted_once(
     submit, seen, counted = executor.submit, [], []
 
     class Watched(TokenCounts):
-        def __call__(self, drafts: Series[int] = ()) -> Any:
-            counted.append(len(self._history) - self._end)
-            return super().__call__(drafts)
+        def __call__(self, length: int, drafts: Series[int] = ()) -> Any:
+            counted.append(length - self._end)
+            return super().__call__(length, drafts)
 
     def watch(batch: StepBatch) -> Any:
         for span in batch.spans:
             if span.sampling is not None:
                 seen.append(list(span.sampling.history))
-                rules._seen(span.sampling, Watched, span.sampling.history, 0)()
+                rules._seen(span.sampling, Watched, span.sampling.history, 0)(span.end)
         return submit(batch)
 
     monkeypatch.setattr(executor, "submit", watch)

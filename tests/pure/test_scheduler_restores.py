@@ -186,11 +186,11 @@ def test_reset_waits_for_pending_restores() -> None:
 
     pages.attach(Tier())
     assert pages.restores.begin([b"one", b"two"], 0, lambda held: True)
-    assert pages.restores and b"two" in pages.restores and pages.used == 2
+    assert pages.restores.active and b"two" in pages.restores and pages.used == 2
     futures[0].set_result([True, False])
     pages.reset()
     pages.check()
-    assert not pages.restores and pages.used == 0 and pages.prefix_counts().cached_pages == 0
+    assert not pages.restores.active and pages.used == 0 and pages.prefix_counts().cached_pages == 0
 
 
 @pytest.mark.parametrize("windows", [(None,), (8,), (8, None)])

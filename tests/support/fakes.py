@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ferrum.cache.page_hashes import PrefixScope
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage
 from ferrum.cache.tiered_restore import WantedPage
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import FerrumError, StepError
 from ferrum.core.snapshots import SpeculationCounts
 from ferrum.core.step import (
     CARRY,
@@ -165,24 +165,40 @@ class FakeExecutor:
         self.due: list[tuple[Sequence[WantedPage], Future[Sequence[bool]]]] = []
         self._kept: dict[tuple[str, bytes], list[int]] = {}
         self._fault = fault
+        self._sampled: dict[str, int] = {}
         self._store = {
             group.name: [[GARBAGE] * group.page_size for _ in range(group.num_pages)] for group in pages.groups
         }
 
     def submit(self, batch: StepBatch) -> FinishedStep:
         """Make the pending page copies, write all spans, then read each one."""
+        batch = StepBatch(tuple(map(self._with_carried, batch.spans)))
         self.batches.append(batch)
         assert len({span.cache_id for span in batch.spans}) == len(batch.spans), "a sequence twice in a step"
         for copy in reversed(self.pages.take_copies()):
             self._store[copy.group][copy.target] = list(self._store[copy.group][copy.source])
+        late = {span.cache_id for span in batch.spans if span.start != self._length(span.cache_id)}
         for span in batch.spans:
-            self._write(span)
-        return FinishedStep(StepOutput(tuple(self._run(span) for span in batch.spans)))
+            if span.cache_id not in late:
+                self._write(span)
+        results = [StepError("late") if span.cache_id in late else self._run(span) for span in batch.spans]
+        for span, result in zip(batch.spans, results, strict=True):
+            if isinstance(result, SpanResult) and result.tokens:
+                self._sampled[span.cache_id] = result.tokens[-1]
+        return FinishedStep(StepOutput(tuple(results)))
+
+    def _length(self, cache_id: str) -> int:
+        """Return the stored length: less than a span's start if the step before has failed."""
+        return self.pages.length(cache_id) if cache_id in self.pages else 0
+
+    def _with_carried(self, span: Span) -> Span:
+        """Return the span with the token of the sequence's last step in place of CARRY."""
+        if CARRY not in span.tokens:
+            return span
+        assert span.tokens[0] == CARRY and CARRY not in span.tokens[1:]
+        return replace(span, tokens=(self._sampled.get(span.cache_id, 0), *span.tokens[1:]))
 
     def _write(self, span: Span) -> None:
-        stored = self.pages.length(span.cache_id)
-        assert span.start == stored, f"{span.cache_id} starts at {span.start} but {stored} tokens are stored"
-        assert CARRY not in span.tokens
         for group in self.pages.groups:
             row = self.pages.row(span.cache_id, group.name)
             for position, token in enumerate(span.tokens, span.start):

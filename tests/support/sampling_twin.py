@@ -33,16 +33,15 @@ def request(
     eos: Sequence[int] = (),
     **params: Any,
 ) -> Sampling:
-    """Return a sampling state; `bad_words` and `masks` are given resolved."""
+    """Return a sampling state; `bad_words` are given resolved."""
     return Sampling(
-        params=SamplingParams(**{name: value for name, value in params.items() if name not in ("bad_words", "masks")}),
+        params=SamplingParams(**{name: value for name, value in params.items() if name != "bad_words"}),
         seed=seed,
         prompt_length=prompt,
         history=list(history),
         choice=choice,
         eos_token_ids=tuple(eos),
         bad_words=tuple(tuple(word) for word in params.get("bad_words", ())),
-        masks=params.get("masks", ()),
     )
 
 
@@ -51,26 +50,33 @@ def best_of(logits: F32) -> int:
     return int(logits.argmax())
 
 
-def sample(logits: F32, sampling: Sampling, drafts: Sequence[int] = (), sampler: Sampler = REFERENCE) -> Sampled:
+def sample(
+    logits: F32,
+    sampling: Sampling,
+    drafts: Sequence[int] = (),
+    sampler: Sampler = REFERENCE,
+    *,
+    mask: bytes | None = None,
+) -> Sampled:
     """Sample one token of one row. Raise its error; a row that is not finite raises first, as in a step."""
     greatest(logits)
-    (outcome,) = sample_all([SamplerInput(logits, best_of(logits), Row(sampling, drafts))], sampler)
+    (outcome,) = sample_all([SamplerInput(logits, best_of(logits), Row(sampling, drafts, mask))], sampler)
     if isinstance(outcome, StepError):
         raise outcome
     return outcome
 
 
-def accept(logits: F32, drafts: Sequence[int], sampling: Sampling) -> Accepted:
+def accept(logits: F32, drafts: Sequence[int], sampling: Sampling, masks: Sequence[bytes | None] = ()) -> Accepted:
     """Verify one sequence and return its tokens. Raise the error of its first row."""
-    (outcome,) = accept_all([Verification(logits, [best_of(row) for row in logits], drafts, sampling)])
+    (outcome,) = accept_all([Verification(logits, [best_of(row) for row in logits], drafts, sampling, masks)])
     if isinstance(outcome, StepError):
         raise outcome
     return outcome
 
 
-def probabilities(logits: F32, sampling: Sampling) -> F64:
+def probabilities(logits: F32, sampling: Sampling, mask: bytes | None = None) -> F64:
     """Return the distribution that ferrum draws from, f64 [V], 0 for a token that is no candidate."""
-    candidates = distribution(logits, Row(sampling))
+    candidates = distribution(logits, Row(sampling, mask=mask))
     dense = np.zeros(logits.size)
     weights = np.exp(candidates.logits.astype(np.float64))
     dense[candidates.tokens] = weights / weights.sum()

@@ -154,7 +154,7 @@ class Player(RandomLoad):
         plan = self.scheduler.plan()
         self.pages.check()
         if plan is None:
-            assert self.pages.restores or not self.scheduler.has_work, "a stall"
+            assert self.pages.restores.active or not self.scheduler.has_work, "a stall"
             self.pages.restores.finish()
             return
         output = self.strangers.submit(plan.batch)

@@ -8,54 +8,31 @@ a sequence's length are dead, so a failed step leaves nothing to undo.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Final
+from operator import attrgetter
 
-from ferrum.cache.page_hashes import SequenceHashes
-from ferrum.cache.pool import PageCopy, PageGroup, PagePool, capacity_tokens
-from ferrum.core.errors import RequestError, UnknownSequence, Unsupported
+from ferrum.cache.page_room import FREED, PageRoom, Stored
+from ferrum.cache.pool import PageCopy, PageGroup, capacity_tokens
+from ferrum.core.errors import RequestError, Unsupported
 from ferrum.core.values import kept_length, shown
 
-FREED: Final = -1
-"""Row entry of a page whose tokens have left the window for good."""
+_changes = attrgetter("changes")
 
 
-@dataclass(slots=True)
-class Stored:
-    """State of one sequence: a row per group, and the number of leading FREED entries of each row.
-
-    While it is held, no page leaves a window.
-    """
-
-    rows: list[list[int]]
-    freed: list[int]
-    length: int
-    generation: int
-    hashes: SequenceHashes = field(default_factory=SequenceHashes)
-    held: bool = False
-
-
-class PageRows:
+class PageRows(PageRoom):
     """Pages of all sequences in all groups.
 
     Args:
-        groups: at least one, with distinct names.
-        max_draft: longest draft. A window group keeps this many tokens and one page more than the next query sees, so
-            that a truncation by a draft always succeeds.
+        groups, max_draft: see `PageRoom`.
     """
 
     def __init__(self, groups: Iterable[PageGroup], *, max_draft: int = 16) -> None:
-        self.groups = tuple(groups)
-        self._pools = tuple(PagePool(group.num_pages) for group in self.groups)
-        self._index = {group.name: index for index, group in enumerate(self.groups)}
-        self._max_draft = max_draft
-        self._stored: dict[str, Stored] = {}
+        super().__init__(groups, max_draft=max_draft)
+        self._copies = [pool.copies for pool in self._pools]
+        self._windowed = any(group.window is not None for group in self.groups)
         # One clock for all sequences: an id that is released and used again never repeats a generation.
         self._clock = 0
-        assert self.groups and len(self._index) == len(self.groups), "groups need distinct names"
-        assert all(group.num_pages >= 0 and group.page_size > 0 for group in self.groups)
 
     # Queries
 
@@ -78,10 +55,6 @@ class PageRows:
         """Return a live view of the sequence's page numbers, with reserved pages and FREED entries."""
         return self._get(cache_id).rows[self._index[group]]
 
-    def free(self, group: str) -> int:
-        """Return the number of free pages of the group."""
-        return self._pools[self._index[group]].free
-
     @property
     def capacity_tokens(self) -> int:
         """Tokens that the whole pool holds."""
@@ -98,67 +71,14 @@ class PageRows:
         return self.used / max(1, sum([pool.num_pages for pool in self._pools]))
 
     @property
+    def changes(self) -> int:
+        """A number that increases with every page that is taken or dropped."""
+        return sum(map(_changes, self._pools))
+
+    @property
     def shared(self) -> int:
         """Number of pages with several owners, over all groups."""
         return sum([pool.shared for pool in self._pools])
-
-    def fits_empty_pool(self, length: int, step: int) -> bool:
-        """Return whether the empty pool holds a sequence of `length` tokens.
-
-        Args:
-            length: number of tokens.
-            step: largest number of tokens between two commits. A window group holds them in addition to its window.
-        """
-        return all(self._max_pages(group, length, step) <= group.num_pages for group in self.groups)
-
-    def can_grow(self, lengths: Mapping[str, int], step: int, gone: Collection[str] = ()) -> bool:
-        """Return whether the free pages let all these sequences reach their lengths together.
-
-        Args:
-            lengths: final number of tokens of each sequence.
-            step: largest number of tokens between two commits.
-            gone: sequences whose pages count as free, except those that other sequences share.
-
-        Raises:
-            UnknownSequence: one of them does not exist.
-        """
-        ends = [(self._get(cache_id), length) for cache_id, length in lengths.items()]
-        for index, group in enumerate(self.groups):
-            wanted = sum(
-                max(0, self._max_pages(group, length, step) - self._usable(index, stored)) for stored, length in ends
-            )
-            if wanted > self._free(index, gone):
-                return False
-        return True
-
-    def growth(self, limit: int) -> int:
-        """Return by how many tokens, up to `limit`, a sequence may grow in one step.
-
-        The result is below `limit` if a window group then holds a sequence of any length, and otherwise would not; it
-        is never less than a page.
-        """
-        for group in self.groups:
-            if group.window is not None:
-                room = (group.num_pages - 1) * group.page_size - group.window - self._slack(group)
-                limit = min(limit, room) if room >= group.page_size else limit
-        return limit
-
-    def _free(self, index: int, gone: Collection[str]) -> int:
-        """Return the free pages of a group if these sequences were released."""
-        rows = (self._get(cache_id) for cache_id in gone)
-        pages = (page for stored in rows for page in stored.rows[index][stored.freed[index] :])
-        return self._pools[index].free + self._pools[index].owned_by(pages)
-
-    def _usable(self, index: int, stored: Stored) -> int:
-        """Return the sequence's pages without a partly filled one that must be copied first."""
-        return len(stored.rows[index]) - stored.freed[index] - self._must_copy(index, stored)
-
-    def _max_pages(self, group: PageGroup, length: int, step: int) -> int:
-        """Return the largest number of pages of a sequence that grows to `length` in steps of `step`."""
-        if group.window is None:
-            return group.pages(length)
-        # The kept tokens may begin and end in the middle of a page.
-        return group.pages(min(length, group.window + self._slack(group) + step + group.page_size))
 
     # Growth
 
@@ -171,10 +91,10 @@ class PageRows:
             False if a group has too few free pages.
         """
         stored = self._stored.get(cache_id)
-        if stored is not None and self._has_room(stored, length):
-            return True
         if stored is None:
             stored = Stored([[] for _ in self.groups], [0] * len(self.groups), 0, self._tick())
+        elif length <= stored.room:  # the usual case, as a page lasts many steps
+            return True
         plan = [self._missing(index, stored, length) for index in range(len(self.groups))]
         if any(copy + new > pool.free for (copy, new), pool in zip(plan, self._pools, strict=True)):
             return False
@@ -184,16 +104,37 @@ class PageRows:
                 partial = stored.length // group.page_size
                 row[partial] = pool.replace(row[partial])
             row.extend(pool.take() for _ in range(new))
+            stored.changes += copy or new > 0
+        stored.room = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
+        if length <= stored.length:  # then the partly filled page may still have to be copied
+            stored.room = min(stored.room, stored.length)
         return True
 
-    def _has_room(self, stored: Stored, length: int) -> bool:
-        """Return whether the rows hold `length` tokens as they are: the usual case, as a page lasts many steps."""
-        for index, group in enumerate(self.groups):
-            if len(stored.rows[index]) * group.page_size < length:
-                return False
-            if length > stored.length and self._must_copy(index, stored):
+    def reserve_next(self, cache_ids: Sequence[str], starts: Sequence[int]) -> bool:
+        """Make room for one token of each of these sequences at its position; see `reserve`."""
+        known = self._stored
+        for cache_id, start in zip(cache_ids, starts, strict=True):
+            stored = known.get(cache_id)
+            if (stored is None or start >= stored.room) and not self.reserve(cache_id, start + 1):
                 return False
         return True
+
+    def find_changed_rows(
+        self, cache_ids: Sequence[str], lengths: Sequence[int], changes: list[int]
+    ) -> list[int] | None:
+        """Return the indices of the sequences whose rows have changed since `changes` was filled, and update it.
+
+        Returns None if one of the sequences is unknown or has another length.
+        """
+        known, found = self._stored, []
+        for index, (cache_id, length) in enumerate(zip(cache_ids, lengths, strict=True)):
+            stored = known.get(cache_id)
+            if stored is None or stored.length != length:
+                return None
+            if stored.changes != changes[index]:
+                changes[index] = stored.changes
+                found.append(index)
+        return found
 
     def _missing(self, index: int, stored: Stored, length: int) -> tuple[bool, int]:
         """Return whether the group must copy the partly filled page to reach `length`, and how many pages it adds."""
@@ -201,10 +142,10 @@ class PageRows:
         copy = length > stored.length and self._must_copy(index, stored)
         return copy, max(0, group.pages(length) - len(row))
 
-    def _must_copy(self, index: int, stored: Stored) -> bool:
-        """Return whether the partly filled page, if any, is shared or hashed."""
-        partial, filled = divmod(stored.length, self.groups[index].page_size)
-        return filled > 0 and self._pools[index].is_fixed(stored.rows[index][partial])
+    @property
+    def needs_copies(self) -> bool:
+        """Whether `take_copies` has anything to return."""
+        return any(self._copies)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
         """Return the page copies to make before the next write to the pool; from now on they count as made.
@@ -226,14 +167,27 @@ class PageRows:
             RequestError: `length` is below the stored length or beyond the reserved pages.
         """
         stored = self._get(cache_id)
-        reserved = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
-        if not stored.length <= length <= reserved:
-            raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
+        if not stored.length <= length <= stored.room:
+            reserved = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
+            if not stored.length <= length <= reserved:
+                raise RequestError(f"{length} is not in [{stored.length}, {reserved}]", param="length")
         stored.length = length
         stored.generation = self._tick()
         self._assign_hashes(stored)
         if not stored.held:
             self._free_unseen(stored)
+
+    def commit_next(self, cache_ids: Sequence[str], lengths: Sequence[int]) -> None:
+        """Advance each of these sequences by one token to its length; see `commit`."""
+        size, known = self.groups[0].page_size, self._stored
+        for cache_id, length in zip(cache_ids, lengths, strict=True):
+            stored = known.get(cache_id)
+            if self._windowed or stored is None or length % size == 0 or length > stored.room:
+                self.commit(cache_id, length)
+            else:
+                stored.length = length
+                self._clock += 1
+                stored.generation = self._clock
 
     def _free_unseen(self, stored: Stored) -> None:
         for index, group in enumerate(self.groups):
@@ -243,6 +197,7 @@ class PageRows:
                 self._pools[index].drop(stored.rows[index][page])
                 stored.rows[index][page] = FREED
                 stored.freed[index] += 1
+                stored.changes += 1
 
     # Undo
 
@@ -269,6 +224,8 @@ class PageRows:
         for group, pool, row in zip(self.groups, self._pools, stored.rows, strict=True):
             while len(row) > group.pages(stored.length):
                 pool.drop(row.pop())
+                stored.changes += 1
+        stored.room = min(stored.room, stored.length)
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
         """Return whether the queries from position `length` on still find all they see. Raises UnknownSequence."""
@@ -295,6 +252,7 @@ class PageRows:
         if length == 0:
             self._drop_rows(stored)
         stored.length = length
+        stored.changes += 1
         stored.generation = self._tick()
         stored.hashes.cut(length // self.groups[0].page_size)
         self.trim(cache_id)
@@ -313,6 +271,7 @@ class PageRows:
         for row, freed, pool in zip(rows, stored.freed, self._pools, strict=True):
             for page in row[freed:]:
                 pool.share(page)
+        stored.room = min(stored.room, stored.length)
         self._stored[target] = Stored(rows, list(stored.freed), stored.length, self._tick())
 
     def release(self, cache_id: str) -> None:
@@ -335,12 +294,6 @@ class PageRows:
                     counts[page] += 1
             pool.check(counts)
 
-    def _get(self, cache_id: str) -> Stored:
-        try:
-            return self._stored[cache_id]
-        except KeyError:
-            raise UnknownSequence(f"there is no sequence {shown(cache_id)}", param="cache_id") from None
-
     def _assign_hashes(self, stored: Stored) -> None:
         full = stored.length // self.groups[0].page_size
         stored.hashes.assign(self._pools, stored.rows, stored.freed, full)
@@ -352,9 +305,6 @@ class PageRows:
                 pool.drop(page)
             stored.rows[index].clear()
             stored.freed[index] = 0
-
-    def _slack(self, group: PageGroup) -> int:
-        return self._max_draft + group.page_size
 
     def _tick(self) -> int:
         self._clock += 1

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ferrum.cache.page_hashes import PartialPage, SequenceHashes, longest_match
-from ferrum.cache.page_rows import FREED as FREED
-from ferrum.cache.page_rows import PageRows, Stored
+from ferrum.cache.page_room import FREED as FREED
+from ferrum.cache.page_room import Stored
+from ferrum.cache.page_rows import PageRows
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.pool import PageCopy as PageCopy
 from ferrum.cache.pool import PageGroup as PageGroup
@@ -22,7 +23,7 @@ class PageTable(PageRows):
     """Pages of all sequences in all groups.
 
     Args:
-        groups, max_draft: see `PageRows`.
+        groups, max_draft: see `PageRoom`.
 
     Attributes:
         restores: pages on their way back from a KV tier.
@@ -60,6 +61,7 @@ class PageTable(PageRows):
                 hashed = pool.hashes.assign(page, page_hash, partial=True)
                 if hashed is not None:
                     pool.publish(hashed)
+            stored.room = min(stored.room, stored.length)
 
     def publish_page(self, group: str, page: int, page_hash: PageHash) -> None:
         """Publish a page that belongs to a sequence and was written from a KV tier."""

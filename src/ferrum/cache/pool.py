@@ -179,6 +179,8 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.hashes = HashIndex()
+        self.changes = 0
+        self.copies: dict[int, int] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -187,8 +189,8 @@ class PagePool:
         self.shared = 0
         self._owners = [0] * self.num_pages
         self._stack = list(range(self.num_pages - 1, -1, -1))
-        # Pending copies by target, and how many of them read a source: it must not be handed out meanwhile.
-        self._copies: dict[int, int] = {}
+        # How many pending copies read a source: it must not be handed out meanwhile.
+        self.copies.clear()
         self._readers: dict[int, int] = {}
 
     @property
@@ -206,27 +208,30 @@ class PagePool:
 
     def is_written(self, page: int) -> bool:
         """Return whether no copy to the page is pending."""
-        return page not in self._copies
+        return page not in self.copies
 
     def take(self) -> int:
         """Return a free page, now with one owner. There must be one."""
+        self.changes += 1
         page = self._stack.pop() if self._stack else self.hashes.evict()
         self._owners[page] = 1
         return page
 
     def share(self, page: int) -> None:
         """Add an owner."""
+        self.changes += 1
         self._owners[page] += 1
         self.shared += self._owners[page] == 2
         self.hashes.revive(page)
 
     def drop(self, page: int) -> None:
         """Remove an owner; free the page if it has none and no pending copy reads it."""
+        self.changes += 1
         self._owners[page] -= 1
         self.shared -= self._owners[page] == 1
         if self._owners[page] > 0:
             return
-        source = self._copies.pop(page, None)
+        source = self.copies.pop(page, None)
         if source is not None:
             self._unread(source)
         if page not in self._readers:
@@ -236,16 +241,16 @@ class PagePool:
         """Replace one owner's fixed page by a new page, to be copied from it; return the new page."""
         target = self.take()
         # A page whose own copy is pending holds nothing yet: read its source instead.
-        source = self._copies.get(page, page)
-        self._copies[target] = source
+        source = self.copies.get(page, page)
+        self.copies[target] = source
         self._readers[source] = self._readers.get(source, 0) + 1
         self.drop(page)
         return target
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """Return the pending (target, source) pairs; from now on they count as made."""
-        copies = tuple(self._copies.items())
-        self._copies.clear()
+        copies = tuple(self.copies.items())
+        self.copies.clear()
         for _, source in copies:
             self._unread(source)
         return copies
@@ -280,9 +285,9 @@ class PagePool:
         unhashed = {page for page in unowned if page not in self.hashes}
         assert set(self._stack) == unhashed, "the free list differs from the pages without owner and hash"
         readers: dict[int, int] = {}
-        for target, source in self._copies.items():
+        for target, source in self.copies.items():
             assert owners[target] > 0, "a copy to a page without owner"
-            assert source not in self._copies, "a copy of a page that is itself to be copied"
+            assert source not in self.copies, "a copy of a page that is itself to be copied"
             readers[source] = readers.get(source, 0) + 1
         assert self._readers == readers, "pages are held back for copies that are not pending"
 

@@ -63,6 +63,7 @@ class Restores:
     """Pending restores of a page table.
 
     Attributes:
+        active: restores that have not been collected.
         tier: source of the pages; None: no restores.
         on_ready: called, from any thread, when `collect` has something to do.
         asked_tokens, found_tokens: tokens looked for in the tier, and tokens found there.
@@ -77,12 +78,8 @@ class Restores:
         # Found tokens are counted in a group without a window, which needs every page.
         self._counted = next((each.name for each in table.groups if each.window is None), table.groups[0].name)
         self._begun = 0
-        self._active: list[_Restore] = []
+        self.active: list[_Restore] = []
         self._page_hashes: Counter[PageHash] = Counter()
-
-    def __bool__(self) -> bool:
-        """Whether any page is on its way."""
-        return bool(self._active)
 
     def __contains__(self, page_hash: PageHash) -> bool:
         """Whether a page with this hash is on its way."""
@@ -121,23 +118,23 @@ class Restores:
         if not wanted:
             self._table.release(held)
             return True
-        self._active.append(_Restore(held, wanted, self.tier.fetch(wanted)))
+        self.active.append(_Restore(held, wanted, self.tier.fetch(wanted)))
         self._page_hashes.update(each.page_hash for each in wanted)
         self.collect()
-        if self._active and self._active[-1].held == held:
-            self._active[-1].written.add_done_callback(lambda _: self.on_ready())
+        if self.active and self.active[-1].held == held:
+            self.active[-1].written.add_done_callback(lambda _: self.on_ready())
         return True
 
     def collect(self) -> None:
         """Publish the pages that have arrived."""
-        for restore in [each for each in self._active if each.written.done()]:
-            self._active.remove(restore)
+        for restore in [each for each in self.active if each.written.done()]:
+            self.active.remove(restore)
             self._page_hashes -= Counter(each.page_hash for each in restore.wanted)
             self._settle(restore)
 
     def finish(self) -> None:
         """Wait for all pending restores."""
-        for restore in self._active:
+        for restore in self.active:
             restore.written.exception()
         self.collect()
 

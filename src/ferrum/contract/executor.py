@@ -78,7 +78,7 @@ class ModelExecutor(NamedVerbs):
         self._batch_size = 0
         self._last: float | None = None
         self._peak = 0
-        self._free: list[int] = []
+        self._counted_changes = -1
         self._fastest: int | None = None
 
     # Methods of a backend
@@ -114,24 +114,34 @@ class ModelExecutor(NamedVerbs):
         with self._locked():
             if self._lifecycle.state is not ExecutorState.READY:
                 self.warmup()
-            output = self._timed(batch)
-            served = []
-            for span, result in zip(batch.spans, output.results, strict=True):
-                if isinstance(result, FerrumError):
-                    continue
-                served.append(span)
-                if span.drafts and span.want is Want.TOKEN:
-                    self._speculation = self._speculation.plus(span.drafts, result.accepted)
-            self._recorder.record(served, output.seconds)
-            if logger.isEnabledFor(logging.DEBUG):
-                tokens, milliseconds = sum(len(span.tokens) for span in served), 1e3 * output.seconds
-                logger.debug(
-                    "step: %d of %d spans, %d tokens, %.3f ms", len(served), len(batch.spans), tokens, milliseconds
-                )
-            free = self._free_pages()
-            if free != self._free:
-                self._free, self._peak = free, max(self._peak, self._used_bytes())
-            return FinishedStep(output)
+            return self._begin(batch)
+
+    def _begin(self, batch: StepBatch) -> PendingStep:
+        """Compute a step. A backend that runs ahead returns while it is being computed."""
+        output = self._timed(batch)
+        self._count(batch, output)
+        return FinishedStep(output)
+
+    def _count(self, batch: StepBatch, output: StepOutput) -> None:
+        """Count a step that has ended."""
+        served = []
+        for span, result in zip(batch.spans, output.results, strict=True):
+            if isinstance(result, FerrumError):
+                continue
+            served.append(span)
+            if span.drafts and span.want is Want.TOKEN:
+                self._speculation = self._speculation.plus(span.drafts, result.accepted)
+        self._recorder.record(served, output.seconds)
+        if logger.isEnabledFor(logging.DEBUG):
+            tokens, milliseconds = sum(len(span.tokens) for span in served), 1e3 * output.seconds
+            counts = len(served), len(batch.spans), tokens, milliseconds
+            logger.debug("step: %d of %d spans, %d tokens, %.3f ms", *counts)
+        changes = self.pages.changes
+        if changes != self._counted_changes:
+            self._counted_changes, self._peak = changes, max(self._peak, self._used_bytes())
+
+    def _finish_steps(self) -> None:
+        """Settle the steps in flight, if the backend runs ahead."""
 
     def _locked(self) -> threading.RLock:
         """Return the lock, if it can be taken: one that was held at a fork is never released in the new process."""
@@ -143,9 +153,13 @@ class ModelExecutor(NamedVerbs):
                 raise EngineDead("this process was forked during a step: load another executor in it")
         return self._lock
 
-    def _timed(self, batch: StepBatch) -> StepOutput:
+    def _refuse_broken(self) -> None:
+        """Raise InvalidTransition in the error state."""
         if self._lifecycle.state is ExecutorState.ERROR:
             raise InvalidTransition("a step failed or was interrupted: call `reset`, which drops all sequences")
+
+    def _timed(self, batch: StepBatch) -> StepOutput:
+        self._refuse_broken()
         self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
         start = time.perf_counter()
@@ -200,6 +214,7 @@ class ModelExecutor(NamedVerbs):
         with self._locked():
             if self._owner is not None:
                 raise ExecutorInUse(f"{self._owner!r} holds the lease of this executor: send requests to it")
+            self._finish_steps()
             if self._lifecycle.state is ExecutorState.BUSY:  # with the lock held: a step was interrupted
                 self._lifecycle.move(ExecutorState.ERROR)
             yield

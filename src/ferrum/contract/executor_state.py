@@ -63,11 +63,6 @@ class StepTime(NamedTuple):
     seconds: float
 
 
-def is_decode(span: Span) -> bool:
-    """Whether a span is one more token of a known sequence, possibly with drafts."""
-    return span.start > 0 and len(span.tokens) == 1 + span.drafts
-
-
 class StepRecorder:
     """A collector of finished steps. One thread at a time may record; any thread may read the metrics.
 
@@ -82,8 +77,9 @@ class StepRecorder:
         """Record a step: its spans with a result, and its duration."""
         decodes = tokens = 0
         for span in served:
-            decodes += is_decode(span)
-            tokens += len(span.tokens)
+            count = len(span.tokens)
+            tokens += count
+            decodes += span.start > 0 and count == 1 + span.drafts
         prefills = len(served) - decodes
         if served:
             self._operations = (self._operations[0] + prefills, self._operations[1] + decodes)

@@ -50,6 +50,10 @@ class SequenceStore(Protocol):
     def shared(self) -> int:
         """Pages with more than one owner."""
 
+    @property
+    def changes(self) -> int:
+        """A number that increases whenever the number of free pages may have changed."""
+
     def __contains__(self, cache_id: str) -> bool: ...
 
     def ids(self) -> tuple[str, ...]:

@@ -106,6 +106,10 @@ def _switch(environment: Mapping[str, str], name: str, *, default: bool = False)
     return text in _TRUE
 
 
+MAX_RUN_AHEAD: Final = 4
+"""Maximum steps in flight at a submit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(JsonRecord):
     """The options of loading a model. Raises ConfigError for an invalid value; `param` names the field."""
@@ -164,6 +168,12 @@ class EngineConfig(JsonRecord):
         "Target time for a step that decodes, in seconds. Prompt chunks are sized to fit; prefill gets at least half "
         "a step. 0 disables the limit.",
         least=0.0,
+    )
+    run_ahead: int = option(
+        0,
+        "Steps that may be in flight when the next one is planned; no answer changes. On the CPU 0 is the fastest.",
+        least=0,
+        most=MAX_RUN_AHEAD,
     )
     host: str = option("thread", "Run the engine in a thread or in a process.", HOSTS)
     max_queue: int = option(1024, "Maximum requests in progress, waiting or running; more are refused.", least=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import FerrumError, RequestError
@@ -57,11 +58,11 @@ class Sampling:
     `history[:p]`, and of (seed, p, choice). So neither the batch nor preemption can change it.
 
     Attributes:
-        history: the sequence's tokens, prompt first: a view that its owner only appends to.
+        history: the sequence's tokens, prompt first: a list that its owner only appends to. It may lack the newest
+            tokens, if their steps are in flight.
         prompt_length: prompt tokens in `history` (presence and frequency penalties skip them).
         eos_token_ids: the model's end tokens; `min_tokens` forbids them and the request's own stop ids.
         bad_words: token sequences that may not be completed.
-        masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
     """
 
     params: SamplingParams
@@ -71,7 +72,6 @@ class Sampling:
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
-    masks: tuple[bytes | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Span:
         start: number of tokens already cached; must equal the stored length.
         tokens: the tokens to process (ids, or CARRY), the last `drafts` of them draft tokens to verify.
         want, rows, hidden: what to return for which rows.
-        sampling: required with `Want.TOKEN`.
+        sampling: required with `Want.TOKEN`; the same object in every span of a sequence.
+        masks: a grammar's bit mask per sampled row: a bit per vocabulary id, least significant first, set = allowed.
         score: log-probabilities of given next tokens, independent of `want`.
         attention_weights: also return the attention probabilities, if the backend keeps them.
         adapter: name of a loaded adapter, or None.
@@ -110,6 +111,7 @@ class Span:
     hidden: Hidden = Hidden.NONE
     drafts: int = 0
     sampling: Sampling | None = None
+    masks: tuple[bytes | None, ...] = ()
     score: Score | None = None
     adapter: str | None = None
     attention_weights: bool = False
@@ -118,6 +120,9 @@ class Span:
     def end(self) -> int:
         """Stored length after every token of the span is processed."""
         return self.start + len(self.tokens)
+
+
+_cache_id, _tokens = attrgetter("cache_id"), attrgetter("tokens")  # these run no Python code per span
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class StepBatch:
 
     def __post_init__(self) -> None:
         try:
-            distinct = len({span.cache_id for span in self.spans})
+            distinct = len(set(map(_cache_id, self.spans)))
         except (AttributeError, TypeError):
             raise RequestError("must be spans, each with a cache_id", param="spans") from None
         if distinct < len(self.spans):
@@ -141,7 +146,7 @@ class StepBatch:
     @property
     def total_tokens(self) -> int:
         """Rows of the forward pass."""
-        return sum(len(span.tokens) for span in self.spans)
+        return sum(map(len, map(_tokens, self.spans)))
 
 
 @pickled_by_fields
@@ -200,7 +205,7 @@ class StepOutput:
 
 
 class PendingStep(Protocol):
-    """A submitted step. On the CPU it is finished when `submit` returns."""
+    """A submitted step. It is finished when `submit` returns, unless the executor runs ahead."""
 
     def result(self) -> StepOutput:
         """Wait for the step to end and return its output; every call returns the same object."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from ferrum.core.errors import FerrumError
 from ferrum.core.params import SamplingParams
 from ferrum.core.pickling import pickled_by_fields
 from ferrum.core.step import Array, Sampling, TokenLogprobs
+
+UNLIMITED: Final = 1 << 62
+"""The limit of a sequence that has none yet."""
 
 
 class FinishReason(StrEnum):
@@ -80,6 +84,9 @@ class Sequence:
         tokens: prompt and generated ids; `sampling.history` is the same list. Choices that have generated nothing share
             one list, since prompts are long and many choices may wait.
         computed: tokens in the KV cache. Spans process the rest.
+        ahead: tokens that steps in flight process, drafts not counted.
+        pending: tokens that steps in flight sample: each will be one more known token.
+        limit: number of tokens, prompt and output together, at which it ends.
         page_hashes: hashes of the full pages of `tokens`; empty without a prefix cache.
         cached: prompt tokens that came from the prefix cache.
         preemptions: how often the sequence lost its pages and started over.
@@ -93,6 +100,9 @@ class Sequence:
     tokens: list[int]
     sampling: Sampling
     computed: int = 0
+    ahead: int = 0
+    pending: int = 0
+    limit: int = UNLIMITED
     page_hashes: list[bytes] = field(default_factory=list)
     cached: int = 0
     preemptions: int = 0

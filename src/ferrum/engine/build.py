@@ -74,6 +74,7 @@ def with_scheduler(
         decode_seconds=config.decode_seconds or None,
         prefixes=_prefixes(executor, config),
     )
+    executor.run_ahead(config.run_ahead)
     if config.swap_gib:
         page_size = executor.lm.pages.groups[0].page_size
         executor.use_swap_tier(config.swap_gib << 30, lambda: costs.predict(page_size, 0))
@@ -92,7 +93,7 @@ def with_scheduler(
         memory=executor.memory_plan,
         draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
-    return Built(executor, scheduler, info, recorded=config.record_dir is not None)
+    return Built(executor, scheduler, info, recorded=config.record_dir is not None, depth=config.run_ahead)
 
 
 def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:

@@ -45,9 +45,13 @@ class Engine:
         scheduler: owns the state of all live sequences.
         inbox: messages from any thread, in order.
         post: receives the events of every step, events between steps, and statistics at intervals.
-        depth: maximum number of uncommitted steps when the next one is planned (0 on the CPU).
+        depth: maximum number of uncommitted steps when the next one is planned.
         recorded: include the contents of every step in reports.
         clock: monotonic seconds, for deadlines.
+
+    Attributes:
+        steps: number of submitted steps.
+        steps_ahead: number of those that were submitted while another one was in flight.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Engine:
         self._recorded = recorded
         self._computed_steps: list[ComputedStep] = []
         self._committed = 0
+        self.steps = self.steps_ahead = 0
         self._open = True
         self._reported_usage, self._stats_due = scheduler.kv_usage, -math.inf
 
@@ -97,21 +102,23 @@ class Engine:
         events += self._scheduler.expire(now)
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
-        for error in (event.error for event in events if event.error is not None):
-            _drop_frames(error)
+        ended = False
+        for event in events:
+            ended |= event.finish_reason is not None
+            if event.error is not None:
+                _drop_frames(event.error)
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
-            stats = self._stats(now, idle=plan is None or not self._scheduler.has_work)
+            idle = plan is None or (ended and not self._scheduler.has_work)
+            stats = self._stats(now) if idle or now >= self._stats_due else None
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
         return before > 0
 
-    def _stats(self, now: float, *, idle: bool) -> EngineStats | None:
-        """Return statistics with the steps since the last ones; None if busy and not yet due."""
+    def _stats(self, now: float) -> EngineStats:
+        """Return statistics with the steps since the last ones."""
         scheduler = self._scheduler
-        if not idle and now < self._stats_due:
-            return None
         stats = EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -126,7 +133,9 @@ class Engine:
         return stats
 
     def _mark(self, plan: Plan) -> None:
-        """Note the size of a step and the time at which sequences left the queue."""
+        """Count a step that is about to be submitted, and note when its sequences left the queue."""
+        self.steps += 1
+        self.steps_ahead += bool(self._submitted)
         self._step_tokens.append(plan.batch.total_tokens)
         now = self._clock()
         for sequence in plan.sequences:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
 from ferrum.core.types import Request, TokenEvent
@@ -21,6 +22,7 @@ from ferrum.engine.hosts.host import Host
 from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
 from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.records.recorder import Recorder
+from ferrum.engine.records.step_shares import ComputedStep
 from ferrum.engine.request_output import Delta
 from ferrum.text.tokenizer import Tokenizer
 
@@ -31,7 +33,6 @@ DEFAULT_MAX_REQUESTS: Final = 1024
 
 Wake: TypeAlias = Callable[[], None]
 
-Arguments = ParamSpec("Arguments")
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -214,11 +215,8 @@ class Router:
         """Take a report of the engine."""
         touched: dict[int, RequestStream] = {}
         if isinstance(report, Events):
-            if self.recorder is not None:
-                self._call(self.recorder.steps, report.steps)
-            if report.stats is not None:
-                for each in self.observers:
-                    self._call(each.step, report.stats)
+            if report.steps or report.stats is not None:
+                self._observe_steps(report.steps, report.stats)
             for event in report.events:
                 stream = self._streams.get(event.request_id)
                 if stream is not None:
@@ -229,20 +227,28 @@ class Router:
         if touched:
             self._wake_all(tuple(touched.values()))
 
-    def _observe(self, request: Request, delta: Delta) -> None:
-        if self.recorder is not None:
-            self._call(self.recorder.delta, request, delta)
-        for each in self.observers:
-            self._call(each.delta, request, delta)
+    def _observe_steps(self, steps: Sequence[ComputedStep], stats: EngineStats | None) -> None:
+        calls = [] if self.recorder is None else [partial(self.recorder.steps, steps)]
+        calls += [] if stats is None else [partial(each.step, stats) for each in self.observers]
+        for call in calls:
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - as in `_observe`
+                self._log_failure()
 
-    def _call(self, observe: Callable[Arguments, None], *given: Arguments.args, **named: Arguments.kwargs) -> None:
-        """Call an observer. Log the first exception, then ignore failures."""
-        try:
-            observe(*given, **named)
-        except Exception:  # noqa: BLE001 - an observer must not end the engine or a client's request
-            if not self._observer_failed:
-                _LOG.exception("an observer of the engine failed; further failures are not logged")
-            self._observer_failed = True
+    def _observe(self, request: Request, delta: Delta) -> None:
+        recorded = () if self.recorder is None else (self.recorder.delta,)
+        for observe in (*recorded, *[each.delta for each in self.observers]):
+            try:
+                observe(request, delta)
+            except Exception:  # noqa: BLE001 - an observer must not end the engine or a client's request
+                self._log_failure()
+
+    def _log_failure(self) -> None:
+        """Log the first failure of an observer."""
+        if not self._observer_failed:
+            _LOG.exception("an observer of the engine failed; further failures are not logged")
+        self._observer_failed = True
 
     def _route(self, stream: RequestStream, event: TokenEvent) -> None:
         try:

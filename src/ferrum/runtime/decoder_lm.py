@@ -1,26 +1,56 @@
-"""`DecoderLM`: a network, its page table and its pool, keyed by cache id. Its one method for steps is `run`.
+"""`DecoderLM`: a network, its page table and its pool, keyed by cache id.
 
-One result or error per span: a step that fails is run again span by span, so that only faulty spans fail.
+A step is prepared (checks, pages, tables), computed (kernels, sampling) and settled (lengths advance). `run` does all
+three. An executor that runs ahead prepares and settles steps in one thread, in order, and computes them in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, NonFiniteLogits, StepError, Unsupported
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
-from ferrum.core.step import Outcome, Rows, Span, SpanResult, StepBatch, StepOutput, Want
+from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
 from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.program_recorder import Extent, record
 from ferrum.runtime.backend import sampler_for
+from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
+from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.span_results import SpanRows
-from ferrum.runtime.step_tables import Piece, stage
-from ferrum.sampling.sampler import accept
+from ferrum.runtime.step_passes import cut_into_passes, distribute
+from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, is_decode, stage
+from ferrum.sampling.sampler import Verification, accept
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """A step whose spans are checked and have pages.
+
+    Attributes:
+        batch: the step.
+        spans: those of its spans that can run.
+        outcomes: of the others; of all spans once the step is computed.
+        rows: collectors of the spans.
+        passes: forward passes, each with its tables.
+        decodes: tables of the only pass, if every span decodes as in the step before.
+        drawn: the spans of such a step that do not simply take the most likely token, by index.
+    """
+
+    batch: StepBatch
+    spans: Sequence[Span]
+    outcomes: dict[str, Outcome]
+    rows: dict[str, SpanRows]
+    passes: list[tuple[list[Piece], StepTables]]
+    decodes: StepTables | None = None
+    drawn: Sequence[int] = ()
 
 
 class DecoderLM(StepwiseLLM):
@@ -36,6 +66,7 @@ class DecoderLM(StepwiseLLM):
         replay: run the recorded program; False walks the network each time.
 
     Attributes:
+        runs_ahead: a step may be prepared before the last one is settled.
         watch: if set, called with the last row of logits, f32 [V], of every span that has one.
     """
 
@@ -66,6 +97,9 @@ class DecoderLM(StepwiseLLM):
         self.watch: Callable[[Span, F32], None] | None = None
         self.replay = prepare_replay(record(network), kernels, limits) if replay else None
         self._copies: list[PageCopy] = []
+        self._flights = Flights(pages)
+        self._decodes: DecodeTables | None = None
+        self.runs_ahead = False
 
     @property
     def config(self) -> LlmRuntimeConfig:
@@ -77,20 +111,66 @@ class DecoderLM(StepwiseLLM):
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Process every span: one result or error each."""
-        new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
-        outcomes = run_isolated(batch.spans, self._admit, self._attempt)
-        for span, outcome in zip(batch.spans, outcomes, strict=True):
-            self._settle(span, outcome, is_new=span.cache_id in new)
-        return StepOutput(outcomes)
+        step = self.prepare(batch)
+        if self.runs_ahead:
+            self.make_copies()
+        self.compute(step)
+        return self.settle(step)
 
-    def _settle(self, span: Span, outcome: Outcome, *, is_new: bool) -> None:
-        """Commit a result, or free what a failed span reserved."""
-        if isinstance(outcome, SpanResult):
-            self.pages.commit(span.cache_id, outcome.length)
-        elif is_new:
-            self.pages.release(span.cache_id)
-        elif span.cache_id in self.pages:
-            self.pages.trim(span.cache_id)
+    def forget(self) -> None:
+        """Forget the steps in flight and the last tokens: all sequences are gone."""
+        self._flights.clear()
+        self._decodes = None
+
+    # Prepare
+
+    def prepare(self, batch: StepBatch) -> PreparedStep:
+        """Check the spans, reserve their pages and make the tables of the step."""
+        decodes = self._decodes
+        tables = None if decodes is None else self._follow(decodes, batch.spans)
+        if decodes is not None and tables is not None:
+            if self.runs_ahead:
+                self._flights.depart(batch.spans)
+            return PreparedStep(batch, batch.spans, {}, {}, [], tables, decodes.drawn)
+        self._decodes = None
+        new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
+        spans, outcomes = split_refused(batch.spans, self._admit)
+        self._free_refused(outcomes, new)
+        step = PreparedStep(batch, spans, outcomes, {span.cache_id: SpanRows(span, self.sampler) for span in spans}, [])
+        try:
+            step.passes += [(pieces, stage(pieces, self.pages)) for pieces in self._passes(step.rows)] if spans else []
+        except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
+            step.spans = ()
+            outcomes.update((span.cache_id, failure(error)) for span in spans)
+            self._free_refused(outcomes, new)
+        self._flights.depart(step.spans, new)
+        if len(step.passes) == 1 and not outcomes and all(map(is_decode, batch.spans)):
+            self._decodes = DecodeTables(batch.spans, step.passes[0][1], self.pages)
+        return step
+
+    def _free_refused(self, refused: Iterable[str], new: Collection[str]) -> None:
+        """Free what sequences of refused spans have reserved, unless steps in flight may need it."""
+        for cache_id in refused:
+            if cache_id in new:
+                self.pages.release(cache_id)
+            elif cache_id in self.pages and not self._flights.ahead(cache_id):
+                self.pages.trim(cache_id)
+
+    def _follow(self, decodes: DecodeTables, spans: Sequence[Span]) -> StepTables | None:
+        """Return patched tables if a step goes on where the last one ended, with one token per sequence."""
+        ahead = self._flights.ahead(decodes.cache_ids[0]) if self.runs_ahead else 0
+        return decodes.follow(spans, ahead, self._config.vocab_size, self._config.max_seq_len)
+
+    def make_copies(self) -> None:
+        """Copy pages now that no step is being computed; if that fails, the next step does it and reports the error."""
+        self._copies += self.pages.take_copies()
+        if self._copies:
+            with suppress(Exception):
+                self._copy_pages()
+
+    def _copy_pages(self) -> None:
+        self.kernels.copy_pages(self._copies)
+        self._copies.clear()
 
     def _admit(self, span: Span) -> FerrumError | None:
         """Check a span and reserve its pages; return an error, or None if it can run."""
@@ -113,20 +193,76 @@ class DecoderLM(StepwiseLLM):
     def _refusal(self, span: Span) -> FerrumError | None:
         if span.attention_weights and not self.kernels.captures:
             return Unsupported("attention_weights", f"the {self.kernels.name} kernels do not keep them")
-        stored = self.pages.length(span.cache_id) if span.cache_id in self.pages else None
-        config = self._config
+        error = self._flights.refuse_carry(span)
+        if error is not None:
+            return error
+        if carries(span):
+            span = replace(span, tokens=(0, *span.tokens[1:]))
+        config, stored = self._config, self._flights.length(span.cache_id)
         return refuse_span(span, stored, vocab_size=config.vocab_size, max_sequence_length=config.max_seq_len)
 
-    def _attempt(self, spans: Sequence[Span]) -> dict[str, Outcome]:
-        """Return the uncommitted results of admitted spans."""
-        rows = {span.cache_id: SpanRows(span, self.sampler) for span in spans}
+    def _passes(self, rows: Mapping[str, SpanRows]) -> Iterator[list[Piece]]:
+        return cut_into_passes(list(rows.values()), self.max_rows, self.max_logit_rows)
+
+    # Compute
+
+    def compute(self, step: PreparedStep) -> None:
+        """Run a prepared step and set the outcome of each span; nothing advances. Steps are computed in order."""
+        if step.decodes is None or not self._compute_decodes(step, step.decodes):
+            spans, errors = split_refused(step.spans, self._flights.refuse_departed)
+            step.outcomes.update(errors)
+            if spans:
+                step.outcomes.update(run_isolated(spans, partial(self._attempt, step)))
+        self._flights.arrive(step.spans, step.outcomes)
+
+    def _compute_decodes(self, step: PreparedStep, tables: StepTables) -> bool:
+        """Run a step of decodes; return False, with nothing changed, if a span may need to run without the others."""
+        if self.watch is not None or not self._flights.fill_carried(step.spans, tables.token_ids):
+            return False
+        try:
+            output = self._forward(tables)
+            best = output.best.ravel().tolist()
+            if -1 in best or not output.finite.all():
+                return False
+            for span, token in zip(step.spans, best, strict=True):
+                step.outcomes[span.cache_id] = SpanResult(span.start + 1, (token,))
+            if step.drawn:
+                self._draw(step, output.logits, best)
+        except Exception:  # noqa: BLE001 - the spans are run again one by one, and then report it
+            return False
+        return True
+
+    def _draw(self, step: PreparedStep, logits: F32, best: Sequence[int]) -> None:
+        """Set the outcomes of the sequences that do not simply take the most likely token."""
+        spans = [step.spans[row] for row in step.drawn]
+        rows = [self._verification(step.spans[row], logits[row : row + 1], best[row]) for row in step.drawn]
+        for span, chosen in zip(spans, accept(rows, self.sampler), strict=True):
+            if isinstance(chosen, StepError):
+                step.outcomes[span.cache_id] = chosen
+            else:
+                step.outcomes[span.cache_id] = SpanResult(span.start + 1, chosen.tokens, chosen.logprobs)
+
+    def _verification(self, span: Span, logits: F32, best: int) -> Verification:
+        assert span.sampling is not None, "checked before the step"
+        carried = (self._flights.token(span),) if span.tokens[0] == CARRY else ()
+        return Verification(logits, (best,), (), span.sampling, start=span.start + 1, carried=carried)
+
+    def _attempt(self, step: PreparedStep, spans: Sequence[Span]) -> dict[str, Outcome]:
+        """Return the uncommitted results of spans: at first of the whole step, then of some of them alone."""
+        if step.rows and len(spans) == len(step.spans):
+            passes, rows, step.rows = step.passes, step.rows, {}
+        else:
+            rows = {span.cache_id: SpanRows(span, self.sampler) for span in spans}
+            decodes = [] if step.decodes is None else [(_pieces(step.spans), step.decodes)]
+            kept = KeptRows(self.pages.groups, step.passes or decodes)
+            passes = [(pieces, stage(pieces, kept)) for pieces in self._passes(rows)]
+        self._replace_carried(passes, rows)
         failed: dict[str, Outcome] = {}
         results: dict[str, Outcome] = {}
         capture = any(span.attention_weights for span in spans)
-        for pieces in self._passes(list(rows.values())):
+        for pieces, tables in passes:
             self.kernels.captured = [] if capture else None
-            output = self._forward(stage(pieces, self.pages))
-            failed.update(_distribute(pieces, output, rows))
+            failed.update(distribute(pieces, self._forward(tables), rows))
             complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]
@@ -136,6 +272,18 @@ class DecoderLM(StepwiseLLM):
                     complete.append(collected)
             results.update(self._results(complete))
         return results | failed
+
+    def _replace_carried(
+        self, passes: Sequence[tuple[Sequence[Piece], StepTables]], rows: Mapping[str, SpanRows]
+    ) -> None:
+        """Put the tokens that CARRY stands for into the tables."""
+        for pieces, tables in passes:
+            for index, piece in enumerate(pieces):
+                if piece.tokens[0] == CARRY:
+                    collected = rows[piece.cache_id]
+                    token = self._flights.token(collected.span)
+                    collected.carried = (token,)
+                    tables.token_ids[tables.span_rows[index]] = token
 
     def _results(self, complete: Sequence[SpanRows]) -> dict[str, Outcome]:
         """Return the results of spans whose last rows are there; tokens are sampled for all of them at once."""
@@ -148,129 +296,30 @@ class DecoderLM(StepwiseLLM):
         return results
 
     def _forward(self, tables: StepTables) -> NetworkOutput:
-        self._copies += self.pages.take_copies()
+        if not self.runs_ahead and self.pages.needs_copies:
+            self._copies += self.pages.take_copies()
         if self._copies:
-            self.kernels.copy_pages(self._copies)
-            self._copies.clear()
+            self._copy_pages()
         if self.replay is not None:
             return self.replay(self.kernels, tables)
         return run_eager(self.network, self.kernels, tables)
 
-    def _passes(self, rows: Sequence[SpanRows]) -> Iterator[list[Piece]]:
-        """Cut spans into forward passes that fit the planned buffers; usually one."""
-        pieces: list[Piece] = []
-        used = logits = 0
-        for collected in rows:
-            done, count = 0, len(collected.span.tokens)
-            while done < count:
-                piece = _cut(collected, done, self.max_rows - used, self.max_logit_rows - logits)
-                if piece is None:
-                    yield pieces
-                    pieces, used, logits = [], 0, 0
-                    continue
-                pieces.append(piece)
-                done += len(piece.tokens)
-                used += len(piece.tokens)
-                logits += len(piece.logit_rows)
-        yield pieces
+    # Settle
 
-
-def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
-    """Return the next piece of a span that fits, or None if not even one row does."""
-    span, wanted = collected.span, collected.logit_rows()
-    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
-        return Piece(span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows())
-    end = min(len(span.tokens), done + room)
-    if len(_shift(wanted, done, end)) > logit_room:
-        end = max(done, wanted.start) + logit_room
-    if end <= done:
-        return None
-    return Piece(
-        span.cache_id,
-        span.start + done,
-        span.tokens[done:end],
-        _shift(wanted, done, end),
-        _shift(collected.hidden_rows(), done, end),
-    )
-
-
-def _shift(rows: range, begin: int, end: int) -> range:
-    """Return the part of `rows` in [begin, end), counted from `begin`."""
-    return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
-
-
-def _distribute(pieces: Sequence[Piece], output: NetworkOutput, rows: dict[str, SpanRows]) -> dict[str, Outcome]:
-    """Give each piece's rows to its span, and return the spans that are not finite."""
-    failed: dict[str, Outcome] = {}
-    best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()
-    logit = hidden = 0
-    for piece, finite in zip(pieces, flags, strict=True):
-        logits = output.logits[logit : logit + len(piece.logit_rows)]
-        tokens = best[logit : logit + len(logits)]
-        states = output.hidden[hidden : hidden + len(piece.hidden_rows)] if piece.hidden_rows else None
-        logit, hidden = logit + len(logits), hidden + len(piece.hidden_rows)
-        collected = rows[piece.cache_id]
-        try:
-            if not finite:
-                raise NonFiniteLogits(f"the hidden state of {piece.cache_id!r} is not finite")
-            collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, tokens, states)
-        except NonFiniteLogits as error:
-            failed.setdefault(piece.cache_id, error)
-    return failed
-
-
-Attempt = Callable[[Sequence[Span]], Mapping[str, Outcome]]
-"""Runs spans together and returns the outcome of each sequence. If it raises, no sequence has changed."""
-
-
-def run_isolated(
-    spans: Sequence[Span], refuse: Callable[[Span], FerrumError | None], attempt: Attempt
-) -> tuple[Outcome, ...]:
-    """Run a step's spans together; if that raises, one by one, which gives the same bits.
-
-    Draft tokens may cause a NaN: a span that wants a token is then run again without drafts, and fails only if it fails
-    without. A span that wants logits needs its drafts and is not run again.
-
-    Args:
-        spans: of different sequences.
-        refuse: returns why a span cannot run, or None; called for all spans before anything runs.
-        attempt: runs the others.
-
-    Returns: one outcome per span, in order.
-    """
-    outcomes: dict[str, Outcome] = {}
-    ready: list[Span] = []
-    for span in spans:
-        error = refuse(span)
-        if error is None:
-            ready.append(span)
+    def settle(self, step: PreparedStep) -> StepOutput:
+        """Advance the sequences of a computed step; a failed span leaves its sequence as it was."""
+        results = tuple(map(step.outcomes.__getitem__, map(_cache_id, step.batch.spans)))
+        if step.decodes is not None and not self.runs_ahead and set(map(type, results)) == {SpanResult}:
+            self.pages.commit_next(list(step.outcomes), list(map(_length, results)))
         else:
-            outcomes[span.cache_id] = error
-    if ready:
-        outcomes.update(_run_with_fallback(ready, attempt))
-    suspects = [span for span in ready if _may_be_draft_fault(span, outcomes[span.cache_id])]
-    if suspects:
-        outcomes.update(_run_with_fallback([_without_drafts(span) for span in suspects], attempt))
-    return tuple(outcomes[span.cache_id] for span in spans)
+            for span in step.spans:
+                self._flights.land(span, step.outcomes[span.cache_id])
+        return StepOutput(results)
 
 
-def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, Outcome]:
-    try:
-        return attempt(spans)
-    except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
-        if len(spans) == 1:
-            return {spans[0].cache_id: failure(error)}
-    return {name: outcome for span in spans for name, outcome in _run_with_fallback([span], attempt).items()}
+_cache_id, _length = attrgetter("cache_id"), attrgetter("length")  # these run no Python code per span
 
 
-def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
-    return span.drafts > 0 and span.want is Want.TOKEN and isinstance(outcome, NonFiniteLogits)
-
-
-def _without_drafts(span: Span) -> Span:
-    return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
-
-
-def failure(error: Exception) -> FerrumError:
-    """Return the outcome of a span that ended with this exception."""
-    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
+def _pieces(spans: Sequence[Span]) -> list[Piece]:
+    """Return the pieces of spans that decode."""
+    return [Piece(span.cache_id, span.start, span.tokens, range(1), range(0)) for span in spans]

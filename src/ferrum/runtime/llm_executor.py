@@ -20,7 +20,7 @@ from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.decoder_lm import failure, run_isolated
+from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
 from ferrum.runtime.span_results import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
@@ -59,7 +59,10 @@ class LlmExecutor(ModelExecutor):
         self.warmup()
 
     def _run(self, batch: StepBatch) -> StepOutput:
-        return StepOutput(run_isolated(batch.spans, self._refusal, self._attempt))
+        ready, outcomes = split_refused(batch.spans, self._refusal)
+        if ready:
+            outcomes.update(run_isolated(ready, self._attempt))
+        return StepOutput(tuple(outcomes[span.cache_id] for span in batch.spans))
 
     def _refusal(self, span: Span) -> FerrumError | None:
         """Return why a span cannot run, or None."""
@@ -120,6 +123,11 @@ class LlmSequences:
         self._generations: dict[str, int] = {}
         self._copies: dict[str, str] = {}
         self._clock = 0
+
+    @property
+    def changes(self) -> int:
+        """A number that increases with every change: tokens take memory, pages do not exist."""
+        return self._clock
 
     @property
     def capacity_tokens(self) -> int:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor import ModelExecutor
+from ferrum.contract.executor_state import ExecutorState
 from ferrum.contract.io_types import ModelInfo
-from ferrum.core.errors import RequestError
 from ferrum.core.memory_plan import size
-from ferrum.core.span_checks import wrong_type
-from ferrum.core.step import CARRY, Span, SpanResult, StepBatch, StepOutput
+from ferrum.core.step import PendingStep, Span, StepBatch, StepOutput
 from ferrum.kernels.interface import F32
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.kv_tiers.page_tier import DiskTier
 from ferrum.runtime.kv_tiers.swap import SwapTier
 from ferrum.runtime.memory import free_memory, memory_for, return_free_memory
+from ferrum.runtime.step_queue import StepInFlight, StepQueue
 from ferrum.sampling.sampler import check_threshold, count_likely
 from ferrum.sampling.top_k import top
 
@@ -27,7 +28,7 @@ logger: Final = logging.getLogger("ferrum.tokens")
 
 
 class LocalExecutor(ModelExecutor):
-    """An executor over a language model in this process, with CARRY tokens and KV tiers.
+    """An executor over a language model in this process, with KV tiers and steps in flight.
 
     Args:
         lm: the language model; its page table is the executor's.
@@ -47,7 +48,7 @@ class LocalExecutor(ModelExecutor):
     ) -> None:
         super().__init__(info, traits, lm.pages, cache_prefix=cache_prefix)
         self.lm = lm
-        self._sampled: dict[str, tuple[int, int]] = {}  # last sampled token of each sequence, and its position
+        self._steps: StepQueue | None = None
         self._disk: DiskTier | None = None
         if log_tokens:
             lm.watch = self._log_row
@@ -56,6 +57,8 @@ class LocalExecutor(ModelExecutor):
         return_free_memory()
 
     def _close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
         self.lm.pages.attach(None)  # breaks reference cycles that would keep the pool alive
 
     def use_disk_tier(self, files: PageFiles) -> None:
@@ -78,36 +81,69 @@ class LocalExecutor(ModelExecutor):
             self._disk.close()
         super().shutdown()
 
+    def reset(self) -> None:
+        with self._locked():
+            if self._steps is not None and self._lifecycle.state is ExecutorState.ERROR:
+                self._steps.abandon()
+            super().reset()
+            self.lm.forget()
+
     def _run(self, batch: StepBatch) -> StepOutput:
-        carries = any(map(_carries, batch.spans))
-        output = self._run_carried(batch) if carries else self.lm.run(batch)
-        self._sampled = {
-            span.cache_id: (outcome.tokens[-1], outcome.length)
-            for span, outcome in zip(batch.spans, output.results, strict=True)
-            if isinstance(outcome, SpanResult) and outcome.tokens
-        }
-        return output
+        return self.lm.run(batch)
 
-    def _run_carried(self, batch: StepBatch) -> StepOutput:
-        """Run the spans with CARRY replaced; those that cannot have it fail."""
-        carried = [self._with_carried(span) for span in batch.spans]
-        computed = iter(self.lm.run(StepBatch(tuple(each for each in carried if isinstance(each, Span)))).results)
-        return StepOutput(tuple(next(computed) if isinstance(each, Span) else each for each in carried))
+    # Running ahead
 
-    def _with_carried(self, span: Span) -> Span | RequestError:
-        """Return the span with the token of its sequence's last step instead of CARRY, also in its history.
+    def run_ahead(self, depth: int) -> None:
+        """Let `submit` return while up to `depth` earlier steps and its own are in flight; 0 computes at once.
 
-        Returns an error if the sequence sampled none, has changed since, or if CARRY is not the first token only.
+        The named verbs wait for all steps.
         """
-        if not _carries(span):
-            return span
-        token, length = self._sampled.get(span.cache_id, (None, None))
-        if token is None or span.start != length or span.tokens.index(CARRY) or span.tokens.count(CARRY) > 1:
-            return RequestError("must be the first token of a sequence that sampled in the step before", param="CARRY")
-        sampling = span.sampling
-        if sampling is not None and len(sampling.history) == span.start:
-            sampling = replace(sampling, history=[*sampling.history, token])
-        return replace(span, tokens=(token, *span.tokens[1:]), sampling=sampling)
+        with self._exclusive():
+            self.lm.runs_ahead = depth > 0
+            self._steps = StepQueue(self.lm, depth) if depth else None
+
+    def _begin(self, batch: StepBatch) -> PendingStep:
+        if self._steps is None:
+            return super()._begin(batch)
+        self._refuse_broken()
+        if self._steps.full:
+            self._settle_oldest()
+        if self._lifecycle.state is ExecutorState.READY:
+            self._lifecycle.move(ExecutorState.BUSY)
+        self._batch_size = len(batch.spans)
+        with self._breaking():
+            return self._steps.begin(batch, self._finish)
+
+    def _finish(self, step: StepInFlight) -> None:
+        """Settle steps up to this one."""
+        with self._locked():
+            while step.output is None:
+                self._refuse_broken()
+                self._settle_oldest()
+
+    def _finish_steps(self) -> None:
+        while self._steps is not None and self._steps and self._lifecycle.state is not ExecutorState.ERROR:
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        assert self._steps is not None
+        with self._breaking():
+            step = self._steps.settle_oldest()
+        self._last = time.monotonic()
+        if not self._steps:
+            self._batch_size = 0
+            self._lifecycle.move(ExecutorState.READY)
+        assert step.output is not None
+        self._count(step.batch, step.output)
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Enter the error state if this context is left by an exception: what is in flight is lost."""
+        try:
+            yield
+        except BaseException:
+            self._lifecycle.move(ExecutorState.ERROR)
+            raise
 
     def _check_threshold(self, threshold: object) -> None:
         check_threshold(threshold)
@@ -121,11 +157,3 @@ class LocalExecutor(ModelExecutor):
         best = top(logits, 5)
         shown = " ".join(f"{token}:{logits[token]:.4f}" for token in best)
         logger.info("%s %s position=%d %s", self.traits.backend, span.cache_id, span.end - 1, shown)
-
-
-def _carries(span: Span) -> bool:
-    """Whether CARRY is among the tokens; invalid spans are left to `refuse_span`."""
-    try:
-        return CARRY in span.tokens and wrong_type(span) is None
-    except (TypeError, ValueError):  # no sequence, or an array among the tokens
-        return False

@@ -17,10 +17,16 @@ class SpanRows:
     """A collector of one span's rows, piece by piece, and of its result.
 
     Scores are computed from each piece at once, so that a prompt's log-probabilities never hold [S, V].
+
+    Args:
+        span: the span.
+        sampler: computes scores.
+        carried: the token that CARRY stands for, if it is the span's first token.
     """
 
-    def __init__(self, span: Span, sampler: Sampler = REFERENCE) -> None:
+    def __init__(self, span: Span, sampler: Sampler = REFERENCE, carried: Sequence[int] = ()) -> None:
         self.span = span
+        self.carried = carried
         self._sampler = sampler
         self._logits: list[F32] = []
         self._best: list[int] = []
@@ -98,8 +104,16 @@ class SpanRows:
         if span.want is not Want.TOKEN:
             return None
         assert span.sampling is not None and logits is not None, "checked before the step"
-        drafts = span.tokens[len(span.tokens) - span.drafts :]
-        return Verification(logits[-1 - span.drafts :], self._best[-1 - span.drafts :], drafts, span.sampling)
+        first = len(span.tokens) - span.drafts
+        return Verification(
+            logits[-1 - span.drafts :],
+            self._best[-1 - span.drafts :],
+            span.tokens[first:],
+            span.sampling,
+            span.masks,
+            start=span.start + first,
+            carried=self.carried,
+        )
 
     def result(self, chosen: Accepted | None = None, watch: Callable[[Span, F32], None] | None = None) -> SpanResult:
         """Return the span's result.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ferrum.cache.page_table import PageTable
+from ferrum.cache.page_table import PageGroup, PageTable
+from ferrum.core.step import CARRY, Hidden, Span, Want
 from ferrum.kernels.interface import F32, Int32, StepTables
+from ferrum.sampling.sampler import is_plain_greedy
+
+SPARE_COLUMNS = 16
+"""Columns by which a kept page table is wider than its longest row, so that most new pages fit."""
 
 
 class Piece(NamedTuple):
@@ -29,7 +34,41 @@ class Piece(NamedTuple):
     hidden_rows: range
 
 
-def stage(pieces: Sequence[Piece], pages: PageTable, embeddings: F32 | None = None) -> StepTables:
+class RowSource(Protocol):
+    """The part of a page table that tables are made from."""
+
+    @property
+    def groups(self) -> Sequence[PageGroup]:
+        """The layer groups."""
+
+    def row(self, cache_id: str, group: str) -> Sequence[int]:
+        """Return the page numbers of a sequence."""
+
+
+class KeptRows:
+    """The page rows of tables that were made before: a `RowSource` that later changes of the page table do not reach.
+
+    Args:
+        groups: of the page table.
+        passes: pieces and tables of a step's passes.
+    """
+
+    def __init__(self, groups: Sequence[PageGroup], passes: Sequence[tuple[Sequence[Piece], StepTables]]) -> None:
+        self.groups = groups
+        self._rows: Mapping[str, dict[str, Sequence[int]]] = {
+            piece.cache_id: {
+                group.name: table[index].tolist() for group, table in zip(groups, tables.pages, strict=True)
+            }
+            for pieces, tables in passes
+            for index, piece in enumerate(pieces)
+        }
+
+    def row(self, cache_id: str, group: str) -> Sequence[int]:
+        """Return the page numbers of a sequence, padded with -1."""
+        return self._rows[cache_id][group]
+
+
+def stage(pieces: Sequence[Piece], pages: RowSource, embeddings: F32 | None = None) -> StepTables:
     """Return the tables of one forward pass over the pieces, in order."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -58,7 +97,7 @@ def _table(values: Sequence[int]) -> Int32:
     return np.fromiter(values, np.int32, len(values))
 
 
-def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> Int32:
+def _page_rows(pieces: Sequence[Piece], pages: RowSource, group: str) -> Int32:
     """Return [pieces, max pages of a sequence], padded with -1."""
     rows = [pages.row(piece.cache_id, group) for piece in pieces]
     lengths = list(map(len, rows))
@@ -70,3 +109,95 @@ def _page_rows(pieces: Sequence[Piece], pages: PageTable, group: str) -> Int32:
     table = np.full((len(rows), width), -1, np.int32)
     table[np.arange(width) < np.array(lengths)[:, None]] = flat
     return table
+
+
+def is_decode(span: Span) -> bool:
+    """Return whether a span of a known sequence samples one token after one other, and nothing else."""
+    return (
+        len(span.tokens) == 1
+        and span.start > 0
+        and span.want is Want.TOKEN
+        and span.hidden is Hidden.NONE
+        and not (span.drafts or span.masks or span.score or span.adapter or span.attention_weights)
+    )
+
+
+class DecodeTables:
+    """Tables of steps in which the same sequences decode: made once, then patched from step to step.
+
+    The arrays of a step are never changed after it, because it may be in flight.
+
+    Args:
+        spans: of a step that consists of decodes; they are valid.
+        tables: of its only pass.
+        pages: the page table.
+
+    Attributes:
+        cache_ids: the sequences.
+        ends: their lengths after the last step.
+        drawn: those that do not simply take the most likely token, by index.
+    """
+
+    def __init__(self, spans: Sequence[Span], tables: StepTables, pages: PageTable) -> None:
+        self.cache_ids = [span.cache_id for span in spans]
+        self.ends = [span.end for span in spans]
+        self.drawn = [row for row, span in enumerate(spans) if span.sampling and not is_plain_greedy(span.sampling)]
+        self._samplings = [span.sampling for span in spans]
+        self._pages = pages
+        self._tables = tables._replace(pages=tuple([_widened(table, 0) for table in tables.pages]))
+        self._changes = [-1] * len(self.cache_ids)
+
+    def follow(self, spans: Sequence[Span], ahead: int, vocab_size: int, max_length: int) -> StepTables | None:
+        """Return the tables of the next step of the same sequences; None if `spans` are anything else.
+
+        Args:
+            spans: of the step.
+            ahead: number of these sequences' steps in flight.
+            vocab_size, max_length: limits of token ids and of a sequence.
+        """
+        starts = self.ends
+        if len(spans) != len(starts) or max(starts) >= max_length:
+            return None
+        tokens, ends = [], []
+        for span, cache_id, start, sampling in zip(spans, self.cache_ids, starts, self._samplings, strict=True):
+            if span.cache_id != cache_id or span.start != start or span.sampling is not sampling or not is_decode(span):
+                return None
+            tokens.append(span.tokens[0])
+            ends.append(start + 1)
+        if set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
+            return None
+        lengths = [start - ahead for start in starts] if ahead else starts
+        if not self._pages.reserve_next(self.cache_ids, starts):
+            return None
+        changed = self._pages.find_changed_rows(self.cache_ids, lengths, self._changes)
+        if changed is None:
+            return None
+        tables = self._tables
+        self._tables = tables._replace(
+            token_ids=np.array(tokens, np.int32),
+            positions=np.array(starts, np.int32),
+            pages=self._patched(changed) if changed else tables.pages,
+        )
+        self.ends = ends
+        return self._tables
+
+    def _patched(self, changed: Sequence[int]) -> tuple[Int32, ...]:
+        """Return the page tables with new rows for these sequences."""
+        patched = []
+        for group, table in zip(self._pages.groups, self._tables.pages, strict=True):
+            rows = [self._pages.row(self.cache_ids[index], group.name) for index in changed]
+            table = _widened(table, max(map(len, rows)))
+            for index, row in zip(changed, rows, strict=True):
+                table[index, : len(row)] = row
+                table[index, len(row) :] = -1
+            patched.append(table)
+        return tuple(patched)
+
+
+def _widened(table: Int32, width: int) -> Int32:
+    """Return a copy with at least this many columns, and spare ones if it has to grow."""
+    if table.shape[1] >= width > 0:
+        return table.copy()
+    wide = np.full((len(table), max(width, table.shape[1]) + SPARE_COLUMNS), -1, np.int32)
+    wide[:, : table.shape[1]] = table
+    return wide

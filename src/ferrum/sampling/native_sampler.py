@@ -32,7 +32,7 @@ class NativeSampler(Sampler):
 
     def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
         tokens: list[int | StepError] = [each.best for each in inputs]
-        drawn = [i for i, each in enumerate(inputs) if not takes_best(each.row.sampling)]
+        drawn = [i for i, each in enumerate(inputs) if each.row.mask is not None or not takes_best(each.row.sampling)]
         if drawn:
             found = self._team.draw([_draw(inputs[i]) for i in drawn])
             for i, token in zip(drawn, found, strict=True):

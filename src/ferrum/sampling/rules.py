@@ -34,10 +34,19 @@ _MAX_INT64: Final = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The inputs of the rules for a row: the sequence's history and the draft tokens before the row."""
+    """The inputs of the rules for a row.
+
+    Attributes:
+        sampling: of the sequence.
+        drafts: the tokens before the row that the history does not hold, or not yet.
+        mask: see `Span.masks`.
+        start: position of the first of `drafts`; None: the end of the history.
+    """
 
     sampling: Sampling
     drafts: Sequence[int] = ()
+    mask: bytes | None = None
+    start: int | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -47,7 +56,12 @@ class Row:
     @property
     def position(self) -> int:
         """Absolute position of the token to sample."""
-        return len(self.sampling.history) + len(self.drafts)
+        return self.known + len(self.drafts)
+
+    @property
+    def known(self) -> int:
+        """Number of tokens before the row that come from the history."""
+        return len(self.sampling.history) if self.start is None else self.start
 
     @property
     def generated(self) -> int:
@@ -56,8 +70,8 @@ class Row:
 
     def tokens(self, start: int = 0) -> list[int]:
         """Return the tokens before the row, from position `start` on."""
-        history = self.sampling.history
-        return [*history[start:], *self.drafts[max(0, start - len(history)) :]]
+        known = self.known
+        return [*self.sampling.history[start:known], *self.drafts[max(0, start - known) :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +115,8 @@ _generated: Final = OwnerCache[TokenCounts]()
 
 def grammar(logits: EditableLogits, row: Row) -> None:
     """Forbid the tokens without a bit in the row's mask. Ids after the end of the mask are forbidden."""
-    masks = row.sampling.masks
-    bits = masks[len(row.drafts)] if masks else None
-    if bits is not None:
-        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), count=logits.size, bitorder="little")
+    if row.mask is not None:
+        allowed = np.unpackbits(np.frombuffer(row.mask, np.uint8), count=logits.size, bitorder="little")
         logits()[allowed == 0] = _NEVER
 
 
@@ -168,7 +180,7 @@ def repetition_penalty(logits: EditableLogits, row: Row) -> None:
     """
     if row.params.repetition_penalty != 1.0:
         penalty = np.float32(row.params.repetition_penalty)
-        seen, _ = _seen(row.sampling, TokenCounts, row.sampling.history, 0)(row.drafts)
+        seen, _ = _seen(row.sampling, TokenCounts, row.sampling.history, 0)(row.known, row.drafts)
         values = logits()[seen]
         changed = np.where(values > 0, values / penalty, values * penalty)
         logits()[seen] = np.minimum(changed, _MAX_FLOAT)  # temperature needs finite differences
@@ -176,7 +188,8 @@ def repetition_penalty(logits: EditableLogits, row: Row) -> None:
 
 def _counts(row: Row) -> tuple[Int64, F32]:
     """Return the generated tokens and how often each was generated."""
-    return _generated(row.sampling, TokenCounts, row.sampling.history, row.sampling.prompt_length)(row.drafts)
+    counts = _generated(row.sampling, TokenCounts, row.sampling.history, row.sampling.prompt_length)
+    return counts(row.known, row.drafts)
 
 
 def truncate_counts(sampling: Sampling, length: int) -> None:
@@ -264,7 +277,7 @@ CANDIDATE_RULES: Final[tuple[Callable[[Candidates, SamplingParams], Candidates],
 
 def edited(logits: F32, row: Row) -> F32:
     """Apply the rules over the vocabulary: f32 [V] -> f32 [V], copied if they change it. Minus infinity forbids."""
-    if leaves_logits(row.sampling):
+    if row.mask is None and leaves_logits(row.sampling):
         return logits
     editable = EditableLogits(logits)
     with np.errstate(over="ignore"):
@@ -296,17 +309,15 @@ class Neutral:
 
 
 _edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
-_not_of_params: Final = attrgetter("masks", "bad_words")
-"""Inputs of `LOGIT_RULES` that are not in `SamplingParams`."""
 
 
 def leaves_logits(sampling: Sampling) -> bool:
-    """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request."""
-    return _edits_nothing(sampling.params) and not any(_not_of_params(sampling))
+    """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request, if a row has no mask."""
+    return _edits_nothing(sampling.params) and not sampling.bad_words
 
 
 def takes_best(sampling: Sampling) -> bool:
-    """Return whether the request always takes the most likely token of the raw logits."""
+    """Return whether the request takes the most likely token of the raw logits of rows without a mask."""
     return sampling.params.greedy and leaves_logits(sampling)
 
 

@@ -170,21 +170,32 @@ class Verification(NamedTuple):
         best: the most likely token of each row.
         drafts: k draft tokens; with k = 0 this is plain sampling.
         sampling: parameters, seed and history of the request, without the drafts.
+        masks: of each row, or none at all; see `Span.masks`.
+        start: position of row 0's token; None: the end of the history.
+        carried: the tokens before that position that the history may not hold yet.
     """
 
     logits: F32
     best: Sequence[int]
     drafts: Sequence[int]
     sampling: Sampling
+    masks: Sequence[bytes | None] = ()
+    start: int | None = None
+    carried: Sequence[int] = ()
 
     @property
     def greedy_result(self) -> Accepted | None:
         """The result of a plain greedy request without drafts, or None."""
-        return None if self.drafts or not is_plain_greedy(self.sampling) else Accepted((self.best[-1],), None, 0)
+        if self.drafts or self.masks or not is_plain_greedy(self.sampling):
+            return None
+        return Accepted((self.best[-1],), None, 0)
 
     def input(self, row: int) -> SamplerInput:
         """Return the input of a row, given that all drafts before it are accepted."""
-        return SamplerInput(self.logits[row], self.best[row], Row(self.sampling, self.drafts[:row]))
+        before = (*self.carried, *self.drafts[:row])
+        known = None if self.start is None else self.start - len(self.carried)
+        mask = self.masks[row] if self.masks else None
+        return SamplerInput(self.logits[row], self.best[row], Row(self.sampling, before, mask, known))
 
 
 def accept(verifications: Sequence[Verification], sampler: Sampler = REFERENCE) -> list[Accepted | StepError]:

@@ -46,10 +46,10 @@ class TokenCounts:
         self._history, self._start, self._end = history, start, start
         self._counts: Counter[int] = Counter()
 
-    def __call__(self, drafts: Sequence[int] = ()) -> tuple[Int64, F32]:
-        """Return the distinct tokens of the sequence and its draft tokens, and how often each occurs."""
-        self._counts.update(self._history[self._end :])
-        self._end = max(self._end, len(self._history))
+    def __call__(self, length: int, drafts: Sequence[int] = ()) -> tuple[Int64, F32]:
+        """Return the distinct tokens among the first `length` and the draft tokens, and how often each occurs."""
+        self._counts.update(self._history[self._end : length])
+        self._end = max(self._end, length)
         counts = self._counts
         if drafts:
             counts = counts.copy()

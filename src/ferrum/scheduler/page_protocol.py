@@ -40,6 +40,9 @@ class Pages(Protocol):
     def reserve(self, cache_id: str, length: int) -> bool:
         """Make room for `length` tokens, or change nothing; an unknown id begins a sequence."""
 
+    def reserve_next(self, cache_ids: Series[str], starts: Series[int]) -> bool:
+        """Make room for one token of each sequence at its position."""
+
     def trim(self, cache_id: str) -> None:
         """Release the pages that are reserved beyond the stored length."""
 

@@ -298,7 +298,11 @@ class WaitingQueue:
 
     def count_output(self, sequence: Sequence, tokens: int) -> None:
         """Charge generated tokens to the tenant."""
-        self._served[self._tenant(sequence)] += tokens * self._config.output_token_weight
+        self.charge(self._tenant(sequence), tokens)
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Charge generated tokens to a tenant."""
+        self._served[tenant] += tokens * self._config.output_token_weight
 
 
 def next_victim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, RequestError
-from ferrum.core.step import Hidden, Rows, Sampling, Score, Span, SpanResult, TokenLogprobs, Want
+from ferrum.core.step import CARRY, Hidden, Rows, Sampling, Score, Span, SpanResult, TokenLogprobs, Want
 from ferrum.core.types import FinishReason, Pooling, Request, Sequence, TokenEvent
 
 
@@ -82,17 +82,18 @@ def make_span(sequence: Sequence, count: int, *, scored: int, drafts: tuple[int,
 
     Args:
         sequence: the sequence.
-        count: number of known tokens.
+        count: number of known tokens. One that a step in flight samples is sent as CARRY.
         scored: prompt tokens that have their log-probabilities already; the first one needs none.
         drafts: draft tokens.
     """
-    start = sequence.computed
+    start = sequence.computed + sequence.ahead
     end = start + count
-    finishing = end == len(sequence.tokens) and sequence.request.params.max_tokens != 0
+    finishing = end == len(sequence.tokens) + sequence.pending and sequence.request.params.max_tokens != 0
+    carried = (CARRY,) if end > len(sequence.tokens) else ()
     return Span(
         sequence.cache_id,
         start,
-        tuple(sequence.tokens[start:end]) + drafts,
+        tuple(sequence.tokens[start:end]) + carried + drafts,
         want=Want.TOKEN if finishing else Want.NONE,
         rows=Rows.ALL if drafts else Rows.LAST,
         drafts=len(drafts),
@@ -136,6 +137,31 @@ def embedding(sequence: Sequence) -> tuple[float, ...] | None:
         return None
     count = len(sequence.request.prompt) if sequence.request.pooling is Pooling.MEAN else 1
     return tuple((sequence.pooled / count).tolist())
+
+
+def unplanned(sequence: Sequence) -> int:
+    """Return how many known tokens are neither computed nor in flight.
+
+    A token that a step in flight samples counts, unless the sequence certainly ends with it.
+    """
+    known = len(sequence.tokens) + sequence.pending
+    if sequence.pending and known >= sequence.limit:
+        return 0
+    return known - sequence.computed - sequence.ahead
+
+
+def runs_ahead(sequence: Sequence) -> bool:
+    """Return whether a step of the sequence may be planned before its newest token is known.
+
+    Rules that read the newest tokens need them on the host.
+    """
+    params = sequence.request.params
+    return not (
+        sequence.request.bad_words
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )
 
 
 def draft_limit(sequence: Sequence, context: int) -> int:

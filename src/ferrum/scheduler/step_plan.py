@@ -12,9 +12,8 @@ from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ferrum.core.errors import FerrumError
 from ferrum.core.policy_config import POLICY, PolicyConfig
-from ferrum.core.step import Span, StepBatch, StepOutput, fastest_batch_size
+from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput, fastest_batch_size
 from ferrum.core.types import Sequence
 from ferrum.scheduler.drafts import StepLoad
 
@@ -69,10 +68,16 @@ class StepCosts:
         self._covariance = memory * self._covariance + more_context * more_seconds
         self._means[size] = (mean_context + rate * more_context, mean_seconds + rate * more_seconds)
 
-    def observe_step(self, batch: StepBatch, output: StepOutput) -> None:
-        """Learn from an executed step; ignore one that failed in part, since its parts ran twice."""
-        if output.seconds > 0 and not any(isinstance(outcome, FerrumError) for outcome in output.results):
-            self.observe(batch.total_tokens, total_context_cost(batch.spans), output.seconds)
+    def observe_step(self, batch: StepBatch, output: StepOutput, context_tokens: int | None = None) -> None:
+        """Learn from an executed step; ignore one that failed in part, since its parts ran twice.
+
+        Args:
+            batch, output: the step.
+            context_tokens: sum of the `context_cost` of its spans, if it is known.
+        """
+        if output.seconds > 0 and set(map(type, output.results)) == {SpanResult}:
+            context_tokens = total_context_cost(batch.spans) if context_tokens is None else context_tokens
+            self.observe(batch.total_tokens, context_tokens, output.seconds)
 
     @property
     def largest(self) -> int:
@@ -117,10 +122,17 @@ def _size(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step to run: its spans and their sequences, in the same order."""
+    """A step to run: its spans and their sequences, in the same order.
+
+    Attributes:
+        context_tokens: sum of the `context_cost` of the spans, if the step decodes all running sequences; else None.
+        tenant: the tenant queue of all sequences of such a step.
+    """
 
     batch: StepBatch
     sequences: tuple[Sequence, ...]
+    context_tokens: int | None = None
+    tenant: str | None = None
 
 
 class OpenStep:

@@ -72,7 +72,7 @@ def _new(sequence: Sequence) -> _Cached:
     """Return the state of a sequence of which nothing is stored."""
     history: list[int] = []
     params = sequence.sampling.params.but(logprobs=None, prompt_logprobs=None)
-    return _Cached(replace(sequence.sampling, params=params, history=history, masks=()), history)
+    return _Cached(replace(sequence.sampling, params=params, history=history), history)
 
 
 @dataclass(slots=True)

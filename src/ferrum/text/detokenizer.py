@@ -81,7 +81,8 @@ class Detokenizer:
         """
         pushed = () if self._ended else tuple(token_ids)
         if self._stops is None:
-            return DecodedText(self._characters.decode(b"".join([self._bytes(each) for each in pushed])), len(pushed))
+            found = self._bytes(pushed[0]) if len(pushed) == 1 else b"".join([self._bytes(each) for each in pushed])
+            return DecodedText(self._characters.decode(found), len(pushed))
         certain = []
         for kept, token_id in enumerate(pushed, 1):
             self._spared -= 1

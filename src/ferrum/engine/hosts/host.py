@@ -42,12 +42,14 @@ class Built:
 
     Attributes:
         recorded: reports include the contents of every step.
+        depth: maximum number of uncommitted steps when the next one is planned.
     """
 
     executor: Executor
     scheduler: Scheduler
     info: EngineInfo
     recorded: bool = False
+    depth: int = 0
 
 
 Recipe: TypeAlias = Callable[[], Built]
@@ -126,10 +128,13 @@ def serve(built: Built, inbox: Inbox, deliver: Deliver) -> None:
                 built.scheduler,
                 inbox=inbox,
                 post=deliver,  # a bound method of the engine would keep its model until garbage is collected
+                depth=built.depth,
                 recorded=built.recorded,
             )
             engine.run()
         _log_totals(built.scheduler)
+        if engine.steps_ahead:
+            _LOG.info("%d of %d steps were submitted while another one was in flight", engine.steps_ahead, engine.steps)
         built.executor.shutdown()
     except BaseException as cause:  # noqa: BLE001 - clients get `Ended` whatever ends the loop
         error = EngineDead(f"the engine's loop failed: {type(cause).__name__}: {cause}")

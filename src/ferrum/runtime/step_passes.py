@@ -1,0 +1,74 @@
+"""Forward passes of a step: spans cut to fit the planned buffers, and rows of a pass given back to the spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ferrum.core.errors import NonFiniteLogits
+from ferrum.core.step import Outcome
+from ferrum.kernels.interface import NetworkOutput
+from ferrum.runtime.span_results import SpanRows
+from ferrum.runtime.step_tables import Piece
+
+
+def cut_into_passes(rows: Sequence[SpanRows], max_rows: int, max_logit_rows: int) -> Iterator[list[Piece]]:
+    """Cut spans into forward passes of at most so many rows and rows of logits; usually one."""
+    pieces: list[Piece] = []
+    used = logits = 0
+    for collected in rows:
+        done, count = 0, len(collected.span.tokens)
+        while done < count:
+            piece = _cut(collected, done, max_rows - used, max_logit_rows - logits)
+            if piece is None:
+                yield pieces
+                pieces, used, logits = [], 0, 0
+                continue
+            pieces.append(piece)
+            done += len(piece.tokens)
+            used += len(piece.tokens)
+            logits += len(piece.logit_rows)
+    yield pieces
+
+
+def _cut(collected: SpanRows, done: int, room: int, logit_room: int) -> Piece | None:
+    """Return the next piece of a span that fits, or None if not even one row does."""
+    span, wanted = collected.span, collected.logit_rows()
+    if not done and len(span.tokens) <= room and len(wanted) <= logit_room:  # the usual case
+        return Piece(span.cache_id, span.start, span.tokens, wanted, collected.hidden_rows())
+    end = min(len(span.tokens), done + room)
+    if len(_shift(wanted, done, end)) > logit_room:
+        end = max(done, wanted.start) + logit_room
+    if end <= done:
+        return None
+    return Piece(
+        span.cache_id,
+        span.start + done,
+        span.tokens[done:end],
+        _shift(wanted, done, end),
+        _shift(collected.hidden_rows(), done, end),
+    )
+
+
+def _shift(rows: range, begin: int, end: int) -> range:
+    """Return the part of `rows` in [begin, end), counted from `begin`."""
+    return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
+
+
+def distribute(pieces: Sequence[Piece], output: NetworkOutput, rows: Mapping[str, SpanRows]) -> dict[str, Outcome]:
+    """Give each piece's rows to its span, and return the spans that are not finite."""
+    failed: dict[str, Outcome] = {}
+    best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()
+    logit = hidden = 0
+    for piece, finite in zip(pieces, flags, strict=True):
+        logits = output.logits[logit : logit + len(piece.logit_rows)]
+        tokens = best[logit : logit + len(logits)]
+        states = output.hidden[hidden : hidden + len(piece.hidden_rows)] if piece.hidden_rows else None
+        logit, hidden = logit + len(logits), hidden + len(piece.hidden_rows)
+        collected = rows[piece.cache_id]
+        try:
+            if not finite:
+                raise NonFiniteLogits(f"the hidden state of {piece.cache_id!r} is not finite")
+            collected.take(piece.start - collected.span.start + piece.logit_rows.start, logits, tokens, states)
+        except NonFiniteLogits as error:
+            failed.setdefault(piece.cache_id, error)
+    return failed

@@ -1,0 +1,116 @@
+"""Steps in flight: prepared and settled by the thread that submits them, computed in order by another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from ferrum.core.errors import EngineDead
+from ferrum.core.step import PendingStep, StepBatch, StepOutput
+from ferrum.runtime.decoder_lm import DecoderLM, PreparedStep
+
+
+@dataclass(slots=True, eq=False)
+class StepInFlight(PendingStep):
+    """A submitted step.
+
+    Attributes:
+        output: once it is settled.
+    """
+
+    batch: StepBatch
+    prepared: PreparedStep
+    computed: Future[float]
+    finish: Callable[[StepInFlight], None]
+    output: StepOutput | None = None
+
+    def result(self) -> StepOutput:
+        if self.output is None:
+            self.finish(self)
+        assert self.output is not None
+        return self.output
+
+
+class StepQueue:
+    """The steps of one model that are not settled yet, oldest first, and the thread that computes them.
+
+    Args:
+        lm: the model; nobody else runs its steps.
+        depth: number of steps that may be in flight when another one is begun.
+    """
+
+    def __init__(self, lm: DecoderLM, depth: int) -> None:
+        self._lm = lm
+        self._depth = depth
+        self._steps: deque[StepInFlight] = deque()
+        self._thread = _thread()
+        self._process = os.getpid()
+
+    def __bool__(self) -> bool:
+        """Whether any step is in flight."""
+        return bool(self._steps)
+
+    @property
+    def full(self) -> bool:
+        """Whether the oldest step must be settled before another one begins."""
+        return len(self._steps) > self._depth
+
+    def begin(self, batch: StepBatch, finish: Callable[[StepInFlight], None]) -> StepInFlight:
+        """Prepare a step and queue it.
+
+        Args:
+            batch: the step.
+            finish: settles steps up to a given one.
+
+        Raises EngineDead in a process that was forked while steps were in flight.
+        """
+        self._follow_fork()
+        prepared = self._lm.prepare(batch)
+        if self._lm.pages.needs_copies:
+            # The sources may be overwritten once the copies count as made, so make them before anything else happens.
+            wait([step.computed for step in self._steps])
+            self._lm.make_copies()
+        step = StepInFlight(batch, prepared, self._thread.submit(_compute, self._lm, prepared), finish)
+        self._steps.append(step)
+        return step
+
+    def settle_oldest(self) -> StepInFlight:
+        """Wait for the oldest step, and advance its sequences. Raises what computing it raised."""
+        self._follow_fork()
+        step = self._steps[0]
+        seconds = step.computed.result()
+        step.output = StepOutput(self._lm.settle(step.prepared).results, seconds)
+        self._steps.popleft()
+        return step
+
+    def abandon(self) -> None:
+        """Wait for the thread and drop all steps."""
+        wait([step.computed for step in self._steps])
+        self._steps.clear()
+
+    def close(self) -> None:
+        """Wait for the running step and end the thread."""
+        if self._process == os.getpid():
+            self._thread.shutdown(cancel_futures=True)
+
+    def _follow_fork(self) -> None:
+        """Start a thread of this process if it was forked."""
+        if self._process != os.getpid():
+            if self._steps:
+                raise EngineDead("this process was forked during a step: load another executor in it")
+            self._thread, self._process = _thread(), os.getpid()
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="ferrum-steps")
+
+
+def _compute(lm: DecoderLM, prepared: PreparedStep) -> float:
+    """Compute a step and return its duration in seconds."""
+    begun = time.perf_counter()
+    lm.compute(prepared)
+    return time.perf_counter() - begun

@@ -1,0 +1,224 @@
+"""Steps in flight: at every depth requests have the tokens, log-probabilities and finish reasons they have alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from queue import SimpleQueue
+from random import Random
+
+import pytest
+
+from fakes import Guesses, admit_all, scope_of
+from ferrum.core.step import TokenLogprobs
+from ferrum.core.types import FinishReason, Request
+from ferrum.core.types import Sequence as Choice
+from ferrum.engine.engine import Engine
+from ferrum.engine.messages import Abort, Events, Message
+from ferrum.runtime.load import load_executor
+from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.scheduler.queues import POLICIES
+from ferrum.scheduler.scheduler import Scheduler
+from native_twin import require_native
+from random_requests import recipe
+from reference_run import Alone, alone
+from tiny import directory_of, find
+
+CONTEXT = 64
+PAGE_SIZE = 4
+PAGES = 20
+KINDS = 40
+DEPTHS = (0, 1, 2)
+
+
+def load(pages: int) -> LocalExecutor:
+    require_native()
+    directory = directory_of(find("qwen3-windows"))
+    options = {"page_size": PAGE_SIZE, "kv_capacity": pages * PAGE_SIZE}
+    return load_executor(directory, kernels="native", dtype="bfloat16", max_sequence_length=CONTEXT, **options)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[LocalExecutor]:
+    with load(PAGES) as executor:
+        yield executor
+
+
+@cache
+def quiet() -> LocalExecutor:
+    return load(4 * PAGES)
+
+
+@cache
+def request_of(kind: int, *, plain: bool) -> Request:
+    """Return a request of one kind. Most kinds have penalties or bad words; plain ones need no token on the host."""
+    request = recipe(kind)
+    if not plain:
+        return request
+    params = request.params.but(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0)
+    return replace(request, params=params, bad_words=())
+
+
+@cache
+def alone_result(kind: int, choice: int, *, plain: bool) -> Alone:
+    return alone(quiet(), request_of(kind, plain=plain), choice, CONTEXT)
+
+
+@dataclass
+class Outcome:
+    """What a client sees of one choice until it ends or the client leaves."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish: FinishReason | None = None
+    stop_reason: int | None = None
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a schedule: when it arrives, its kind, and after how many tokens its choices are aborted."""
+
+    step: int
+    name: str
+    kind: int
+    plain: bool
+    abort_after: int
+
+
+class Schedule:
+    """Requests and a scheduler, as functions of the schedule's number."""
+
+    def __init__(self, number: int) -> None:
+        pick = Random(number)
+        self.number = number
+        self.drafts = pick.random() < 0.3
+        plain = pick.random() < 0.7
+        self.arrivals = []
+        for index in range(pick.randrange(2, 6)):
+            kind = pick.randrange(KINDS)
+            aborted = not self.drafts and pick.random() < 0.2
+            after = pick.randrange(1, 5) if aborted else CONTEXT
+            self.arrivals.append(Arrival(pick.randrange(6), f"r{index}", kind, plain, after))
+        self.policy = POLICIES[pick.choice(("fcfs", "priority", "fair"))]
+        self.budget = pick.choice((6, 12, 40))
+        self.sequences = pick.choice((2, 5, 8))
+        self.shares = pick.random() < 0.5
+
+    def scheduler(self, executor: LocalExecutor) -> Scheduler:
+        return Scheduler(
+            executor.lm.pages,
+            policy=self.policy,
+            max_tokens_per_step=max(self.budget, self.sequences),
+            max_sequences=self.sequences,
+            max_sequence_length=CONTEXT,
+            drafter=Drafts(self) if self.drafts else None,
+            reserve=admit_all,
+            prefixes=scope_of(executor.lm.pages) if self.shares else None,
+        )
+
+
+class Drafts(Guesses):
+    """A drafter for some requests of a schedule: right drafts, but for every fourth token."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(self.propose)
+        self.accepted = 0
+        self._random = Random(schedule.number)
+        self._arrivals = {each.name: each for each in schedule.arrivals}
+
+    def learn(self, sequence: Choice, drafted: int, accepted: int) -> None:
+        super().learn(sequence, drafted, accepted)
+        self.accepted += accepted
+
+    def may_draft(self, sequence: Choice) -> bool:
+        return self._arrivals[sequence.request.request_id].kind % 3 == 0
+
+    def propose(self, sequence: Choice) -> tuple[int, ...]:
+        arrival = self._arrivals[sequence.request.request_id]
+        if not self.may_draft(sequence):
+            return ()
+        right = alone_result(arrival.kind, sequence.choice, plain=arrival.plain).tokens[sequence.generated :]
+        return tuple(token if self._random.random() < 0.75 else 1 for token in right[: self._random.randrange(5)])
+
+
+class Run:
+    """One schedule at one depth."""
+
+    def __init__(self, schedule: Schedule, depth: int, executor: LocalExecutor) -> None:
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self._arrivals = {each.name: each for each in schedule.arrivals}
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        executor.run_ahead(depth)
+        self.scheduler = schedule.scheduler(executor)
+        self.engine = Engine(executor, self.scheduler, inbox=self._inbox, post=self._take, depth=depth)
+        pages = executor.lm.pages
+        step = 0
+        while step < 6 or self.scheduler.has_work:
+            for arrival in schedule.arrivals:
+                if arrival.step == step:
+                    self._send(arrival)
+            self.engine.step()
+            pages.check()
+            step += 1
+        while self.engine.step():
+            pass
+        assert pages.used == 0 and pages.ids() == ()
+
+    def _send(self, arrival: Arrival) -> None:
+        request = replace(request_of(arrival.kind, plain=arrival.plain), request_id=arrival.name, arrival=arrival.step)
+        self.outcomes.update(((arrival.name, choice), Outcome()) for choice in range(request.params.n))
+        self._inbox.put(request)
+
+    def _take(self, events: Events) -> None:
+        for event in events.events:
+            outcome = self.outcomes[event.request_id, event.choice]
+            assert outcome.finish is None, "an event of a finished choice"
+            if outcome.left:  # a step in flight may still bring a token, or the end
+                outcome.finish = event.finish_reason and FinishReason.ABORT
+                continue
+            outcome.tokens += event.token_ids
+            outcome.logprobs += event.logprobs or ()
+            if event.prompt_logprobs is not None:
+                outcome.prompt_logprobs = event.prompt_logprobs
+            outcome.finish, outcome.stop_reason = event.finish_reason, event.stop_reason
+            if len(outcome.tokens) >= self._arrivals[event.request_id].abort_after and outcome.finish is None:
+                outcome.left = True
+                self._inbox.put(Abort(event.request_id, event.choice))
+
+
+def check_alone(schedule: Schedule, run: Run) -> None:
+    """Assert that every choice has the outcome it has alone, or its beginning if it was aborted."""
+    for arrival in schedule.arrivals:
+        for choice in range(request_of(arrival.kind, plain=arrival.plain).params.n):
+            outcome = run.outcomes[arrival.name, choice]
+            expected = alone_result(arrival.kind, choice, plain=arrival.plain)
+            count = len(outcome.tokens)
+            assert outcome.tokens == expected.tokens[:count] and outcome.logprobs == expected.logprobs[:count]
+            if outcome.finish is not FinishReason.ABORT:
+                assert (count, outcome.finish) == (len(expected.tokens), expected.finish)
+                assert outcome.stop_reason == expected.stop_reason
+                assert outcome.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("numbers", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=len)
+def test_outcomes_do_not_depend_on_the_depth(executor: LocalExecutor, numbers: range) -> None:
+    """The schedules have stops, aborts, preemptions, forks, shared prefixes and drafts; the model has a window."""
+    ahead, seen = Counter[int](), Counter[str]()
+    for number in numbers:
+        schedule = Schedule(number)
+        runs = [Run(schedule, depth, executor) for depth in DEPTHS]
+        check_alone(schedule, runs[0])
+        assert all(run.outcomes == runs[0].outcomes for run in runs), number
+        for depth, run in zip(DEPTHS, runs, strict=True):
+            ahead[depth] += run.engine.steps_ahead
+            seen["preemptions"] += run.scheduler.preemptions
+            seen["accepted"] += getattr(run.scheduler.drafter, "accepted", 0)
+            seen.update(str(outcome.finish) for outcome in run.outcomes.values())
+            seen["forks"] += any(choice for _, choice in run.outcomes)
+    assert ahead[0] == 0 and min(ahead[1], ahead[2]) > 3 * len(numbers)
+    least = min(seen[each] for each in ("preemptions", "accepted", "stop", "length", "abort", "forks"))
+    assert least > len(numbers) // 2, seen
