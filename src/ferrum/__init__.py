@@ -33,6 +33,7 @@ _HOMES: Final = {
             "OptimizationConfig"
         ),
         "ferrum.contract.decoder_llm": "DecoderOnlyLLM LlmRuntimeConfig UnifiedItem",
+        "ferrum.core.kv_shape": "KvShape",
         "ferrum.core.memory_plan": "MemoryPlan MemoryRequirements",
         "ferrum.core.params": "SamplingParams",
         "ferrum.core.snapshots": "CacheMetricsSnapshot LoraMetricsSnapshot",

@@ -56,6 +56,7 @@ from ferrum.core.errors import StaleHandle as StaleHandle
 from ferrum.core.errors import StepError as StepError
 from ferrum.core.errors import UnknownSequence as UnknownSequence
 from ferrum.core.errors import Unsupported as Unsupported
+from ferrum.core.kv_shape import KvShape as KvShape
 from ferrum.core.memory_plan import MemoryPlan as MemoryPlan
 from ferrum.core.memory_plan import MemoryRequirements as MemoryRequirements
 from ferrum.core.params import SamplingParams as SamplingParams

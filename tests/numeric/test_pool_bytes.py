@@ -138,7 +138,7 @@ def test_an_executors_plan_equals_its_arrays(name: str, head_dim: int, page_size
     kernels_of(name)
     with executor_of(name, head_dim, page_size, format) as executor:
         plan, pool = executor.memory_plan, executor.lm.kernels
-        stored = executor.info.kv_bytes_per_token_and_layer(DataType(format)) * executor.info.num_layers
+        stored = executor.info.kv_bytes_per_token(DataType(format))
         pages = sum(part.num_pages for part in plan.pool)
         if isinstance(pool, NativeKernels):
             assert plan.kv_pool == pool.lowering.runtime.pool_bytes > pages * page_size * stored, "these are padded"
@@ -182,7 +182,7 @@ def test_memory_pool_size_is_an_upper_bound() -> None:
     case = find("mistral-full")
     with load_executor(directory_of(case)) as executor:
         info = executor.info
-    size = 100 * info.kv_bytes_per_token_and_layer(DataType.FLOAT32) * info.num_layers
+    size = 100 * info.kv_bytes_per_token(DataType.FLOAT32)
     config = ExecutorConfig(
         model_info=info,
         dtype=DataType.FLOAT32,

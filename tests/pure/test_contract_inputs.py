@@ -194,9 +194,11 @@ def test_model_info_and_enums_round_trip():
 @contract("5.sizes follow heads and formats")
 def test_kv_bytes_count_kv_heads_and_the_format():
     assert INFO.num_heads != INFO.num_kv_heads
-    assert INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32) == 2 * 3 * 16 * 4
-    assert INFO.kv_bytes_per_token_and_layer(DataType.BFLOAT16) == 2 * 3 * 16 * 2
-    assert INFO.kv_bytes_per_token_and_layer(DataType.INT8) == 2 * 3 * (16 + 4)  # a scale for each key and value
+    assert INFO.kv_bytes_per_token(DataType.FLOAT32) == INFO.num_layers * 2 * 3 * 16 * 4
+    assert INFO.kv_bytes_per_token(DataType.BFLOAT16) == INFO.num_layers * 2 * 3 * 16 * 2
+    assert INFO.kv_bytes_per_token(DataType.INT8) == INFO.num_layers * 2 * 3 * (
+        16 + 4
+    )  # a scale for each key and value
 
 
 @contract("2.serialisation")

@@ -72,7 +72,7 @@ PROPERTIES = {
 }
 MEMBERS = {
     "LogitsPolicy": "NONE LAST ALL",
-    "AttentionType": "MultiHead MultiQuery GroupedQuery Flash Paged SlidingWindow",
+    "AttentionType": "MultiHead MultiQuery GroupedQuery Flash Paged SlidingWindow Latent",
     "ExecutorState": "Initializing Ready Busy Error Shutdown",
     "ExecutorType": "Sequential Batch ContinuousBatch Speculative PipelineParallel TensorParallel",
 }

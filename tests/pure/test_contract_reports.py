@@ -59,8 +59,8 @@ def test_capabilities_derive_from_model_and_traits(heads, sharing):
     assert not can.supports_dynamic_batching and can.supports_speculative_decoding
     assert not can.supports_tensor_parallelism and not can.supports_pipeline_parallelism
     assert can.supported_dtypes == {DataType.FLOAT32} and can.supported_devices == {info.device}
-    more = capabilities(info, replace(traits, windows=True, flash=True, paged=False, max_batch_size=2))
-    assert more.attention_mechanisms == {sharing, AttentionType.SLIDING_WINDOW, AttentionType.FLASH}
+    more = capabilities(info, replace(traits, windows=True, latent=True, flash=True, paged=False, max_batch_size=2))
+    assert {str(kind) for kind in more.attention_mechanisms} == {sharing, "SlidingWindow", "Latent", "Flash"}
     assert more.supports_dynamic_batching
     assert ExecutorCapabilities.from_json(more.to_json()) == more
 
@@ -80,7 +80,7 @@ def test_the_memory_formula_bounds_the_plan(executor, size):
     batch, length = size
     needs, plan = executor.memory_requirements, executor.memory_plan
     assert needs.parameter_memory == plan.weights
-    assert needs.kv_cache_memory_per_token == INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32)
+    assert needs.kv_cache_memory_per_token * INFO.num_layers == INFO.kv_bytes_per_token(DataType.FLOAT32)
     (part,) = plan.pool
     held = plan.weights + plan.activations + plan.tables + batch * part.pages(length) * part.page_bytes
     assert needs.calculate_total_memory(batch, length, INFO.num_layers) >= held

@@ -172,7 +172,7 @@ class FakeLM(StepwiseLLM):
 
 
 def traits_of(options: Options) -> ExecutorTraits:
-    per_token = INFO.kv_bytes_per_token_and_layer(DataType.FLOAT32) * INFO.num_layers
+    per_token = INFO.kv_bytes_per_token(DataType.FLOAT32)
     size = options.page_size
     part = PoolPart(name="layers0", num_pages=options.num_pages, page_size=size, page_bytes=size * per_token)
     return ExecutorTraits(

@@ -11,7 +11,7 @@ from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements, memory_requi
 
 
 class AttentionType(StrEnum):
-    """Kinds of attention: the first three are how heads are shared, the others how keys are read."""
+    """Kinds of attention: the first three are how heads are shared, the others how keys are stored and read."""
 
     MULTI_HEAD = "MultiHead"
     MULTI_QUERY = "MultiQuery"
@@ -19,6 +19,7 @@ class AttentionType(StrEnum):
     FLASH = "Flash"
     PAGED = "Paged"
     SLIDING_WINDOW = "SlidingWindow"
+    LATENT = "Latent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class ExecutorTraits:
         group: inputs per scale of quantised weights; None if none are quantised.
         dtypes: weight formats that it could have been loaded in.
         windows: whether some layers have a sliding window.
+        latent: whether some layers store keys and values as one latent vector (DeepSeek-V2, section 2.1).
         paged: whether keys and values live in pages of the pool.
         flash: whether attention never holds a row of scores for the whole context.
         attention_weights: whether attention probabilities can be returned.
@@ -52,6 +54,7 @@ class ExecutorTraits:
     group: int | None = None
     dtypes: frozenset[DataType] = frozenset()
     windows: bool = False
+    latent: bool = False
     paged: bool = True
     flash: bool = False
     attention_weights: bool = False
@@ -75,7 +78,7 @@ class ExecutorCapabilities(JsonRecord):
     Attributes:
         max_batch_size: maximum sequences of one step, each of which needs a page of the pool.
         max_sequence_length: maximum tokens of a sequence: the context, but at most what the pool holds.
-        attention_mechanisms: how heads are shared, and how keys are read.
+        attention_mechanisms: how heads are shared, and how keys are stored and read.
         supports_dynamic_batching: several sequences share a forward pass.
         supports_continuous_batching: sequences join and leave between any two steps.
         supports_speculative_decoding: a span may carry drafts.
@@ -113,7 +116,7 @@ def capabilities(info: ModelInfo, traits: ExecutorTraits) -> ExecutorCapabilitie
         supported_dtypes=traits.dtypes | {info.dtype},
         supported_devices=frozenset({info.device}),
         memory_requirements=memory_requirements(
-            traits.memory, info.kv_bytes_per_token_and_layer(traits.kv_dtype), info.num_layers, traits.max_batch_size
+            traits.memory, info.kv_bytes_per_token(traits.kv_dtype), info.num_layers, traits.max_batch_size
         ),
     )
 
@@ -131,6 +134,8 @@ def _mechanisms(info: ModelInfo, traits: ExecutorTraits) -> frozenset[AttentionT
         found.add(AttentionType.PAGED)
     if traits.windows:
         found.add(AttentionType.SLIDING_WINDOW)
+    if traits.latent:
+        found.add(AttentionType.LATENT)
     if traits.flash:
         found.add(AttentionType.FLASH)
     return frozenset(found)

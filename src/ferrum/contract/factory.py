@@ -32,7 +32,7 @@ _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
 }
 """The arguments of `load_executor` that an optimisation level sets."""
 
-_READING: Final = (AttentionType.FLASH, AttentionType.PAGED, AttentionType.SLIDING_WINDOW)
+_READING: Final = (AttentionType.FLASH, AttentionType.PAGED, AttentionType.SLIDING_WINDOW, AttentionType.LATENT)
 """Attention types that only the loaded model can confirm."""
 
 _SHAPE: Final = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
@@ -295,7 +295,7 @@ def _page_bytes(config: ExecutorConfig) -> int:
     auto = DataType.BFLOAT16 if config.dtype is DataType.BFLOAT16 else DataType.FLOAT32
     kv_dtype = next((each for each in DataType if is_one_of(asked, [each])), auto)
     info, page_size = config.model_info, config.attention_config.block_size or PAGE_SIZE
-    return page_size * info.kv_bytes_per_token_and_layer(kv_dtype) * info.num_layers
+    return page_size * info.kv_bytes_per_token(kv_dtype)
 
 
 def _model_options(config: ExecutorConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NewType
 from ferrum.contract.integer_lists import integer_matrix, only_row, token_matrix
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.kv_shape import KvShape
 from ferrum.core.span_checks import inputs_of, is_one_of
 from ferrum.core.step import Array
 from ferrum.core.values import shown, whole
@@ -38,7 +39,7 @@ class DataType(StrEnum):
 
     def stored_bytes(self, dim: int) -> int:
         """Return the bytes of a key or value of `dim` elements in the KV pool; int8 adds a float32 scale."""
-        return dim * self.bits // 8 + (4 if self is DataType.INT8 else 0)
+        return dim * self.bits // 8 + (4 if self is DataType.INT8 and dim else 0)
 
 
 class Device(StrEnum):
@@ -66,9 +67,11 @@ class ModelInfo(JsonRecord):
         num_parameters: numbers in the checkpoint; a tied head counts once.
         vocab_size: upper limit of token ids.
         max_sequence_length: the checkpoint's context, in tokens.
-        num_heads, num_kv_heads, head_dim: of the attention layers (the first one's, if they differ).
+        num_heads, num_kv_heads, head_dim: of the attention layers (if they differ, of the first that stores).
         dtype: of the dense weights.
         device: location of the weights.
+        kv_layers: what layers store per token, by layer group; empty: each stores num_kv_heads keys and values of
+            head_dim.
     """
 
     model_id: str
@@ -83,10 +86,15 @@ class ModelInfo(JsonRecord):
     head_dim: int
     dtype: DataType
     device: Device = Device.CPU
+    kv_layers: tuple[KvShape, ...] = ()
 
-    def kv_bytes_per_token_and_layer(self, kv_dtype: DataType) -> int:
-        """Return the bytes of one token's keys and values in one layer: 2 x KV heads x bytes of a head."""
-        return 2 * self.num_kv_heads * kv_dtype.stored_bytes(self.head_dim)
+    def kv_bytes_per_token(self, kv_dtype: DataType) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        alike = KvShape(self.num_kv_heads, self.head_dim, self.head_dim, num_layers=self.num_layers)
+        return sum(
+            kv.num_layers * kv.num_heads * (kv_dtype.stored_bytes(kv.key_dim) + kv_dtype.stored_bytes(kv.value_dim))
+            for kv in self.kv_layers or (alike,)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +104,8 @@ class KvCacheHandle(JsonRecord):
     Attributes:
         cache_id: the sequence.
         sequence_length: stored tokens that this handle covers.
-        num_layers, num_kv_heads, head_dim, dtype: the shape of a stored token (KV heads, not query heads).
+        num_layers, num_kv_heads, head_dim, dtype: the shape of a stored token (KV heads, not query heads; if layers
+            differ, of the first that stores).
         device: location of the keys and values.
         block_table: page numbers of the first layer group, in order; -1 for a page that left a sliding window.
         generation: the sequence's generation when the handle was made.

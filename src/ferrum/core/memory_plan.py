@@ -114,7 +114,7 @@ class MemoryRequirements(JsonRecord):
     Attributes:
         parameter_memory: bytes of the weights as held.
         activation_memory_per_token: bytes of a step's buffers per token of the step.
-        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer.
+        kv_cache_memory_per_token: bytes of a token's keys and values in ONE layer, on average over all, rounded up.
         overhead_memory: bytes independent of the work: buffers, tables, libraries, half-filled pages, and padding in
             the pool.
     """
@@ -136,15 +136,15 @@ def memory_requirements(plan: MemoryPlan, kv_bytes: int, num_layers: int, max_ba
 
     Args:
         plan: the exact plan.
-        kv_bytes: keys and values of one token in one layer.
-        num_layers: layers that share the pool.
+        kv_bytes: keys and values of one token in all layers.
+        num_layers: all layers, also those that store nothing.
         max_batch_size: sequences of a batch, each of which may leave a page nearly empty.
     """
     partial_pages = sum(part.page_bytes - part.page_bytes // part.page_size for part in plan.pool) * max_batch_size
-    padding = (plan.kv_per_token - kv_bytes * num_layers) * max(part.num_pages * part.page_size for part in plan.pool)
+    padding = (plan.kv_per_token - kv_bytes) * max(part.num_pages * part.page_size for part in plan.pool)
     return MemoryRequirements(
         parameter_memory=plan.weights,
         activation_memory_per_token=plan.activation_row,
-        kv_cache_memory_per_token=kv_bytes,
+        kv_cache_memory_per_token=-(-kv_bytes // max(num_layers, 1)),
         overhead_memory=plan.activations + plan.tables + plan.libraries + partial_pages + ceil(padding),
     )

@@ -232,7 +232,7 @@ def llm_traits(model: DecoderOnlyLLM, info: ModelInfo, max_batch_size: int) -> E
         name=_CACHE,
         num_pages=model.kv_capacity(),
         page_size=1,
-        page_bytes=2 * config.num_layers * config.num_kv_heads * config.head_dim * info.dtype.bits // 8,
+        page_bytes=info.kv_bytes_per_token(info.dtype),
     )
     weights = info.num_parameters * info.dtype.bits // 8
     return ExecutorTraits(
