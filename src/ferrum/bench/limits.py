@@ -82,7 +82,8 @@ class Costs:
         window = start + count if shape.window is None else shape.window
         stored = min(start + count, window + count - 1)
         pairs = sum(min(position + 1, window) for position in range(start, start + count))
-        operations = 4.0 * shape.num_heads * shape.head_dim * pairs  # q . k and p . v, a multiply-add each
+        # q . k and p . v, a multiply-add each
+        operations = 2.0 * (shape.num_heads * shape.head_dim + shape.output_columns) * pairs
         return Part(stored * self.kv_bytes[shape.group], operations, self.kv_format)
 
     def work(self, passes: Iterable[Pass]) -> Work:
@@ -102,7 +103,8 @@ def seconds_of(work: Work, rates: Rates) -> float:
 
 def layer_kv_bytes(program: Program, group_bytes: Sequence[float]) -> tuple[float, ...]:
     """Return the bytes of a token's keys and values in one layer, by layer group, from each group's total."""
-    layers = Counter(op.arguments[1].group for op in program.ops if op.name == "attention")
+    shapes = [op.arguments[1] for op in program.ops if op.name == "attention"]
+    layers = Counter(group for group, _ in {(shape.group, shape.layer) for shape in shapes})  # some read the same one
     return tuple(total / layers[group] for group, total in enumerate(group_bytes))
 
 

@@ -83,6 +83,7 @@ class AttentionShape:
         num_heads, num_kv_heads, head_dim: runs of num_heads / num_kv_heads query heads share a KV head.
         scale: factor of q . k.
         window: a query at position p sees keys at positions > p - window; None: all keys.
+        value_dim: width of a value; None: head_dim.
     """
 
     group: int
@@ -92,6 +93,12 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def output_columns(self) -> int:
+        """Columns of the result: a value of each query head."""
+        return self.num_heads * (self.head_dim if self.value_dim is None else self.value_dim)
 
 
 class StepTables(NamedTuple):
@@ -147,7 +154,7 @@ class Operations(Protocol):
         """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim]"""
 
     def attention(self, q: Array, shape: AttentionShape) -> Array:
-        """Attend from each row to the stored keys of its sequence up to its position -> [R, heads x dim]."""
+        """Attend from each row to the stored keys of its sequence up to its position -> [R, heads x value dim]."""
 
     def gather(self, x: Array) -> Array:
         """Return the step's `logit_rows` of x: [R, H] -> [G, H]."""

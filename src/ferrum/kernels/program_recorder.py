@@ -119,7 +119,7 @@ class ShapedOperations(Operations, ABC):
         return self._like("rope_store", q, k, v, shape, rope, q_norm, k_norm, eps)
 
     def attention(self, q: Array, shape: AttentionShape) -> Array:
-        return self._like("attention", q, shape)
+        return self._like("attention", q, shape, columns=shape.output_columns)
 
     def gather(self, x: Array) -> Array:
         return self._emit("gather", (x,), (Extent.LOGITS, self._shape(x)[1]))[0]
