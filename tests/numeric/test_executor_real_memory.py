@@ -73,7 +73,7 @@ for group in executor.pages.groups:
     # The system commits a page of memory when it is first written: write them all.
     copies = [PageCopy(group.name, 0, target) for target in range(1, group.num_pages)]
     executor.lm.kernels.copy_pages(copies)
-for weight in executor.lm.network.weights():
+for weight in executor.lm.network.weights.values():
     # Nor does it read a page of a mapped file before it is looked at.
     for begin in range(0, weight.shape[0], 64):
         weight.rows(np.arange(begin, min(begin + 64, weight.shape[0]), dtype=np.int32))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
-from ferrum.models.decoder import pool_slots
+from ferrum.core.kv_shape import KvShape
+from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec
 
 CONFIG: dict[str, Any] = {
@@ -105,7 +106,7 @@ def test_a_pattern_of_windows_is_a_list_of_layers():
     config = {**CONFIG, "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 32}
     spec = decoder_spec({**config, "layer_types": pattern})
     assert [layer.attention.window for layer in spec.layers] == [32, None, 32, None]
-    assert pool_slots(spec) == ((0, 0), (1, 0), (0, 1), (1, 1))
+    assert inventory(spec).kv_layers == (KvShape(3, 128, 128, 32, num_layers=2), KvShape(3, 128, 128, num_layers=2))
     with pytest.raises(CheckpointError, match="layer_types"):
         decoder_spec({**config, "layer_types": pattern[:3]})
 

@@ -74,7 +74,7 @@ def loaded(directory: Path) -> list[bytes]:
     parameters.finish(spec.ignored_names)
     vectors = [name for name, info in checkpoint.tensors.items() if len(info.shape) == 1]
     return [
-        *(weight.panels.tobytes() for weight in decoder.weights()),
+        *(weight.panels.tobytes() for weight in decoder.weights.values()),
         *(parameters.vector(name, checkpoint.tensors[name].shape[0]).tobytes() for name in sorted(vectors)),
     ]
 

@@ -18,10 +18,11 @@ from ferrum.core.errors import ConfigError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.reference import ReferenceKernels
+from ferrum.models.decoder import inventory
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.runtime.memory import PoolLimits, group_windows, pool_groups, pool_part
+from ferrum.runtime.memory import PoolLimits, pool_groups, pool_part
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from held_arrays import owned_arrays
 from native_twin import require_native
@@ -83,7 +84,7 @@ def test_a_pool_fills_its_memory(name: str, head_dim: int, page_size: int, forma
         kv_capacity=None,
         memory_pool_size=size,
     )
-    groups = pool_groups(spec, format, limits, kernels.planned_page_bytes)
+    groups = pool_groups(inventory(spec).kv_layers, format, limits, kernels.planned_page_bytes)
     kernels.allocate(groups)
     page = sum(kernels.page_bytes(group.name) for group in groups)
     assert size - page < held_by(kernels) <= size
@@ -105,10 +106,10 @@ def test_memory_that_windows_do_not_need_goes_to_other_layers(batch: int) -> Non
         memory_pool_size=8 << 20,
     )
     page_bytes = ReferenceKernels().planned_page_bytes
-    groups = pool_groups(spec, "bfloat16", limits, page_bytes)
+    groups = pool_groups(inventory(spec).kv_layers, "bfloat16", limits, page_bytes)
     held = sum(group.num_pages * page_bytes(group) for group in groups)
     assert limits.memory_pool_size - sum(map(page_bytes, groups)) < held <= limits.memory_pool_size
-    (windowed,) = [g for g, w in zip(groups, group_windows(spec), strict=True) if w is not None]
+    (windowed,) = [g for g, kv in zip(groups, inventory(spec).kv_layers, strict=True) if kv.window is not None]
     assert windowed.num_pages <= limits.batch(limits.resident(70)) // 64
 
 
@@ -128,7 +129,7 @@ def test_a_pool_holds_a_full_batch_if_memory_allows(length: int, window: int | N
         kv_capacity=None,
         memory_pool_size=1 << 40,
     )
-    (group,) = pool_groups(spec, "bfloat16", limits, ReferenceKernels().planned_page_bytes)
+    (group,) = pool_groups(inventory(spec).kv_layers, "bfloat16", limits, ReferenceKernels().planned_page_bytes)
     assert group.num_pages // pool_part(group, 1, window, limits).pages(length) == 32
 
 
@@ -173,7 +174,9 @@ def test_memory_left_by_mapped_weights_is_never_negative() -> None:
         mapped=1 << 60,
     )
     with pytest.raises(ConfigError, match=r"^kv_capacity: 0 bytes") as caught:
-        pool_groups(decoder_spec(SHAPES["tiny"]), "bfloat16", limits, ReferenceKernels().planned_page_bytes)
+        pool_groups(
+            inventory(decoder_spec(SHAPES["tiny"])).kv_layers, "bfloat16", limits, ReferenceKernels().planned_page_bytes
+        )
     assert caught.value.param == "kv_capacity"
 
 

@@ -69,7 +69,7 @@ def test_matrices_have_the_formats_of_the_scheme(scheme):
         with load_executor(directory_of(find(name)), quantize=scheme, kernels="reference") as executor:
             decoder = executor.lm.network
             ends = {id(weight): weight.format for weight in (decoder.embedding, decoder.head)}
-            layers = {weight.format for weight in decoder.weights() if id(weight) not in ends}
+            layers = {weight.format for weight in decoder.weights.values() if id(weight) not in ends}
             assert set(ends.values()) == {SCHEMES[scheme].ends}
             assert layers == {SCHEMES[scheme].layers} == {executor.info.dtype}
             assert executor.info.dtype in executor.capabilities().supported_dtypes
@@ -110,7 +110,7 @@ def test_dtype_is_applied_before_quantisation():
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_can_be_chosen(group):
     with load_executor(directory_of(find("llama3")), quantize="int4", group=group, kernels="reference") as executor:
-        assert {weight.group for weight in executor.lm.network.weights()} == {group}
+        assert {weight.group for weight in executor.lm.network.weights.values()} == {group}
 
 
 def test_group_without_quantize_is_refused():

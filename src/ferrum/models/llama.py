@@ -8,7 +8,7 @@ from ferrum.core.errors import CheckpointError
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.families import FAMILIES
 from ferrum.models.rope import context_length, rope_spec
-from ferrum.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from ferrum.models.spec import AttentionSpec, DecoderSpec, MlpSpec, PreNormSpec
 
 QWEN_CONTEXT: Final = 1 << 15
 """Context of Qwen models whose configuration does not set one."""
@@ -53,7 +53,7 @@ def llama_like(
         norm_eps=config.number("rms_norm_eps", 1e-6),
         tied_head=tied,
         layers=tuple(
-            LayerSpec(AttentionSpec(heads, kv_heads, dim, rope, window=window, **attention), mlp)
+            PreNormSpec(AttentionSpec(heads, kv_heads, dim, rope, window=window, **attention), mlp)
             for window in windows or (None,) * count
         ),
         ignored_names=("*.rotary_emb.inv_freq", *(("lm_head.weight",) if tied else ())),

@@ -1,12 +1,19 @@
 """Specification of a model as data: a list of layers, built from `config.json` by the function of a family.
 
 A pattern (sliding in some layers, full attention in others) is a list of layers, not a flag. Parts hold all their
-parameters; later code does not read the configuration.
+parameters; later code does not read the configuration. A new kind of part or layer is another class with `build`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ferrum.core.kv_shape import KvShape
+from ferrum.kernels.interface import AttentionShape
+from ferrum.models.builder import Builder, LayerSpec, PartSpec
+from ferrum.nn.attention import Attention
+from ferrum.nn.block import PreNormBlock
+from ferrum.nn.mlp import GatedMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,25 @@ class AttentionSpec:
     bias: bool = False
     output_bias: bool = False
 
+    def stored(self) -> KvShape:
+        """Return what a token stores in the KV pool."""
+        return KvShape(self.num_kv_heads, self.head_dim, self.head_dim, self.window)
+
+    def build(self, make: Builder) -> Attention:
+        """Return the part with its parameters."""
+        dim, rope, slot = self.head_dim, self.rope, make.slot(self)
+        outputs, stored = self.num_heads * dim, self.num_kv_heads * dim
+        sizes = (outputs, stored, stored)
+        return Attention(
+            qkv=make.linear(("q_proj", "k_proj", "v_proj"), sizes, make.hidden_size, bias=self.bias),
+            output=make.linear(("o_proj",), (make.hidden_size,), outputs, bias=self.output_bias),
+            shape=AttentionShape(*slot, self.num_heads, self.num_kv_heads, dim, dim**-0.5, self.window),
+            rope=None if rope is None else make.rope(rope.frequencies, rope.scaling),
+            q_norm=make.vector("q_norm.weight", dim) if self.qk_norm else None,
+            k_norm=make.vector("k_norm.weight", dim) if self.qk_norm else None,
+            eps=make.norm_eps,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
@@ -49,13 +75,31 @@ class MlpSpec:
 
     intermediate_size: int
 
+    def build(self, make: Builder) -> GatedMlp:
+        """Return the part with its parameters."""
+        hidden, inner = make.hidden_size, self.intermediate_size
+        return GatedMlp(
+            gate=make.matrix("gate_proj.weight", (inner, hidden)),
+            up=make.matrix("up_proj.weight", (inner, hidden)),
+            down=make.linear(("down_proj",), (hidden,), inner),
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """Residual block: norm, attention, add; norm, feed-forward, add. New kinds of part become union members."""
+class PreNormSpec:
+    """Residual layer: norm, attention, add; norm, feed-forward, add."""
 
-    attention: AttentionSpec
-    mlp: MlpSpec
+    attention: PartSpec
+    mlp: PartSpec
+
+    def build(self, make: Builder) -> PreNormBlock:
+        """Return the layer with its parameters."""
+        return PreNormBlock(
+            attention_norm=make.norm("input_layernorm.weight"),
+            attention=self.attention.build(make.under("self_attn")),
+            mlp_norm=make.norm("post_attention_layernorm.weight"),
+            mlp=self.mlp.build(make.under("mlp")),
+        )
 
 
 @dataclass(frozen=True, slots=True)

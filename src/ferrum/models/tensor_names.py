@@ -7,6 +7,7 @@ from typing import Protocol
 from ferrum.kernels.interface import F32, Weight
 
 EMBEDDING = "model.embed_tokens.weight"
+LAYERS = "model.layers"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 

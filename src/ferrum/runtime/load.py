@@ -24,7 +24,7 @@ from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels, PoolGroup
 from ferrum.kernels.program_recorder import Extent
-from ferrum.models.decoder import Decoder, build_decoder, parameter_shapes
+from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.dense import FORMATS
@@ -39,7 +39,6 @@ from ferrum.runtime.memory import (
     PoolLimits,
     bytes_to_load,
     free_memory,
-    group_windows,
     memory_for,
     pool_groups,
     pool_part,
@@ -195,7 +194,8 @@ def _assemble(
         raise Unsupported(f"device={config.device}", "this release computes on the CPU")
     checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
-    widest = max(layer.attention.head_dim for layer in spec.layers)
+    asks = inventory(spec)
+    widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
     native = chosen.kernels.name == "native"
@@ -203,11 +203,11 @@ def _assemble(
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
-        parameters.expect(parameter_shapes(spec), spec.ignored_names)
+        parameters.expect(asks.shapes, spec.ignored_names)
     with memory_for(f"the weights, and the rotations of {context:,} positions (max_sequence_length)"):
         decoder = build_decoder(spec, parameters, chosen.kernels, 1 if planning else context)
     if planning:
-        chosen.kernels.table_bytes += _rope_bytes(spec, context - 1)
+        chosen.kernels.table_bytes += 2 * 4 * asks.rope_numbers * (context - 1)  # cosines and sines
     parameters.finish(spec.ignored_names)
     limits = PoolLimits(
         page_size=bounds.page_size,
@@ -221,7 +221,7 @@ def _assemble(
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
-    groups = pool_groups(spec, kv_format, limits, chosen.kernels.planned_page_bytes)
+    groups = pool_groups(decoder.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
     held = [replace(group, num_pages=0) for group in groups] if planning else groups
     lm = _language_model(decoder, chosen.kernels, held, limits, replay=not config.switches.disable_graphs)
     own = decoder_spec(checkpoint.config)
@@ -231,14 +231,8 @@ def _assemble(
         group=None if parameters.scheme is None else parameters.group,
         notes=chosen.notes if own.tied_head or not spec.tied_head else (*chosen.notes, _headless_note(config)),
     )
-    capacity = capacity_tokens(_page_groups(groups, spec))
-    return lm, ModelPlan(_info(config, spec, parameters), traits, capacity)
-
-
-def _rope_bytes(spec: DecoderSpec, positions: int) -> int:
-    """Return the bytes of that many rows of the rope tables."""
-    ropes = {layer.attention.rope for layer in spec.layers}
-    return sum(2 * 4 * len(rope.frequencies) * positions for rope in ropes if rope is not None)
+    capacity = capacity_tokens(_page_groups(groups, decoder))
+    return lm, ModelPlan(_info(config, spec, asks, parameters), traits, capacity)
 
 
 def _parameters(
@@ -275,7 +269,7 @@ def _language_model(
     decoder: Decoder, kernels: Kernels, groups: Sequence[PoolGroup], limits: PoolLimits, *, replay: bool
 ) -> DecoderLM:
     _allocate(kernels, groups)
-    pages = PageTable(_page_groups(groups, decoder.spec), max_draft=limits.max_draft)
+    pages = PageTable(_page_groups(groups, decoder), max_draft=limits.max_draft)
     with memory_for(f"the buffers of steps of {limits.max_rows:,} tokens (max_rows)"):
         if limits.max_rows > _MAX_STEP_ROWS:
             raise MemoryError
@@ -283,17 +277,17 @@ def _language_model(
             decoder,
             kernels,
             pages,
-            config=_runtime_config(decoder.spec, limits.max_sequence_length),
+            config=_runtime_config(decoder, limits.max_sequence_length),
             max_rows=limits.max_rows,
             max_logit_rows=max(MAX_DRAFT + 1, _LOGIT_BYTES // (4 * decoder.spec.vocab_size)),
             replay=replay,
         )
 
 
-def _page_groups(groups: Sequence[PoolGroup], spec: DecoderSpec) -> list[PageGroup]:
+def _page_groups(groups: Sequence[PoolGroup], decoder: Decoder) -> list[PageGroup]:
     """Return the groups as the page table knows them."""
-    pairs = zip(groups, group_windows(spec), strict=True)
-    return [PageGroup(group.name, group.num_pages, group.page_size, window) for group, window in pairs]
+    pairs = zip(groups, decoder.kv_layers, strict=True)
+    return [PageGroup(group.name, group.num_pages, group.page_size, kv.window) for group, kv in pairs]
 
 
 def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
@@ -304,13 +298,13 @@ def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
         kernels.allocate(tuple(groups))
 
 
-def _runtime_config(spec: DecoderSpec, context: int) -> LlmRuntimeConfig:
-    attention = spec.layers[0].attention
+def _runtime_config(decoder: Decoder, context: int) -> LlmRuntimeConfig:
+    spec, first = decoder.spec, decoder.kv_layers[0]
     return LlmRuntimeConfig(
         hidden_size=spec.hidden_size,
         num_layers=len(spec.layers),
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
+        num_kv_heads=first.num_heads,
+        head_dim=first.key_dim,
         vocab_size=spec.vocab_size,
         max_seq_len=context,
     )
@@ -328,8 +322,7 @@ def _headless_note(config: ModelConfig) -> str:
     return note
 
 
-def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> ModelInfo:
-    attention = spec.layers[0].attention
+def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: Parameters) -> ModelInfo:
     format = parameters.format if parameters.scheme is None else parameters.scheme.layers
     return ModelInfo(
         model_id=config.model,
@@ -339,27 +332,27 @@ def _info(config: ModelConfig, spec: DecoderSpec, parameters: Parameters) -> Mod
         max_sequence_length=spec.max_sequence_length,
         hidden_size=spec.hidden_size,
         num_layers=len(spec.layers),
-        num_heads=attention.num_heads,
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
+        num_heads=asks.num_heads,
+        num_kv_heads=asks.kv_layers[0].num_heads,
+        head_dim=asks.kv_layers[0].key_dim,
         dtype=DataType(format),
+        kv_layers=asks.kv_layers,
     )
 
 
 def _traits(
     lm: DecoderLM, decoder: Decoder, kv_format: str, groups: tuple[PoolGroup, ...], limits: PoolLimits
 ) -> ExecutorTraits:
-    windows = group_windows(decoder.spec)
     memory = MemoryPlan(
-        weights=sum(weight.nbytes for weight in decoder.weights()),
+        weights=sum(weight.nbytes for weight in decoder.weights.values()),
         activations=sum(map(lm.buffer_bytes, Extent))
         + lm.kernels.scratch_bytes
         + lm.sampler.held_bytes(decoder.spec.vocab_size),
         activation_row=lm.buffer_bytes(Extent.ROWS) // limits.max_rows,
         tables=lm.kernels.table_bytes,
         pool=tuple(
-            pool_part(group, lm.kernels.planned_page_bytes(group), window, limits)
-            for group, window in zip(groups, windows, strict=True)
+            pool_part(group, lm.kernels.planned_page_bytes(group), kv.window, limits)
+            for group, kv in zip(groups, decoder.kv_layers, strict=True)
         ),
         libraries=LIBRARY_BYTES,
     )
@@ -371,7 +364,8 @@ def _traits(
         max_sequence_length=limits.max_sequence_length,
         memory=memory,
         dtypes=frozenset(map(DataType, (*FORMATS, *INTEGERS))),
-        windows=any(window is not None for window in windows),
+        windows=any(kv.window is not None for kv in decoder.kv_layers),
+        latent=any(kv.latent for kv in decoder.kv_layers),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole
         attention_weights=lm.kernels.captures,
     )

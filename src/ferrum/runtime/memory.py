@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Final
 from ferrum.core.config import ModelConfig
 from ferrum.core.control_groups import MEMBERSHIP, ROOT, memory_left, memory_with_swap
 from ferrum.core.errors import CapacityError, ConfigError
+from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
-from ferrum.models.decoder import parameter_shapes, pool_slots
-from ferrum.models.spec import AttentionSpec, DecoderSpec
+from ferrum.models.decoder import parameter_shapes
+from ferrum.models.spec import DecoderSpec
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.packed import is_packed
 from ferrum.runtime.parameters import PlannedParameters
@@ -104,12 +105,12 @@ class PoolLimits:
 
 
 def pool_groups(
-    spec: DecoderSpec, format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]
+    kv_layers: Sequence[KvShape], format: str, limits: PoolLimits, page_bytes: Callable[[PoolGroup], int]
 ) -> tuple[PoolGroup, ...]:
     """Return the layer groups of the pool, sized.
 
     Args:
-        spec: the model.
+        kv_layers: what the layers of each group store.
         format: of keys and values.
         limits: the sizes to support.
         page_bytes: returns the bytes of a page of a group (`Kernels.planned_page_bytes`).
@@ -123,20 +124,31 @@ def pool_groups(
 
         def held(pages: int) -> int:
             """Return the bytes of a pool whose groups without a window have this many pages."""
-            sized = _sized_groups(spec, format, limits, pages * limits.page_size)
+            sized = _sized_groups(kv_layers, format, limits, pages * limits.page_size)
             return sum(group.num_pages * page_bytes(group) for group in sized)
 
         capacity = min(capacity, _fitting(held, -(-capacity // limits.page_size), limits) * limits.page_size)
-    return _sized_groups(spec, format, limits, capacity)
+    return _sized_groups(kv_layers, format, limits, capacity)
 
 
-def _sized_groups(spec: DecoderSpec, format: str, limits: PoolLimits, capacity: int) -> tuple[PoolGroup, ...]:
+def _sized_groups(
+    kv_layers: Sequence[KvShape], format: str, limits: PoolLimits, capacity: int
+) -> tuple[PoolGroup, ...]:
     """Return the groups for this capacity; groups with a window never need more than their windows."""
     sized = []
-    for index, layers in enumerate(_group_layers(spec)):
-        window = layers[0].window
-        tokens = capacity if window is None else min(capacity, limits.batch(limits.resident(window)))
-        sized.append(_group(f"layers{index}", limits, layers, format, -(-tokens // limits.page_size)))
+    for index, kv in enumerate(kv_layers):
+        tokens = capacity if kv.window is None else min(capacity, limits.batch(limits.resident(kv.window)))
+        group = PoolGroup(
+            name=f"layers{index}",
+            num_pages=-(-tokens // limits.page_size),
+            page_size=limits.page_size,
+            num_layers=kv.num_layers,
+            num_kv_heads=kv.num_heads,
+            key_dim=kv.key_dim,
+            value_dim=kv.value_dim,
+            format=format,
+        )
+        sized.append(group)
     return tuple(sized)
 
 
@@ -161,32 +173,6 @@ def pool_part(group: PoolGroup, page_bytes: int, window: int | None, limits: Poo
         page_size=group.page_size,
         page_bytes=page_bytes,
         resident_tokens=None if window is None else limits.resident(window),
-    )
-
-
-def group_windows(spec: DecoderSpec) -> tuple[int | None, ...]:
-    """Return the window of each layer group."""
-    return tuple(layers[0].window for layers in _group_layers(spec))
-
-
-def _group_layers(spec: DecoderSpec) -> list[list[AttentionSpec]]:
-    """Return the attention specs of each layer group."""
-    groups: dict[int, list[AttentionSpec]] = {}
-    for layer, (group, _) in zip(spec.layers, pool_slots(spec), strict=True):
-        groups.setdefault(group, []).append(layer.attention)
-    return [groups[index] for index in sorted(groups)]
-
-
-def _group(name: str, limits: PoolLimits, layers: list[AttentionSpec], format: str, num_pages: int) -> PoolGroup:
-    return PoolGroup(
-        name=name,
-        num_pages=num_pages,
-        page_size=limits.page_size,
-        num_layers=len(layers),
-        num_kv_heads=layers[0].num_kv_heads,
-        key_dim=layers[0].head_dim,
-        value_dim=layers[0].head_dim,
-        format=format,
     )
 
 
