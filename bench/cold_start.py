@@ -57,16 +57,17 @@ mark("first token")
 
 _TEXT: Final = """
 from ferrum import LLM, SamplingParams
-from ferrum.engine import build
+from ferrum.text import tokenizer
+import ferrum.engine.build
 import ferrum.runtime.load
 mark("import numpy, the engine and the runtime")
-load_tokenizer = build.load_tokenizer
-def timed_tokenizer(directory):
+load_tokenizer = tokenizer.load_tokenizer
+def timed_tokenizer(files):
     mark("files of the model")
-    tokenizer = load_tokenizer(directory)
+    loaded = load_tokenizer(files)
     mark("tokenizer")
-    return tokenizer
-build.load_tokenizer = timed_tokenizer
+    return loaded
+tokenizer.load_tokenizer = timed_tokenizer
 llm = LLM(sys.argv[1])
 mark("weights, pool and program")
 deltas = llm.stream("def first(tokens):", SamplingParams(max_tokens=2, temperature=0))

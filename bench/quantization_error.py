@@ -32,11 +32,12 @@ from ferrum.quant.formats import QUANTIZERS, SCHEMES, Quantizer
 from ferrum.quant.int4 import Int4Weight, quantize_int4, quantize_int4_zero_points
 from ferrum.quant.scale_groups import GROUPS, in_groups
 from ferrum.quant.weight import GroupedWeight
-from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.runtime.checkpoint import TensorStore
+from ferrum.runtime.hub import BUILT_IN
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
-from ferrum.text.tokenizer import load_tokenizer
+from ferrum.runtime.model_source import ModelSource
+from ferrum.runtime.open_model import open_model
 
 REPOSITORY: Final = Path(__file__).parents[1]
 
@@ -84,7 +85,7 @@ class RoundedCheckpoint:
         weight_bytes: of all matrices read so far, quantised.
     """
 
-    def __init__(self, store: Checkpoint, layers: Quantizer, ends: Quantizer, group: int) -> None:
+    def __init__(self, store: TensorStore, layers: Quantizer, ends: Quantizer, group: int) -> None:
         self.directory, self.config, self.tensors = store.directory, store.config, store.tensors
         self.weight_bytes = 0
         self._store, self._layers, self._ends, self._group = store, layers, ends, group
@@ -108,10 +109,10 @@ class RoundedCheckpoint:
         self._store.forget(name)
 
 
-def windows(directory: Path, files: Sequence[str], size: int, max_tokens: int) -> list[Text]:
+def windows(model: ModelSource, files: Sequence[str], size: int, max_tokens: int) -> list[Text]:
     """Return windows spread evenly over the texts, with at most `max_tokens` tokens in total."""
-    tokenizer = load_tokenizer(directory)
-    assert tokenizer is not None, f"{directory} has no tokenizer"
+    tokenizer = model.tokenizer()
+    assert tokenizer is not None, f"{model.name} has no tokenizer"
     found: list[Text] = []
     for text in files:
         ids = tokenizer.encode(text)
@@ -127,7 +128,7 @@ class Judge:
 
     def __init__(self, model: str, texts: list[Text]) -> None:
         self.model, self.texts = model, texts
-        self.checkpoint = Checkpoint(resolve_model(model))
+        self.checkpoint = open_model(model).checkpoint()
         self.nbytes = sum(text.nbytes for text in texts)
         _, self.expected = self._run(self._floats())
         self.bits_per_byte = self._bits(self.expected)
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     given = parser.parse_args()
     files = [path.read_text("utf-8") for path in given.text] if given.text else held_out()
-    texts = windows(resolve_model(given.model), files, given.window, given.tokens)
+    texts = windows(open_model(given.model), files, given.window, given.tokens)
     judge = Judge(given.model, texts)
     tokens = sum(len(text.tokens) - 1 for text in texts)
     print(f"{given.model}: {tokens} tokens, {judge.nbytes} bytes, {judge.bits_per_byte:.4f} bits per byte in float32")

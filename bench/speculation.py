@@ -31,13 +31,12 @@ from ferrum.core.step import TokenLogprobs
 from ferrum.core.types import Request
 from ferrum.core.version import installed_version
 from ferrum.engine.build import engine_config, with_scheduler
-from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.local_executor import LocalExecutor
+from ferrum.runtime.open_model import open_model
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import LogprobsQuery, Sampler, SamplerInput
-from ferrum.text.tokenizer import load_tokenizer
 from speculation_texts import RECORDED
 
 TEXTS_TOKENIZER: Final = "ferrum-tiny"
@@ -156,7 +155,7 @@ def scripts_of(names: Sequence[str], tokens: int) -> dict[str, Script]:
     Raises:
         ConfigError: there is no such text.
     """
-    tokenizer = load_tokenizer(resolve_model(TEXTS_TOKENIZER))
+    tokenizer = open_model(TEXTS_TOKENIZER).tokenizer()
     assert tokenizer is not None
     unknown = set(names) - RECORDED.keys()
     if unknown:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ferrum import DecodeInput, KvCacheHandle, PrefillInput, load_executor
-from ferrum.runtime.hub import resolve_model
-from ferrum.text.tokenizer import load_tokenizer
+from ferrum.runtime.open_model import open_model
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -18,7 +17,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def main() -> None:
     """Try the two most likely first tokens and follow each greedily."""
     with load_executor("ferrum-tiny") as executor:
-        tokenizer = load_tokenizer(resolve_model("ferrum-tiny"))
+        tokenizer = open_model("ferrum-tiny").tokenizer()
         assert tokenizer is not None
         start = executor.prefill(PrefillInput(tokenizer.encode("def add(a, b):\n    return")))
         scores = log_softmax(start.last_token_logits()[0])

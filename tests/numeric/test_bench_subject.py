@@ -21,8 +21,8 @@ from ferrum.cli.main import execute
 from ferrum.core.errors import KvExhausted
 from ferrum.engine.build import engine_config
 from ferrum.kernels.interface import StepTables
-from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import build_executor
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from own_server import write_shape
@@ -136,7 +136,7 @@ def test_the_limit_counts_the_bytes_held_in_memory():
 def test_a_setting_has_the_group_of_what_was_loaded(tmp_path: Path, packed, asked, group):
     directory = directory_of(find("llama3"))
     if packed is not None:
-        pack_directory(Checkpoint(directory), tmp_path / "packed", "int4", group=packed)
+        pack_directory(DirectoryModel(directory), tmp_path / "packed", "int4", group=packed)
         directory = tmp_path / "packed"
     config = engine_config(str(directory), {"kv_capacity": 128, "max_batch_size": 1, **asked})
     with ExecutorSubject(build_executor(config.model), config, "m") as subject:

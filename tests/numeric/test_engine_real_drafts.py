@@ -26,6 +26,7 @@ from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.text.generation_config import load_generation_config
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from outcomes import essence
 from tiny_with_tokenizer import spoken
@@ -90,8 +91,8 @@ def parts_of(drafter: Drafter) -> tuple[Parts, Spy]:
     info = EngineInfo("tiny", 131, CONTEXT, executor.kv_capacity(), "")
     parts = Parts(
         host=ThreadHost(lambda: Built(executor, scheduler, info)),
-        tokenizer=load_tokenizer(directory),
-        generation=load_generation_config(directory),
+        tokenizer=load_tokenizer(DirectoryFiles(directory)),
+        generation=load_generation_config(DirectoryFiles(directory)),
     )
     return parts, executor
 

@@ -21,10 +21,12 @@ from ferrum.quant.panel_weight import PanelWeight
 from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packed import PackedParameters, _config_checksum
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.random_checkpoint import RandomCheckpoint
 from ferrum.text.chat_template import load_chat_template
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import load_pooling
 from packed_kit import copy_of, logits_of, packed_of
 from tiny import directory_of, find
@@ -81,11 +83,11 @@ def test_the_other_files_of_a_model_are_copied(tmp_path):
     (source / "modules.json").write_text('[{"path": "1_Pooling", "type": "Pooling"}]')
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
-    pack_directory(Checkpoint(source), tmp_path / "out", "int8")
-    assert load_pooling(tmp_path / "out") is Pooling.LAST
+    pack_directory(DirectoryModel(source), tmp_path / "out", "int8")
+    assert load_pooling(DirectoryFiles(tmp_path / "out")) is Pooling.LAST
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
     assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"model":{"merges":["a b"]}}'
-    template = load_chat_template(tmp_path / "out")
+    template = load_chat_template(DirectoryFiles(tmp_path / "out"))
     assert template is not None
     assert [template.render([{"role": "user"}], tools=tools) for tools in (None, [{}])] == ["plain", "tools"]
     for name in ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx"):
@@ -113,7 +115,7 @@ def mixed(target: Path) -> Path:
 
 def test_a_packed_directory_records_all_original_formats(tmp_path):
     source = mixed(tmp_path / "in")
-    pack_directory(Checkpoint(source), tmp_path / "out", "int4")
+    pack_directory(DirectoryModel(source), tmp_path / "out", "int4")
     with load_executor(source, quantize="int4", kernels="reference") as theirs:
         wanted = theirs.traits.weights
     assert "float16+float32" in wanted
@@ -195,7 +197,7 @@ def test_a_changed_configuration_is_refused(change, tmp_path):
 @pytest.mark.parametrize("group", GROUPS)
 def test_groups_of_every_size_are_packed(group, kernels, tmp_path):
     source = directory_of(find("llama3"))
-    pack_directory(Checkpoint(source), tmp_path / "out", "int4", group=group)
+    pack_directory(DirectoryModel(source), tmp_path / "out", "int4", group=group)
     ours = logits_of(tmp_path / "out", "llama3", kernels=kernels)
     theirs = logits_of(source, "llama3", quantize="int4", group=group, kernels=kernels)
     np.testing.assert_array_equal(ours, theirs)
@@ -215,16 +217,16 @@ def test_only_an_empty_target_is_written_to(tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
     with pytest.raises(ConfigError, match="exists") as caught:
-        pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / "used", "int8")
+        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "used", "int8")
     assert caught.value.param == "out"
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]
     (tmp_path / "empty").mkdir()
-    pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / "empty", "int8")
+    pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "empty", "int8")
 
 
 def test_a_packed_directory_is_not_packed_again(tmp_path):
     with pytest.raises(ConfigError, match="already packed") as refusal:
-        pack_directory(Checkpoint(packed_of("llama3", "int8")), tmp_path / "out", "int8")
+        pack_directory(DirectoryModel(packed_of("llama3", "int8")), tmp_path / "out", "int8")
     assert refusal.value.param == "model" and not (tmp_path / "out").exists()
 
 
@@ -247,5 +249,5 @@ def test_a_target_that_cannot_be_created_is_named(out, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="cannot be created") as refusal:
-        pack_directory(Checkpoint(directory_of(find("llama3"))), tmp_path / out, "int8")
+        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / out, "int8")
     assert refusal.value.param == "out"

@@ -22,6 +22,7 @@ from ferrum.models.families import decoder_spec
 from ferrum.runtime import packing
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import model_spec
 from ferrum.runtime.remote_headers import RemoteHeaders
@@ -48,7 +49,7 @@ def refused(directory: Path, out: Path) -> FerrumError:
     """Return the command's output and the error of packing."""
     assert execute(["quantize", str(directory), str(out)]) == 2
     with pytest.raises(FerrumError) as caught:
-        pack_directory(Checkpoint(directory), out, "int8")
+        pack_directory(DirectoryModel(directory), out, "int8")
     return caught.value
 
 
@@ -124,7 +125,7 @@ def test_unused_tensors_are_left_out(tmp_path: Path) -> None:
         tensors.update(spare, **{head: tensors[embedding].copy()})
 
     directory, out = changed(name, tmp_path / "in", add), tmp_path / "out"
-    pack_directory(Checkpoint(directory), out, "int8")
+    pack_directory(DirectoryModel(directory), out, "int8")
     assert not {head, *spare} & Checkpoint(out).tensors.keys()
     loaded = logits_of(directory, name, kernels="reference", quantize="int8")
     np.testing.assert_array_equal(logits_of(out, name, kernels="reference"), loaded)
@@ -142,7 +143,7 @@ def test_a_decoder_saved_without_its_head_is_the_same_model(name: str, tmp_path:
     assert "embed_tokens.weight" in load_file(directory / "model.safetensors")
     loaded = logits_of(whole, name, kernels="reference")
     np.testing.assert_array_equal(logits_of(directory, name, kernels="reference"), loaded)
-    pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
+    pack_directory(DirectoryModel(directory), tmp_path / "out", "int8")
     packed = logits_of(whole, name, kernels="reference", quantize="int8")
     np.testing.assert_array_equal(logits_of(tmp_path / "out", name, kernels="reference"), packed)
 
@@ -159,7 +160,7 @@ def test_a_missing_head_is_the_embedding_with_a_warning(tmp_path: Path, caplog: 
     checkpoint = Checkpoint(bare)
     config = {**checkpoint.config, "tie_word_embeddings": True}
     (copy_of(bare, tied) / "config.json").write_text(json.dumps(config))
-    pack_directory(checkpoint, out, "int8")
+    pack_directory(DirectoryModel(bare), out, "int8")
     for directory, options in ((bare, {}), (out, {}), (bare, {"quantize": "int8"})):
         caplog.clear()
         planned = plan_model(ModelConfig(model=str(directory), kernels="reference", kv_capacity=64, **options))
@@ -198,7 +199,7 @@ def test_a_tied_head_with_other_numbers_is_its_own_matrix(change: float, tmp_pat
     np.testing.assert_array_equal(ours[:, :-1], tied[:, :-1])
     np.testing.assert_allclose(ours[:, -1] - tied[:, -1], theirs[:, -1] - tied[:, -1], atol=1e-5)
     assert (ours[:, -1] != tied[:, -1]).any()
-    pack_directory(Checkpoint(directory), tmp_path / "out", "int8")
+    pack_directory(DirectoryModel(directory), tmp_path / "out", "int8")
     packed = logits_of(tmp_path / "out", name, kernels="reference")
     np.testing.assert_array_equal(packed, logits_of(directory, name, kernels="reference", quantize="int8"))
 
@@ -255,10 +256,10 @@ def test_an_interrupted_run_leaves_the_target_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(packing, where, fail)
         with pytest.raises(error):
-            pack_directory(Checkpoint(source), out, "int8")
+            pack_directory(DirectoryModel(source), out, "int8")
     assert Path("model.safetensors") in seen[0], "the run had begun"
     assert files_under(place) == before
-    pack_directory(Checkpoint(source), out, "int8")
+    pack_directory(DirectoryModel(source), out, "int8")
     load_executor(out, kernels="reference").shutdown()
 
 
@@ -271,13 +272,13 @@ def test_files_that_others_create_meanwhile_stay(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(packing, "checksum", fail)
     with pytest.raises(KeyboardInterrupt):
-        pack_directory(Checkpoint(directory_of(find("llama3"))), out, "int8")
+        pack_directory(DirectoryModel(directory_of(find("llama3"))), out, "int8")
     assert files_under(out) == {Path("notes.txt")}
 
 
 def test_of_two_runs_into_one_directory_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both see an empty directory; the second starts when the first is about to write."""
-    store, out = Checkpoint(directory_of(find("llama3"))), tmp_path / "out"
+    store, out = DirectoryModel(directory_of(find("llama3"))), tmp_path / "out"
     whole_or_nothing = packing._atomic_directory
 
     def overtaken(*arguments: Any) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ import pytest
 
 from ferrum.core.errors import CheckpointError, ConfigError
 from ferrum.runtime.kv_tiers.page_files import PageFiles
-from ferrum.runtime.model_digest import model_digest
+from ferrum.runtime.model_source import DirectoryModel
 
 SIZE = 200
 CONTENT = np.arange(SIZE, dtype=np.uint8)
@@ -174,31 +174,33 @@ def test_a_models_digest_depends_on_its_content(tmp_path: Path) -> None:
     for directory in (one, two):
         (directory / "config.json").write_text("{}")
         (directory / "model.safetensors").write_bytes(b"weights")
-    assert model_digest(one, memory) == model_digest(two, memory) == model_digest(one, memory)
+    assert (
+        DirectoryModel(one).digest(memory) == DirectoryModel(two).digest(memory) == DirectoryModel(one).digest(memory)
+    )
     (two / "model.safetensors").write_bytes(b"Weights")
-    assert model_digest(one, memory) != model_digest(two, memory)
-    before, weights = model_digest(one, memory), one / "model.safetensors"
+    assert DirectoryModel(one).digest(memory) != DirectoryModel(two).digest(memory)
+    before, weights = DirectoryModel(one).digest(memory), one / "model.safetensors"
     state = weights.stat()
     weights.write_bytes(b"WEIGHTS")
     while weights.stat().st_ctime_ns == state.st_ctime_ns:  # longer than the resolution of file times
         os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert model_digest(one, memory) != before, "same size and time, other content: another model"
+    assert DirectoryModel(one).digest(memory) != before, "same size and time, other content: another model"
     (memory / "models.json").write_text("damaged")
-    assert model_digest(one, memory) == model_digest(one, tmp_path / "missing")
+    assert DirectoryModel(one).digest(memory) == DirectoryModel(one).digest(tmp_path / "missing")
 
 
 def test_a_models_digest_ignores_other_files(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    before = model_digest(model, tmp_path)
+    before = DirectoryModel(model).digest(tmp_path)
     (model / "notes.json").mkdir()
     (model / "gone.json").symlink_to(model / "nowhere")
-    assert model_digest(model, tmp_path) == before
+    assert DirectoryModel(model).digest(tmp_path) == before
     if sys.platform == "linux":  # if file names may be any bytes
         (model / os.fsdecode(b"caf\xe9.json")).write_text("{}")
-        assert model_digest(model, tmp_path) != before
+        assert DirectoryModel(model).digest(tmp_path) != before
 
 
 def test_an_unreadable_model_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,4 +211,4 @@ def test_an_unreadable_model_has_no_digest(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("hashlib.file_digest", broken)
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: the disk is broken"):
-        model_digest(tmp_path, tmp_path / "missing")
+        DirectoryModel(tmp_path).digest(tmp_path / "missing")

@@ -23,6 +23,7 @@ from ferrum.runtime import memory
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.runtime.load import build_executor, plan_model
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from ferrum.runtime.parameters import PlannedParameters
 from native_twin import require_native
@@ -59,7 +60,7 @@ def test_mapped_weights_leave_the_pool_no_more_memory_than_loaded_ones(
 ) -> None:
     """The system counts mapped files as available; a pool of that size would evict them from memory at every step."""
     packed = tmp_path / "packed"
-    pack_directory(Checkpoint(resolve_model(BUILT_IN)), packed, "int8")
+    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), packed, "int8")
     monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
     configs = [ModelConfig(model=BUILT_IN, quantize="int8"), ModelConfig(model=str(packed))]
     loaded, mapped = (plan_model(config).kv_capacity for config in configs)
@@ -82,7 +83,7 @@ def test_quantised_matrices_are_planned_in_the_layout_of_the_kernels(kernels: st
 
 
 def test_a_packed_directory_is_planned_without_reading_it(tmp_path: Path) -> None:
-    pack_directory(Checkpoint(resolve_model(BUILT_IN)), tmp_path / "packed", "int4")
+    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), tmp_path / "packed", "int4")
     config = ModelConfig(model=str(tmp_path / "packed"), kv_capacity=2000)
     agrees(config)
     file = tmp_path / "packed" / "model.safetensors"

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from chat_samples import CONVERSATIONS, TEMPLATES, TOOLS
 from ferrum.core.errors import RequestError
 from ferrum.text.chat_template import ChatTemplate, load_chat_template
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from text_samples import LAYOUTS, LINES, write
 
@@ -23,7 +24,7 @@ Pair = tuple[FileTokenizer, PreTrainedTokenizerFast]
 
 
 def load(directory: Path) -> Pair:
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(DirectoryFiles(directory))
     assert tokenizer is not None
     return tokenizer, PreTrainedTokenizerFast.from_pretrained(str(directory))
 
@@ -166,7 +167,7 @@ def test_templates_can_use_model_specific_tokens(tmp_path: Path) -> None:
     source = "{{ bos_token }}{{ image_token }}{{ audio_token }}{{ messages[0].content }}"
     names = {"image_token": "<X>", "extra_special_tokens": {"audio_token": "<extra>"}}
     directory = write(tmp_path, LAYOUTS["byte_level"](), chat_template=source, **names)
-    template, messages = load_chat_template(directory), [{"role": "user", "content": "q"}]
+    template, messages = load_chat_template(DirectoryFiles(directory)), [{"role": "user", "content": "q"}]
     assert template is not None
     assert template.render(messages) == load(directory)[1].apply_chat_template(messages, tokenize=False)
 
@@ -176,7 +177,7 @@ def chat_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Chat
     pairs = {}
     for name, source in TEMPLATES.items():
         directory = write(tmp_path_factory.mktemp(name), LAYOUTS["byte_level"](), chat_template=source)
-        template = load_chat_template(directory)
+        template = load_chat_template(DirectoryFiles(directory))
         assert template is not None
         pairs[name] = template, PreTrainedTokenizerFast.from_pretrained(str(directory))
     return pairs

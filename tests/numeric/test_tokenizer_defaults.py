@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from ferrum.text.chat_template import load_chat_template
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from text_samples import LAYOUTS, LINES, byte_fallback, write
 
@@ -19,7 +20,7 @@ QUESTION = [{"role": "user", "content": "fox"}]
 
 
 def loaded(directory: Path) -> FileTokenizer:
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(DirectoryFiles(directory))
     assert tokenizer is not None
     return tokenizer
 
@@ -56,7 +57,7 @@ def test_class_gives_the_special_tokens_that_the_configuration_lacks(tmp_path: P
     write(tmp_path, byte_fallback())
     source = "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ messages[0].content }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, "chat_template": source}))
-    theirs, template = AutoTokenizer.from_pretrained(str(tmp_path)), load_chat_template(tmp_path)
+    theirs, template = AutoTokenizer.from_pretrained(str(tmp_path)), load_chat_template(DirectoryFiles(tmp_path))
     assert template is not None
     assert template.render(QUESTION) == theirs.apply_chat_template(QUESTION, tokenize=False) == "<s>|</s>|<unk>|fox"
     ours = loaded(tmp_path)

@@ -14,6 +14,7 @@ from ferrum.core.logging import info_once, warn_once
 from ferrum.engine.build import EngineRecipe, build, engine_config
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.hosts.process import ProcessHost
+from ferrum.runtime.model_source import DirectoryModel
 from text_samples import EOS, byte_level
 
 
@@ -56,8 +57,9 @@ def test_options_accept_paths(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_can_be_pickled() -> None:
-    recipe = EngineRecipe(engine_config("m", {"kv_capacity": 640}), "m")
-    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    recipe = EngineRecipe(engine_config("m", {"kv_capacity": 640}), "m", DirectoryModel(Path("m")))
+    again = pickle.loads(pickle.dumps(recipe))
+    assert (again.config, again.name, again.source.path) == (recipe.config, "m", Path("m"))
 
 
 def test_recommended_parameters_apply_and_are_logged_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from chat_samples import CHATML, LLAMA, MISTRAL, QWEN, TOOLS
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.text import sandbox
 from ferrum.text.chat_template import ChatTemplate, load_chat_template
+from ferrum.text.model_files import DirectoryFiles
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -162,10 +163,10 @@ def test_tools_select_the_template_named_tool_use() -> None:
 
 
 def test_template_files_override_the_configuration(tmp_path: Path) -> None:
-    assert load_chat_template(tmp_path) is None
+    assert load_chat_template(DirectoryFiles(tmp_path)) is None
 
     def render(**options: Any) -> str:
-        template = load_chat_template(tmp_path)
+        template = load_chat_template(DirectoryFiles(tmp_path))
         assert template is not None
         return template.render(USER, **options)
 
@@ -180,6 +181,8 @@ def test_template_files_override_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tool file")
     assert (render(), render(tools=TOOLS)) == ("file <s>", "tool file")
+    (tmp_path / "chat_template.jinja").write_bytes(b"one\r\ntwo\rthree")
+    assert render() == "one\ntwo\nthree"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
-        load_chat_template(tmp_path)
+        load_chat_template(DirectoryFiles(tmp_path))

@@ -10,6 +10,7 @@ import pytest
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.types import Pooling
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import load_pooling, pooling_file
 
 FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -42,14 +43,14 @@ def written(directory: Path, config: Any, *kinds: str) -> Path:
     ],
 )
 def test_pooling_is_read_from_the_files(tmp_path: Path, config: dict[str, Any], pooling: Pooling) -> None:
-    assert load_pooling(written(tmp_path, config)) is pooling
-    assert pooling_file(tmp_path) == "1_Pooling/config.json"
+    assert load_pooling(DirectoryFiles(written(tmp_path, config))) is pooling
+    assert pooling_file(DirectoryFiles(tmp_path)) == "1_Pooling/config.json"
 
 
 def test_model_without_pooling_files_uses_the_mean(tmp_path: Path) -> None:
-    assert load_pooling(tmp_path) is Pooling.MEAN and pooling_file(tmp_path) is None
+    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and pooling_file(DirectoryFiles(tmp_path)) is None
     (tmp_path / "modules.json").write_text(json.dumps(modules("Transformer")))
-    assert load_pooling(tmp_path) is Pooling.MEAN and pooling_file(tmp_path) is None
+    assert load_pooling(DirectoryFiles(tmp_path)) is Pooling.MEAN and pooling_file(DirectoryFiles(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -66,13 +67,13 @@ def test_unimplemented_pooling_is_named(
     tmp_path: Path, config: dict[str, Any], kinds: tuple[str, ...], names: str
 ) -> None:
     with pytest.raises(Unsupported, match=f"{names}.*--pooling"):
-        load_pooling(written(tmp_path, config, *kinds))
+        load_pooling(DirectoryFiles(written(tmp_path, config, *kinds)))
 
 
 def test_missing_pooling_file_is_reported(tmp_path: Path) -> None:
     (written(tmp_path, flags("lasttoken")) / "1_Pooling" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json.*modules\.json"):
-        load_pooling(tmp_path)
+        load_pooling(DirectoryFiles(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -86,4 +87,4 @@ def test_damaged_module_list_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "modules.json").write_text(text)
     for read in (load_pooling, pooling_file):
         with pytest.raises(CheckpointError, match=r"modules\.json"):
-            read(tmp_path)
+            read(DirectoryFiles(tmp_path))

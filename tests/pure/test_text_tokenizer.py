@@ -17,6 +17,7 @@ from tokenizers import decoders, models
 from ferrum.core.errors import CheckpointError, InvalidToken, RequestError, Unsupported
 from ferrum.engine.session import GrowingText
 from ferrum.text.decoding import byte_of_letter, decoding_rules
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig, read_tokenizer_config
 from text_samples import BOS, EOS, LAYOUTS, LINES, byte_fallback, byte_level, unigram, write
@@ -27,7 +28,7 @@ WITH_BYTES = ("byte_level", "byte_fallback")
 
 
 def load(directory: Path) -> FileTokenizer:
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(DirectoryFiles(directory))
     assert tokenizer is not None
     return tokenizer
 
@@ -97,18 +98,18 @@ def test_text_with_a_lone_surrogate_is_rejected() -> None:
 
 
 def test_directory_without_tokenizer_returns_none(tmp_path: Path) -> None:
-    assert load_tokenizer(tmp_path) is None
-    assert read_tokenizer_config(tmp_path) == TokenizerConfig()
+    assert load_tokenizer(DirectoryFiles(tmp_path)) is None
+    assert read_tokenizer_config(DirectoryFiles(tmp_path)) == TokenizerConfig()
 
 
 @pytest.mark.parametrize("form", ["tokenizer.model", "tekken.json", "vocab.json"])
 def test_tokenizer_in_another_format_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str) -> None:
-    assert load_tokenizer(tmp_path) is None and not caplog.records
+    assert load_tokenizer(DirectoryFiles(tmp_path)) is None and not caplog.records
     (tmp_path / form).touch()
-    assert load_tokenizer(tmp_path) is None
+    assert load_tokenizer(DirectoryFiles(tmp_path)) is None
     assert [form in each.message and "tokenizer.json" in each.message for each in caplog.records] == [True]
     write(tmp_path, byte_level())
-    assert load_tokenizer(tmp_path) is not None and len(caplog.records) == 1
+    assert load_tokenizer(DirectoryFiles(tmp_path)) is not None and len(caplog.records) == 1
 
 
 def test_tokenizer_config_is_applied(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_tokenizer_config_is_applied(tmp_path: Path) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (0, (1,))
     assert tokenizer.encode("fox <|tool|>")[-1] == 382
     assert tokenizer.decode(tokenizer.encode("a<|tool|><plain><pad>b")) == "a<plain>b"
-    config = read_tokenizer_config(tmp_path)
+    config = read_tokenizer_config(DirectoryFiles(tmp_path))
     assert config.special_tokens == {"bos_token": BOS, "eos_token": EOS, "pad_token": "<pad>"}
     assert config.model_max_length == 4096
 
@@ -134,7 +135,7 @@ def test_special_tokens_map_of_older_checkpoints_is_read(tmp_path: Path) -> None
     write(tmp_path, byte_level(), eos_token=None, bos_token=None, model_max_length=int(1e30))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": EOS, "lstrip": False}}))
     assert load(tmp_path).eos_token_ids == (1,)
-    assert read_tokenizer_config(tmp_path).model_max_length is None
+    assert read_tokenizer_config(DirectoryFiles(tmp_path)).model_max_length is None
 
 
 @pytest.mark.parametrize("build", [byte_level, byte_fallback])
@@ -193,25 +194,25 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
     write(tmp_path, byte_level())
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match="token"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(DirectoryFiles(tmp_path))
 
 
 def test_git_lfs_pointer_is_named_as_the_cause(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*git lfs pull"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(DirectoryFiles(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
 def test_pipes_and_enormous_files_are_not_read(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=name):
-        read_tokenizer_config(tmp_path)
+        read_tokenizer_config(DirectoryFiles(tmp_path))
     (tmp_path / name).unlink()
     with (tmp_path / name).open("wb") as file:
         file.truncate(1 << 33)
     with pytest.raises(CheckpointError, match=name):
-        read_tokenizer_config(tmp_path)
+        read_tokenizer_config(DirectoryFiles(tmp_path))
 
 
 def test_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_truncated_tokenizer_file_is_an_error_at_any_length(tmp_path: Path) -> N
     for length in range(0, len(whole), len(whole) // 40):
         (tmp_path / "tokenizer.json").write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-            load_tokenizer(tmp_path)
+            load_tokenizer(DirectoryFiles(tmp_path))
 
 
 def test_text_without_a_token_is_blamed_on_the_file() -> None:

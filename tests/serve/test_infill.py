@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine_fakes import MARKS, FakeRecipe, LetterTokenizer, MarkedTokenizer, expected
 from ferrum.text.infill import CONVENTIONS, infill_prompt
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from ferrum.text.tokenizer_config import TokenizerConfig
 from serve_kit import Served, chat_parts, error_of, serving
@@ -37,7 +38,7 @@ def test_infill_prompt_matches_the_model_card(tmp_path: Path, family: str, speci
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(DirectoryFiles(tmp_path))
     assert tokenizer is not None
     ids = infill_prompt(tokenizer, tokenizer.encode("ab"), "yz", begin=True)
     assert ids == tokenizer.encode(text) and len(ids) == len(marks) + 4
@@ -57,7 +58,7 @@ def test_suffix_gets_no_leading_space() -> None:
 def test_word_level_tokenizer_has_no_infill_tokens(tmp_path: Path) -> None:
     backend = Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1}, unk_token="<unk>"))
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(DirectoryFiles(tmp_path))
     assert tokenizer is not None
     assert infill_prompt(tokenizer, [1], "ab", begin=False) is None
 

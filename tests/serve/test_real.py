@@ -18,6 +18,7 @@ from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
 from ferrum.runtime.hub import BUILT_IN
 from ferrum.server.completions import text_offsets
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import TEMPLATE, Served, error_of, events, serving
 
@@ -119,7 +120,7 @@ def test_partial_characters_are_named_by_their_bytes(real: Served) -> None:
 
 @pytest.mark.parametrize("layout", text_samples.LAYOUTS)
 def test_text_offsets_fit_for_every_tokenizer_layout(layout: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(text_samples.write(tmp_path, text_samples.LAYOUTS[layout]()))
+    tokenizer = load_tokenizer(DirectoryFiles(text_samples.write(tmp_path, text_samples.LAYOUTS[layout]())))
     assert tokenizer is not None
     for text in ("The quick dog", "</s>The é dog", "日本 the 🦀 dog"):
         ids = tokenizer.encode(text)

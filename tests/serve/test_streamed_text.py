@@ -14,6 +14,7 @@ from ferrum.engine.output_stream import RequestStream
 from ferrum.engine.request_output import Delta
 from ferrum.runtime.hub import BUILT_IN, resolve_model
 from ferrum.text.detokenizer import Detokenizer
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import FileTokenizer, load_tokenizer
 from stream_kit import deltas_of, event, whole_of
 from text_samples import first_stop
@@ -23,7 +24,7 @@ class Streams:
     """Random requests with the built-in tokenizer."""
 
     def __init__(self, seed: int) -> None:
-        tokenizer = load_tokenizer(resolve_model(BUILT_IN))
+        tokenizer = load_tokenizer(DirectoryFiles(resolve_model(BUILT_IN)))
         assert tokenizer is not None
         self.tokenizer: FileTokenizer = tokenizer
         self.pick = random.Random(seed)

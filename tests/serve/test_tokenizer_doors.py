@@ -10,6 +10,7 @@ from ferrum.core.params import SamplingParams
 from ferrum.engine.async_engine import AsyncEngine
 from ferrum.engine.llm import LLM
 from ferrum.runtime.hub import BUILT_IN, resolve_model
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.tokenizer import load_tokenizer
 from serve_kit import serving
 
@@ -32,8 +33,8 @@ def with_dropout(directory: Path) -> Path:
 
 def test_a_thousand_requests_make_the_same_ids(tmp_path: Path) -> None:
     directory = with_dropout(tmp_path / "model")
-    tokenizer = load_tokenizer(directory)
-    plain = load_tokenizer(resolve_model(BUILT_IN))
+    tokenizer = load_tokenizer(DirectoryFiles(directory))
+    plain = load_tokenizer(DirectoryFiles(resolve_model(BUILT_IN)))
     assert tokenizer is not None and plain is not None
     expected = plain.encode(TEXT, add_special_tokens=False)
     seen = {tuple(tokenizer.encode(TEXT, add_special_tokens=False)) for _ in range(600)}

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.model_source import DirectoryModel
 from ferrum.runtime.packing import pack_directory
 from shared_models import folder
 from tiny import directory_of, find, tokens_of
@@ -19,7 +19,7 @@ from tiny import directory_of, find, tokens_of
 @cache
 def packed_of(name: str, scheme: str, dtype: str = "auto") -> Path:
     target = folder(f"packed-{name}") / "out"
-    pack_directory(Checkpoint(directory_of(find(name))), target, scheme, dtype)
+    pack_directory(DirectoryModel(directory_of(find(name))), target, scheme, dtype)
     return target
 
 

@@ -23,12 +23,11 @@ def quantize(
 ) -> None:
     """Quantise a model into a directory that every command accepts as MODEL."""
     from ferrum.engine.progress import loading_bar
-    from ferrum.runtime.checkpoint import Checkpoint
-    from ferrum.runtime.hub import resolve_model
+    from ferrum.runtime.open_model import open_model
     from ferrum.runtime.packing import pack_directory
 
-    store = Checkpoint(resolve_model(model))
+    source = open_model(model)
     with loading_bar(model) as progress:
-        pack_directory(store, out, quantize, dtype, progress, group=group)
+        pack_directory(source, out, quantize, dtype, progress, group=group)
     weights = size((out / "model.safetensors").stat().st_size)
     print_table([("model", model), ("format", quantize), ("directory", str(out)), ("weights", weights)])

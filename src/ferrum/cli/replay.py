@@ -71,16 +71,15 @@ def _run_again(recorded: Record, model: str | None, digests: Path, top: int, opt
     from ferrum.engine.offline_batch import stream
     from ferrum.engine.records.recorder import Source
     from ferrum.engine.records.replayer import Replay, check_origin, check_room, engine_options
-    from ferrum.runtime.hub import resolve_model
-    from ferrum.runtime.model_digest import model_digest
+    from ferrum.runtime.open_model import open_model
 
     origin = recorded.origin
-    here = origin.directory is not None and Path(origin.directory).is_dir()
-    directory = resolve_model(model or (origin.directory if here and origin.directory else origin.model))
-    check_origin(origin, replace(origin, digest=model_digest(directory, digests)))  # fails before the model is loaded
-    with LLM(str(directory), **engine_options(origin, options)) as llm:
+    here = origin.directory is not None and Path(origin.directory).exists()
+    source = open_model(model or (origin.directory if here and origin.directory else origin.model))
+    check_origin(origin, replace(origin, digest=source.digest(digests)))  # fails before the model is loaded
+    with LLM(source.name, source=source, **engine_options(origin, options)) as llm:
         assert llm.client.config is not None
-        check_origin(origin, Source(llm.client.config, directory, digests).origin(llm.info))
+        check_origin(origin, Source(llm.client.config, source, digests).origin(llm.info))
         check_room(recorded, min(llm.info.max_sequence_length, llm.info.kv_capacity + 1))
         again = Replay(recorded, top)
         for delta in stream(llm.client.router, llm.client.tokenizer, again.request):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.page_hashes import PrefixScope
@@ -13,7 +11,7 @@ from ferrum.core.config import EngineConfig, ModelConfig, Switches
 from ferrum.core.errors import ConfigError
 from ferrum.core.logging import info_once, warn_once
 from ferrum.core.option_fields import as_text, path_of
-from ferrum.engine.draft_setup import build_speculator, draft_directory, flat_speculative, load_draft_model
+from ferrum.engine.draft_setup import build_speculator, draft_source, flat_speculative, load_draft_model
 from ferrum.engine.hosts.host import Built, Host, ThreadHost
 from ferrum.engine.messages import EngineInfo
 from ferrum.engine.model_client import Parts
@@ -23,35 +21,46 @@ from ferrum.engine.records.recorder import Recorder, Source
 from ferrum.scheduler.queues import POLICIES
 from ferrum.scheduler.scheduler import Scheduler
 from ferrum.scheduler.step_plan import StepCosts
-from ferrum.text.chat_template import load_chat_template
-from ferrum.text.generation_config import GenerationConfig, load_generation_config
-from ferrum.text.pooling import load_pooling
-from ferrum.text.tokenizer import load_tokenizer
-from ferrum.text.tokenizer_config import read_tokenizer_config
+from ferrum.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from ferrum.engine.hosts.process import Child
     from ferrum.runtime.local_executor import LocalExecutor
+    from ferrum.runtime.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRecipe:
-    """A recipe that loads the model and adds a scheduler. Picklable, so that it can run in the engine's process."""
+    """A recipe that loads the model and adds a scheduler. Picklable, so that it can run in the engine's process.
+
+    Attributes:
+        config: the options.
+        name: the model's name for clients.
+        source: the model.
+        draft: the draft model, if the options name one.
+    """
 
     config: EngineConfig
     name: str
+    source: ModelSource
+    draft: ModelSource | None = None
 
     def __call__(self) -> Built:
         from ferrum.runtime.load import build_executor  # imports numpy and the kernels: in the engine's process only
 
         with loading_bar(self.name) as progress:
-            executor = build_executor(self.config.model, progress=progress)
-        return with_scheduler(executor, self.config, self.name, load_draft_model(self.config, executor))
+            executor = build_executor(self.config.model, checkpoint=self.source.checkpoint(), progress=progress)
+        draft = None if self.draft is None else load_draft_model(self.config, executor, self.source, self.draft)
+        return with_scheduler(executor, self.config, self.name, draft, self.source)
 
 
 def with_scheduler(
-    executor: LocalExecutor, config: EngineConfig, name: str, draft_model: DraftModel | None = None
+    executor: LocalExecutor,
+    config: EngineConfig,
+    name: str,
+    draft_model: DraftModel | None = None,
+    source: ModelSource | None = None,
 ) -> Built:
     """Return the parts of an engine for a loaded executor.
 
@@ -60,6 +69,7 @@ def with_scheduler(
         config: the options of model and engine.
         name: the model's name for clients.
         draft_model: the draft model, if the options name one.
+        source: the model; None opens the one that the options name.
     """
     context = executor.traits.max_sequence_length  # the scheduler counts with the pool: the last token is not stored
     costs = StepCosts()
@@ -72,7 +82,7 @@ def with_scheduler(
         drafter=build_speculator(config, costs, draft_model),
         costs=costs,
         decode_seconds=config.decode_seconds or None,
-        prefixes=_prefixes(executor, config),
+        prefixes=_prefixes(executor, config, source),
     )
     executor.run_ahead(config.run_ahead)
     if config.swap_gib:
@@ -96,18 +106,18 @@ def with_scheduler(
     return Built(executor, scheduler, info, recorded=config.record_dir is not None, depth=config.run_ahead)
 
 
-def _prefixes(executor: LocalExecutor, config: EngineConfig) -> PrefixScope | None:
+def _prefixes(executor: LocalExecutor, config: EngineConfig, source: ModelSource | None) -> PrefixScope | None:
     """Return what the KV values of equal tokens depend on; None if prefixes are not shared."""
     if not config.prefix_cache:
         return None
     model = config.model.model
     if config.prefix_cache_dir is not None:
         from ferrum.runtime.kv_tiers.page_files import PageFiles
-        from ferrum.runtime.model_digest import model_digest
+        from ferrum.runtime.open_model import open_model
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
-        model = model_digest(Path(model), directory)  # before the executor owns the files: it may fail
+        model = (source or open_model(model)).digest(directory)  # before the executor owns the files: it may fail
         executor.use_disk_tier(files)
     return PrefixScope(
         model=model,
@@ -136,12 +146,13 @@ def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(model=loaded, **{name: value for name, value in options.items() if name in of_engine})
 
 
-def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
+def build(model: str, *, child: Child | None = None, source: ModelSource | None = None, **options: Any) -> Parts:
     """Return the parts of a client for a model.
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
         child: the process of the engine, for the host `process`; None: a new one.
+        source: the model itself, which `model` then only names; None opens the model of that name.
         options: see `engine_config`.
 
     Raises:
@@ -149,28 +160,30 @@ def build(model: str, *, child: Child | None = None, **options: Any) -> Parts:
         ModelNotFound: there is no such model.
         CheckpointError: a damaged tokenizer or configuration file. Weights are read when the host starts.
     """
-    from ferrum.runtime.hub import resolve_model
+    from ferrum.runtime.open_model import open_model
 
     config = engine_config(model, options)
     model = config.model.model
-    directory = resolve_model(model)
-    # The engine loads this directory: another look-up at the hub could resolve to another revision.
-    tokenizer = load_tokenizer(directory)
-    found = replace(config, model=replace(config.model, model=str(directory)))
-    recipe = EngineRecipe(replace(found, speculative=draft_directory(config, tokenizer) or config.speculative), model)
+    # The engine loads this source: another look-up at the hub could resolve to another revision.
+    source = source or open_model(model)
+    tokenizer = source.tokenizer()
+    draft = draft_source(config, tokenizer)
+    speculative = config.speculative if draft is None else draft.name
+    found = replace(config, model=replace(config.model, model=source.name), speculative=speculative)
+    recipe = EngineRecipe(found, model, source, draft)
     return Parts(
         host=_host(config, recipe, child),
         tokenizer=tokenizer,
         generation=_generation(
-            load_generation_config(directory, recommended=config.generation_config == "auto"),
+            source.generation_config(recommended=config.generation_config == "auto"),
             eos=() if tokenizer is None else tokenizer.eos_token_ids,
         ),
-        chat_template=load_chat_template(directory),
-        special_tokens=read_tokenizer_config(directory).special_tokens,
+        chat_template=source.chat_template(),
+        special_tokens=source.special_tokens(),
         max_requests=config.max_queue,
         config=config,
-        recorder=_recorder(config, directory),
-        pooling=partial(load_pooling, directory),
+        recorder=_recorder(config, source),
+        pooling=source.pooling,
     )
 
 
@@ -184,12 +197,12 @@ def _host(config: EngineConfig, recipe: EngineRecipe, child: Child | None) -> Ho
     return ProcessHost(recipe, child)
 
 
-def _recorder(config: EngineConfig, directory: Path) -> Callable[[EngineInfo], Recorder] | None:
+def _recorder(config: EngineConfig, model: ModelSource) -> Callable[[EngineInfo], Recorder] | None:
     """Return what creates the recorder; None if requests are not recorded. Raises ConfigError."""
     if config.record_dir is None:
         return None
     files = RecordFiles(path_of("record_dir", config.record_dir), config.record_gib << 30)
-    source = Source(config, directory, files.directory)
+    source = Source(config, model, files.directory)
     return lambda info: Recorder(files, lambda: source.origin(info))
 
 

@@ -22,7 +22,7 @@ class EngineClient(ABC):
 
     Args:
         model: a directory, a hub id, or the name of the built-in model.
-        options: of the model and the engine, see `ferrum.core.config`.
+        options: of the model and the engine, see `ferrum.core.config`; and `source`, see `build`.
 
     Attributes:
         client: the tokenizer, chat template and request queue of the model.

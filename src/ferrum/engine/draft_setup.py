@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.contract.io_types import ModelInfo
@@ -19,10 +18,11 @@ from ferrum.speculative.ngram import NGramProposer
 from ferrum.speculative.predicted_output import PredictionProposer
 from ferrum.speculative.proposer import Proposer
 from ferrum.speculative.speculator import Speculator
-from ferrum.text.tokenizer import Tokenizer, load_tokenizer
+from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ferrum.runtime.local_executor import LocalExecutor
+    from ferrum.runtime.model_source import ModelSource
 
 DRAFT_MODEL: Final = "draft_model"
 
@@ -48,8 +48,8 @@ def flat_speculative(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **count, "speculative": given.get("model", NGRAM)}
 
 
-def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | None:
-    """Return the directory of the draft model; None if the options name none.
+def draft_source(config: EngineConfig, tokenizer: Tokenizer | None) -> ModelSource | None:
+    """Return the draft model; None if the options name none.
 
     Args:
         config: the options.
@@ -62,22 +62,22 @@ def draft_directory(config: EngineConfig, tokenizer: Tokenizer | None) -> str | 
     if config.speculative in (None, NGRAM):
         return None
     assert config.speculative is not None
-    directory = _resolve(config.speculative)
-    theirs = load_tokenizer(directory)
+    draft = _open(config.speculative)
+    theirs = draft.tokenizer()
     if tokenizer is not None and theirs is not None and (token := _first_difference(tokenizer, theirs)) is not None:
         raise ConfigError(
             f"the draft model's tokenizer differs at token {token}: use a draft model with the same tokenizer",
             param="speculative",
         )
-    return str(directory)
+    return draft
 
 
-def _resolve(name: str) -> Path:
-    """Return the directory of a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
-    from ferrum.runtime.hub import resolve_model
+def _open(name: str) -> ModelSource:
+    """Return a draft model. Raises ModelNotFound, or ConfigError for an invalid name."""
+    from ferrum.runtime.open_model import open_model
 
     try:
-        return resolve_model(name)
+        return open_model(name)
     except (ModelNotFound, ConfigError) as error:
         raise error.about("speculative") from None
 
@@ -97,23 +97,27 @@ def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
     return replace(config.model, model=config.speculative, max_sequence_length=None, kv_capacity=kv_capacity)
 
 
-def load_draft_model(config: EngineConfig, target: LocalExecutor) -> DraftModel | None:
-    """Load the draft model that the options name.
+def load_draft_model(
+    config: EngineConfig, target: LocalExecutor, source: ModelSource, draft: ModelSource
+) -> DraftModel:
+    """Load a draft model.
+
+    Args:
+        config: the options, which name a draft model.
+        target: the executor of the model.
+        source, draft: the model and the draft model.
 
     Raises:
-        ModelNotFound: there is no such model.
         ConfigError: its vocabulary differs.
         CheckpointError: it is damaged.
     """
     from ferrum.runtime.load import build_executor
 
     options = draft_config(config, target.kv_capacity())
-    if options is None:
-        return None
-    options = replace(options, model=str(_resolve(options.model)))
-    executor = build_executor(options)
+    assert options is not None, "the options name a draft model"
+    executor = build_executor(options, checkpoint=draft.checkpoint())
     try:
-        min_tokens = partial(_common_tokens, config.model.model, options.model, target.info.vocab_size)
+        min_tokens = partial(_common_tokens, source, draft, target.info.vocab_size)
         check_vocabularies(target.info, executor.info, min_tokens)
     except (ConfigError, CheckpointError):
         executor.shutdown()
@@ -143,9 +147,9 @@ def check_vocabularies(target: ModelInfo, draft: ModelInfo, min_tokens: Callable
         )
 
 
-def _common_tokens(target: str, draft: str, rows: int) -> int:
+def _common_tokens(target: ModelSource, draft: ModelSource, rows: int) -> int:
     """Return the size of the common tokenizer; the target's number of rows if there is none."""
-    ours, theirs = load_tokenizer(target), load_tokenizer(draft)
+    ours, theirs = target.tokenizer(), draft.tokenizer()
     one = ours is not None and theirs is not None and _first_difference(ours, theirs) is None
     return ours.vocab_size if ours is not None and one else rows
 

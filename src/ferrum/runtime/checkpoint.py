@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.models.tensor_names import EMBEDDING, HEAD
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
-from ferrum.text.json_files import read_json_object
+from ferrum.text.model_files import DirectoryFiles, read_json_object
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -27,7 +27,7 @@ class TensorStore(Protocol):
     """A source of a model's tensors.
 
     Attributes:
-        directory: the model's directory, for messages.
+        directory: the model's directory or file, for messages.
         config: the values of its `config.json`.
         tensors: its tensors, by name.
         headless: whether it was saved without a head, by a class that has none.
@@ -144,7 +144,7 @@ def has_weights(directory: Path) -> bool:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file that must exist. Raises CheckpointError."""
-    value = read_json_object(path)
+    value = read_json_object(DirectoryFiles(path.parent), path.name)
     if value is None:
         raise CheckpointError(f"{path}: there is no such file; is {path.parent} a model's directory?")
     return value

@@ -20,6 +20,7 @@ from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import has_weights, read_config
 from ferrum.runtime.packed import METHOD
 from ferrum.runtime.parameters import refuse_quantized
+from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import pooling_file
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def _fetch(repo: str, revision: str | None, *, offline: bool) -> Path:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
             path = _usable_snapshot(error)
-        if (pooling := pooling_file(path)) is not None:  # the only file in a folder that is read
+        if (pooling := pooling_file(DirectoryFiles(path))) is not None:  # the only file in a folder that is read
             path = Path(fetch(allow_patterns=[pooling]))
     if not any(path.glob("*.safetensors")):
         if offline or constants.HF_HUB_OFFLINE:

@@ -32,7 +32,6 @@ from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM
-from ferrum.runtime.hub import resolve_model
 from ferrum.runtime.local_executor import LocalExecutor
 from ferrum.runtime.memory import (
     LIBRARY_BYTES,
@@ -44,9 +43,9 @@ from ferrum.runtime.memory import (
     pool_part,
     refuse_too_large,
 )
+from ferrum.runtime.open_model import open_model
 from ferrum.runtime.packed import PackedParameters, is_packed
 from ferrum.runtime.parameters import Parameters, PlannedParameters, Progress, model_spec
-from ferrum.runtime.remote_headers import open_for_planning
 
 MAX_ROWS: Final = 512
 """Default limit of tokens in one forward pass."""
@@ -169,7 +168,7 @@ def plan_model(config: ModelConfig) -> ModelPlan:
     No tensor is read or fetched, and no memory is taken for matrices and pages. A pool without a given capacity is
     sized as if the weights were loaded, and has at least one page.
     """
-    return _assemble(config, _Bounds(), open_for_planning(config.model), planning=True)[1]
+    return _assemble(config, _Bounds(), open_model(config.model, headers_only=True).checkpoint(), planning=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def _assemble(
     """Return a model with its kernels and its pool, and its plan. A planned model cannot run steps."""
     if config.device != "cpu":
         raise Unsupported(f"device={config.device}", "this release computes on the CPU")
-    checkpoint = checkpoint or Checkpoint(resolve_model(config.model))
+    checkpoint = checkpoint or open_model(config.model).checkpoint()
     spec = model_spec(checkpoint, config.max_sequence_length, planning=planning)
     asks = inventory(spec)
     widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)

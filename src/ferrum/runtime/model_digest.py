@@ -13,24 +13,21 @@ from typing import Final
 from ferrum.core.errors import CheckpointError
 
 _MEMO: Final = "models.json"
-_READ: Final = ("*.safetensors", "*.json")
 
 
-def model_digest(directory: Path, memory: Path) -> str:
-    """Return a digest of all files that determine the model's output, as hexadecimal.
+def files_digest(files: Sequence[Path], memory: Path) -> str:
+    """Return a digest of the names and contents of files, as hexadecimal.
 
     Reading a gigabyte takes about a second. So digests are remembered by the files' names, sizes, devices, inodes and
     times of change, as git does. A copy may share all of these but the last, which users cannot set.
 
     Args:
-        directory: the model's directory.
+        files: all files that determine a model's output, sorted.
         memory: directory where digests are remembered.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    # Folders and broken links with such names do not matter.
-    files = sorted(path for pattern in _READ for path in directory.glob(pattern) if path.is_file())
     seen = hashlib.sha256(repr([_identity(path) for path in files]).encode()).hexdigest()
     memo = memory / _MEMO
     known: dict[str, str] = {}

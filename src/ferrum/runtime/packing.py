@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.scale_groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
-from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.kv_tiers.checksum import PageSums, checksum
+from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
 from ferrum.runtime.tensor_file import file_header
@@ -86,7 +85,7 @@ class _BlockWriter:
 
 
 def pack_directory(
-    store: TensorStore,
+    source: ModelSource,
     target: Path,
     scheme: str,
     dtype: str = "auto",
@@ -100,7 +99,7 @@ def pack_directory(
     `config.json` is written last, so that the result of a killed run does not load.
 
     Args:
-        store: the model. The other files of its directory are copied, the tokenizer in its fastest form.
+        source: the model. Its other files are copied, the tokenizer in its fastest form.
         target: created; it may be an empty directory.
         scheme: a key of `SCHEMES`.
         dtype: as for `Parameters`: the format that matrices are rounded to first.
@@ -112,6 +111,7 @@ def pack_directory(
             is in use or cannot be created.
         CheckpointError, Unsupported: the model cannot be read or loaded: tensors are missing, misshapen or unexpected.
     """
+    store = source.checkpoint()
     if is_packed(store):
         raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
     spec = model_spec(store)
@@ -121,11 +121,11 @@ def pack_directory(
     shapes = parameter_shapes(spec)
     parameters.expect(shapes, spec.ignored_names)
     _refuse_used(target)
-    companions = _other_files(store.directory)
+    companions = _other_files(source)
     with _atomic_directory(target, [_TENSORS, *companions, _CONFIG]):
         checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
         for name in companions:
-            _copy(store.directory / name, target / name)
+            _copy(source, name, target / name)
         header = PackedHeader(scheme, group, parameters.format, parameters.formats, checksums)
         (target / _CONFIG).write_text(json.dumps(header.configuration(store.config), indent=1) + "\n", "utf-8")
 
@@ -188,24 +188,23 @@ def _write_tensors(path: Path, entries: list[_Entry], parameters: Parameters, su
     return checksums
 
 
-def _copy(path: Path, target: Path) -> None:
+def _copy(source: ModelSource, name: str, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
-    if path.name == "tokenizer.json":
-        target.write_bytes(fast_form(path.read_bytes()))
+    if name == "tokenizer.json":
+        target.write_bytes(fast_form(source.read_file(name) or b""))
     else:
-        shutil.copyfile(path, target)
+        source.copy_file(name, target)
 
 
-def _other_files(directory: Path) -> list[str]:
+def _other_files(source: ModelSource) -> list[str]:
     """Return the files to copy: all but weights and configuration, and of folders only those that are read."""
-    if not directory.is_dir():  # a store without files
-        return []
-    files = [path for path in directory.iterdir() if path.is_file() and path.name != _CONFIG]
-    files = [path for path in files if not any(fnmatchcase(path.name, pattern) for pattern in _WEIGHTS)]
-    files += [path for path in directory.glob(f"{TEMPLATES_FOLDER}/*.jinja") if path.is_file()]
-    pooling = pooling_file(directory)
-    files += [directory / pooling] if pooling is not None and (directory / pooling).is_file() else []
-    return sorted(str(path.relative_to(directory)) for path in files)
+    names = [name for name in source.file_names() if name != _CONFIG]
+    names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)]
+    names += [f"{TEMPLATES_FOLDER}/{name}" for name in source.file_names(TEMPLATES_FOLDER) if name.endswith(".jinja")]
+    if (pooling := pooling_file(source)) is not None:
+        folder, _, name = pooling.rpartition("/")
+        names += [pooling] if name in source.file_names(folder) else []
+    return sorted(names)
 
 
 def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> list[_Entry]:

@@ -5,6 +5,8 @@ Its output is meaningless; sizes, formats and the work of a step are real.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import zlib
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
 from ferrum.quant.dense import FORMATS
 from ferrum.runtime.checkpoint import TensorStore
+from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
 
 DEVIATION: Final = 0.02
@@ -29,8 +32,8 @@ _POOL: Final = 4_194_319
 _DTYPE: Final = "bfloat16"
 
 
-class RandomCheckpoint(TensorStore):
-    """Matrices of N(0, 0.02), norms of one, biases of zero: a `TensorStore` in bfloat16.
+class RandomCheckpoint(TensorStore, ModelSource):
+    """Matrices of N(0, 0.02), norms of one, biases of zero, in bfloat16; a model without text.
 
     A matrix is a run of one pool of random numbers, from an offset that its name decides, repeated if it is longer than
     the pool. So it is made at the speed of a copy, is the same in every process, and only the tensor being read takes
@@ -40,14 +43,16 @@ class RandomCheckpoint(TensorStore):
         name: used for the directory in messages.
         config: the values of a `config.json`.
 
-    Attributes: see `TensorStore`.
+    Attributes: see `TensorStore` and `ModelSource`.
 
     Raises:
         CheckpointError, Unsupported: as `decoder_spec`.
     """
 
+    path = None
+
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
-        self.directory = Path(name)
+        self.name, self.directory = name, Path(name)
         self.config = dict(config)
         self.headless = False
         self.tensors: dict[str, TensorInfo] = {}
@@ -57,6 +62,13 @@ class RandomCheckpoint(TensorStore):
             self.tensors[tensor] = TensorInfo("BF16", shape, begin, end)
         numbers = np.random.Generator(np.random.PCG64(0)).standard_normal(_POOL, np.float32)
         self._pool = (DEVIATION * numbers).astype(FORMATS[_DTYPE])
+
+    def checkpoint(self) -> TensorStore:
+        return self
+
+    def digest(self, memory: Path) -> str:  # noqa: ARG002 - nothing is read
+        """Return a digest of the configuration, on which every number depends."""
+        return hashlib.sha256(f"random {json.dumps(self.config, sort_keys=True)}".encode()).hexdigest()
 
     def read(self, name: str) -> NDArray[Any]:
         shape = self.tensors[name].shape

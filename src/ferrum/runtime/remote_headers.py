@@ -6,7 +6,7 @@ Downloads of whole models are in `hub.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ferrum.core.errors import CheckpointError, HubUnreachable, Unsupported
+from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.runtime.checkpoint import (
     INDEX,
     SINGLE,
-    Checkpoint,
     TensorStore,
-    has_weights,
     is_headless,
     read_config,
     shard_map,
     whole_names,
 )
-from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors, locate, resolve_model, snapshot
-from ferrum.runtime.packed import is_packed
+from ferrum.runtime.hub import NO_CONFIG, NO_WEIGHTS, hub_errors
+from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
-class RemoteHeaders(TensorStore):
-    """A `TensorStore` of a model on the hub: it knows the tensors' shapes and cannot read them.
+class RemoteHeaders(TensorStore, ModelSource):
+    """The source of a model on the hub for a plan: it knows the tensors' shapes and cannot read anything.
 
-    Attributes: see `TensorStore`.
+    Attributes: see `TensorStore` and `ModelSource`.
     """
 
+    path = None
+
     def __init__(self, name: str, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
-        self.directory = Path(name)
+        self.name, self.directory = name, Path(name)
         self.config = config
         self.tensors = {full: tensors[own] for full, own in whole_names(tensors, config).items()}
         self.headless = is_headless(tensors)
@@ -50,27 +50,20 @@ class RemoteHeaders(TensorStore):
         """Refuse the tensor's dtype: a plan reads a tensor only if the dtype is unknown. Raises Unsupported."""
         raise Unsupported(f"dtype {self.tensors[name].dtype}", f"{self.directory}: tensor {name!r}")
 
+    def checkpoint(self) -> TensorStore:
+        return self
 
-def open_for_planning(name: str) -> TensorStore:
-    """Return the store of a model to plan. Of a hub model outside of the cache, only the files' headers are fetched.
+    def read_file(self, name: str) -> bytes | None:
+        """Refuse to read a file: none was fetched. Raises Unsupported."""
+        raise Unsupported(f"reading {name}", f"{self.name}: only its headers were fetched")
 
-    Raises: as `resolve_model` and `Checkpoint`.
-    """
-    found = locate(name)
-    if isinstance(found, Path):
-        return Checkpoint(found)
-    cached = None
-    with suppress(HubUnreachable, CheckpointError):
-        cached = snapshot(*found, offline=True)
-    if cached is not None and has_weights(cached):
-        return Checkpoint(cached)
-    listing = _fetch_headers(*found)
-    # A packed model can only be planned from the files themselves.
-    return Checkpoint(resolve_model(name)) if is_packed(listing) else listing
+    def digest(self, memory: Path) -> str:  # noqa: ARG002 - there is nothing to remember
+        """Refuse a digest: no file was fetched. Raises Unsupported."""
+        raise Unsupported("a digest", f"{self.name}: only its headers were fetched")
 
 
-def _fetch_headers(repo: str, revision: str | None) -> RemoteHeaders:
-    """Return the headers from the hub."""
+def fetch_headers(repo: str, revision: str | None) -> RemoteHeaders:
+    """Return the headers from the hub. Errors as `resolve_model` and `Checkpoint`."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.dense import FORMATS
-from ferrum.text.json_files import refuse_pointer
+from ferrum.text.model_files import POINTER_BYTES, refuse_pointer
 
 MAX_HEADER_BYTES: Final = 32 << 20
 """More than a quarter of a million tensors; a longer header may be an attack on the memory."""
@@ -74,10 +74,12 @@ class TensorFile:
         try:
             if not path.is_file():
                 raise CheckpointError(f"{path}: is not a file")
-            refuse_pointer(path)
             with path.open("rb") as file:
-                header = _header_of(path, file.read(8), path.stat().st_size)
+                begin = file.read(POINTER_BYTES)
+                refuse_pointer(path, begin)
+                header = _header_of(path, begin[:8], path.stat().st_size)
                 _check_with_library(path)
+                file.seek(8)
                 entries = json.loads(file.read(header), object_pairs_hook=_without_repeats)
                 self._map = _mapped(file.fileno())
         except OSError as error:

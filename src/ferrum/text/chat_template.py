@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferrum.core.errors import CheckpointError, FerrumError, RequestError, Unsupported
 from ferrum.text import template_probes as probes
+from ferrum.text.model_files import ModelFiles
 from ferrum.text.plain_json import json_objects, plain_json
 from ferrum.text.tokenizer_config import read_tokenizer_config
 
@@ -215,13 +215,13 @@ class ChatTemplate:
         return CheckpointError(f"{self._origin}: {reason}")
 
 
-def load_chat_template(directory: str | Path) -> ChatTemplate | None:
-    """Return the chat template of a checkpoint directory, or None if it has none.
+def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
+    """Return the chat template of a model, or None if it has none.
 
     Raises:
         CheckpointError: a file is damaged.
     """
-    config = read_tokenizer_config(directory)
+    config = read_tokenizer_config(files)
     if not config.chat_templates:
         return None
     return ChatTemplate(config.chat_templates, config.special_tokens, origin=config.chat_template_origin)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, RequestError
 from ferrum.core.params import SamplingParams
-from ferrum.text.json_files import read_json_object
+from ferrum.text.model_files import ModelFiles, read_json_object
 
+_CONFIG: Final = "generation_config.json"
+_MODEL: Final = "config.json"
 _SAMPLING: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -53,20 +54,19 @@ class GenerationConfig:
     ignored: tuple[str, ...] = ()
 
 
-def load_generation_config(directory: str | Path, *, recommended: bool = True) -> GenerationConfig:
+def load_generation_config(files: ModelFiles, *, recommended: bool = True) -> GenerationConfig:
     """Read `generation_config.json`; token ids that it omits come from `config.json`.
 
     Args:
-        directory: of the checkpoint.
+        files: of the model.
         recommended: read the recommended sampling; otherwise ignore it.
 
     Raises:
         CheckpointError: a file is damaged or an entry is invalid; the message names both.
     """
-    path = Path(directory) / "generation_config.json"
-    model_path = Path(directory) / "config.json"
-    raw = read_json_object(path) or {}
-    model = read_json_object(model_path) or {}
+    path, model_path = files.where(_CONFIG), files.where(_MODEL)
+    raw = read_json_object(files, _CONFIG) or {}
+    model = read_json_object(files, _MODEL) or {}
     ids = {
         name: _token_ids(path, name, raw[name])
         if raw.get(name) is not None
@@ -82,7 +82,7 @@ def load_generation_config(directory: str | Path, *, recommended: bool = True) -
     )
 
 
-def _token_ids(path: Path, name: str, value: object) -> tuple[int, ...]:
+def _token_ids(path: str, name: str, value: object) -> tuple[int, ...]:
     values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     for entry in values:
         if isinstance(entry, bool) or not isinstance(entry, int) or entry < -1:
@@ -90,7 +90,7 @@ def _token_ids(path: Path, name: str, value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(entry for entry in values if entry != -1))
 
 
-def _sampling(path: Path, raw: Mapping[str, Any]) -> dict[str, float | int]:
+def _sampling(path: str, raw: Mapping[str, Any]) -> dict[str, float | int]:
     defaults = {ours: raw[theirs] for theirs, ours in _SAMPLING.items() if raw.get(theirs) is not None}
     do_sample = raw.get("do_sample")
     if do_sample is not None and not isinstance(do_sample, bool):

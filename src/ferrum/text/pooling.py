@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.core.types import Pooling
-from ferrum.text.json_files import read_json_array, read_json_object
+from ferrum.text.model_files import ModelFiles, read_json_array, read_json_object
 
 _MODULES: Final = "modules.json"
 _COMPUTED: Final = {"Transformer", "Pooling", "Normalize"}
@@ -29,7 +28,7 @@ _FOLDER: Final = re.compile(r"\w[\w.-]*", re.ASCII)
 _CHOOSE: Final = "use --pooling mean or --pooling last"
 
 
-def pooling_file(directory: str | Path) -> str | None:
+def pooling_file(files: ModelFiles) -> str | None:
     """Return the relative path of the pooling configuration; None if none is listed.
 
     The file itself may be missing.
@@ -37,29 +36,28 @@ def pooling_file(directory: str | Path) -> str | None:
     Raises:
         CheckpointError: `modules.json` is damaged.
     """
-    for module in _modules(Path(directory) / _MODULES):
+    for module in _modules(files):
         if _kind(module) == "Pooling":
             return f"{module['path']}/config.json"
     return None
 
 
-def load_pooling(directory: str | Path) -> Pooling:
+def load_pooling(files: ModelFiles) -> Pooling:
     """Return the pooling that the model was trained with (default: mean).
 
     Raises:
         CheckpointError: a file is damaged or missing.
         Unsupported: the model needs another pooling or module.
     """
-    for module in _modules(Path(directory) / _MODULES):
+    for module in _modules(files):
         if _kind(module) not in _COMPUTED:
             raise Unsupported(f"{_MODULES}: {module['type']}", f"this module is not implemented; {_CHOOSE}")
-    name = pooling_file(directory)
+    name = pooling_file(files)
     if name is None:
         return Pooling.MEAN
-    path = Path(directory) / name
-    config = read_json_object(path)
+    config = read_json_object(files, name)
     if config is None:
-        raise CheckpointError(f"{path}: does not exist, but {_MODULES} names it; {_CHOOSE}")
+        raise CheckpointError(f"{files.where(name)}: does not exist, but {_MODULES} names it; {_CHOOSE}")
     modes = _modes(config)
     if len(modes) != 1 or modes[0] not in _MODES:
         raise Unsupported(f"{name}: pooling by {' and '.join(modes) or 'nothing'}", _CHOOSE)
@@ -74,8 +72,9 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
     return [name.removeprefix(_PREFIX) for name, on in config.items() if name.startswith(_PREFIX) and on]
 
 
-def _modules(path: Path) -> list[dict[str, Any]]:
-    modules = read_json_array(path) or []
+def _modules(files: ModelFiles) -> list[dict[str, Any]]:
+    path = files.where(_MODULES)
+    modules = read_json_array(files, _MODULES) or []
     for module in modules:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path}: a module must be an object with its `type`")

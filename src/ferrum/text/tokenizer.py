@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -16,7 +15,7 @@ from ferrum.core.errors import CheckpointError, InvalidToken, RequestError
 from ferrum.core.logging import warn_once
 from ferrum.core.values import shown
 from ferrum.text.decoding import decoding_rules
-from ferrum.text.json_files import refuse_pointer
+from ferrum.text.model_files import ModelFiles, refuse_pointer
 from ferrum.text.split_rules import warn_about_rules
 from ferrum.text.tokenizer_config import AddedTokenSpec, TokenizerConfig, read_tokenizer_config
 
@@ -33,6 +32,7 @@ _LARGE: Final = 1 << 20
 The library needs 150 bytes a character.
 """
 
+_FILE: Final = "tokenizer.json"
 _OTHER_FORMS: Final = ("tokenizer.model", "tekken.json", "vocab.json")
 """Tokenizer files in formats that are not read."""
 
@@ -218,23 +218,21 @@ def _spelled(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
     return b"".join(map(tokenizer.token_bytes, ids))
 
 
-def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
-    """Return the tokenizer of a checkpoint directory, or None without a `tokenizer.json`.
+def load_tokenizer(files: ModelFiles) -> FileTokenizer | None:
+    """Return the tokenizer of a model, or None without a `tokenizer.json`.
 
     Raises:
         CheckpointError: a tokenizer file is damaged; the message names it.
         Unsupported: the decoder does not work token by token.
     """
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
-        _warn_about_others(Path(directory))
+    content, origin = files.read_file(_FILE), files.where(_FILE)
+    if content is None:
+        _warn_about_others(files)
         return None
-    from tokenizers import Tokenizer as Backend  # takes 40 ms to import
-
-    config = read_tokenizer_config(directory)
-    refuse_pointer(path)
-    with _library_faults(str(path)):
-        backend = Backend.from_file(str(path))
+    config = read_tokenizer_config(files)
+    refuse_pointer(origin, content)
+    with _library_faults(origin):
+        backend = _parsed(content, origin)
         backend.no_truncation()
         backend.no_padding()
         _draw_nothing(backend)
@@ -242,10 +240,20 @@ def load_tokenizer(directory: str | Path) -> FileTokenizer | None:
         _add_missing(backend, config.added_tokens)
         backend.encode_special_tokens = config.split_special_tokens
         begins = backend.encode("a", add_special_tokens=False).tokens
-    warn_about_rules(Path(directory), backend, config, adds_space=bool(begins) and begins[0][0] in _SPACES)
+    warn_about_rules(files, backend, config, adds_space=bool(begins) and begins[0][0] in _SPACES)
     if config.clean_up_spaces and (config.clean_up_bpe or type(backend.model).__name__ != "BPE"):
-        warn_once(f"{Path(directory) / 'tokenizer_config.json'}: clean_up_tokenization_spaces has no effect")
-    return FileTokenizer(backend, config, origin=str(path), special=special)
+        warn_once(f"{files.where('tokenizer_config.json')}: clean_up_tokenization_spaces has no effect")
+    return FileTokenizer(backend, config, origin=origin, special=special)
+
+
+def _parsed(content: bytes, origin: str) -> Backend:
+    """Return the library's tokenizer of a file. Raises CheckpointError."""
+    from tokenizers import Tokenizer as Backend  # takes 40 ms to import
+
+    try:
+        return Backend.from_buffer(content)
+    except ValueError as error:
+        raise CheckpointError(f"{origin}: is not a usable tokenizer: {error}") from error
 
 
 def _draw_nothing(backend: Backend) -> None:
@@ -255,12 +263,13 @@ def _draw_nothing(backend: Backend) -> None:
             setattr(backend.model, name, None)
 
 
-def _warn_about_others(directory: Path) -> None:
+def _warn_about_others(files: ModelFiles) -> None:
     """Warn about a tokenizer in a format that is not read."""
-    others = [name for name in _OTHER_FORMS if (directory / name).is_file()]
+    found = files.file_names()
+    others = [name for name in _OTHER_FORMS if name in found]
     if others:
         step = "convert it with AutoTokenizer.from_pretrained and save_pretrained of transformers"
-        warn_once(f"no tokenizer for {directory}: only tokenizer.json is read, not {others[0]}; {step}")
+        warn_once(f"no tokenizer for {files.where('')}: only tokenizer.json is read, not {others[0]}; {step}")
 
 
 def _special_ids(backend: Backend) -> frozenset[int]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from ferrum.core.errors import CheckpointError
-from ferrum.text.json_files import read_json_object, read_text
+from ferrum.text.model_files import ModelFiles, read_json_object, read_text
 
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEMPLATES_FOLDER: Final = "additional_chat_templates"
@@ -97,30 +96,30 @@ class TokenizerConfig:
     model_max_length: int | None = None
 
 
-def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
-    """Read a checkpoint directory's tokenizer settings; without files, return the empty configuration.
+def read_tokenizer_config(files: ModelFiles) -> TokenizerConfig:
+    """Read a model's tokenizer settings; without files, return the empty configuration.
 
     Raises:
         CheckpointError: a file is unreadable or an entry has the wrong type; the message names both.
     """
-    root = Path(directory)
-    path = root / _CONFIG
-    raw = read_json_object(path) or {}
+    path = files.where(_CONFIG)
+    raw = read_json_object(files, _CONFIG) or {}
     older = {}
     if "added_tokens_decoder" not in raw:
         # Older checkpoints keep the named tokens in another file, which overrides this one.
-        raw |= read_json_object(root / "special_tokens_map.json") or {}
-        older = read_json_object(root / _OLDER) or {}
-    templates, origin = _chat_templates(root, raw)
+        raw |= read_json_object(files, "special_tokens_map.json") or {}
+        older = read_json_object(files, _OLDER) or {}
+    templates, origin = _chat_templates(files, raw)
     kind = str(raw.get("tokenizer_class") or "").lower().removesuffix("fast")
     flagged = kind in _FLAGGED
-    raw = _default_tokens(root, kind, raw) | raw
+    raw = _default_tokens(files, kind, raw) | raw
     values = {name: raw[name] for name in NAMED_TOKENS if raw.get(name) is not None} | _own_tokens(path, raw)
     named = {name: _token(path, name, value) for name, value in values.items()}
     extra = _extra_tokens(path, raw)
     special = {token.content for token in (*named.values(), *extra)}
     added: dict[str, AddedTokenSpec] = {}
-    for token in (*_listed_tokens(path, raw), *_older_tokens(root / _OLDER, older, special), *named.values(), *extra):
+    older_tokens = _older_tokens(files.where(_OLDER), older, special)
+    for token in (*_listed_tokens(path, raw), *older_tokens, *named.values(), *extra):
         added.setdefault(token.content, token)
     added.pop("", None)  # the first conversions of Llama have such tokens; no text contains them
     for token in filter(lambda token: token.content, named.values()):  # always special
@@ -141,14 +140,14 @@ def read_tokenizer_config(directory: str | Path) -> TokenizerConfig:
     )
 
 
-def _default_tokens(root: Path, kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _default_tokens(files: ModelFiles, kind: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the special tokens of the class that the configuration leaves out and the tokenizer file has."""
     missing = {name: text for name, text in _DEFAULT_TOKENS.get(kind, {}).items() if name not in raw}
-    file = (read_text(root / "tokenizer.json") or "") if missing else ""
-    return {name: text for name, text in missing.items() if f'"{text}"' in file}
+    file = (files.read_file("tokenizer.json") or b"") if missing else b""
+    return {name: text for name, text in missing.items() if f'"{text}"'.encode() in file}
 
 
-def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
+def _listed_tokens(path: str, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     entries = raw.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict) or not all(key.isdecimal() and len(key) < 20 for key in entries):
         raise CheckpointError(f"{path}: added_tokens_decoder must map token ids to tokens")
@@ -156,7 +155,7 @@ def _listed_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     return [replace(token, replaces="flags") for token in listed]
 
 
-def _older_tokens(path: Path, ids: Mapping[str, Any], special: Set[str]) -> list[AddedTokenSpec]:
+def _older_tokens(path: str, ids: Mapping[str, Any], special: Set[str]) -> list[AddedTokenSpec]:
     """Return the tokens of older checkpoints, which list only ids, by ascending id."""
     if not all(text and type(token_id) is int for text, token_id in ids.items()):
         raise CheckpointError(f"{path}: must map tokens to integer ids")
@@ -165,7 +164,7 @@ def _older_tokens(path: Path, ids: Mapping[str, Any], special: Set[str]) -> list
     ]
 
 
-def _own_tokens(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _own_tokens(path: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return model-specific named tokens; chat templates use the names as variables."""
     own = {name: raw[name] for name in raw if name.endswith("_token") and name not in NAMED_TOKENS}
     found = {name: value for name, value in own.items() if _is_token(value)}
@@ -179,7 +178,7 @@ def _is_token(value: object) -> bool:
     return bool(value) and (isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == "AddedToken"))
 
 
-def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
+def _extra_tokens(path: str, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     """Return special tokens without a name, from the newer or the older list."""
     extra = raw.get("extra_special_tokens") or []
     if not isinstance(extra, list | dict):
@@ -191,7 +190,7 @@ def _extra_tokens(path: Path, raw: Mapping[str, Any]) -> list[AddedTokenSpec]:
     return [replace(_token(path, "extra_special_tokens", value), replaces="nothing") for value in extra]
 
 
-def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
+def _token(path: str, name: str, value: object) -> AddedTokenSpec:
     """Parse a token: a text, which is special, or an object with flags."""
     if isinstance(value, str):
         value = {"content": value, "special": True}
@@ -207,14 +206,14 @@ def _token(path: Path, name: str, value: object) -> AddedTokenSpec:
     )
 
 
-def _flag(path: Path, raw: Mapping[str, Any], name: str) -> bool | None:
+def _flag(path: str, raw: Mapping[str, Any], name: str) -> bool | None:
     value = raw.get(name)
     if value is not None and not isinstance(value, bool):
         raise CheckpointError(f"{path}: {name} must be true or false, not {value!r}")
     return value
 
 
-def _max_length(path: Path, value: object) -> int | None:
+def _max_length(path: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
@@ -223,20 +222,20 @@ def _max_length(path: Path, value: object) -> int | None:
     return int(value) if value < 2**40 else None
 
 
-def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+def _chat_templates(files: ModelFiles, raw: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """Return template sources by name, and their origin; separate files override the configuration."""
-    single = root / "chat_template.jinja"
-    folder = root / TEMPLATES_FOLDER
-    paths = {path.stem: path for path in sorted(folder.glob("*.jinja"))} | {"default": single}
-    found = {name: text for name, path in paths.items() if (text := read_text(path)) is not None}
+    single = "chat_template.jinja"
+    others = (name for name in files.file_names(TEMPLATES_FOLDER) if name.endswith(".jinja"))
+    paths = {name.removesuffix(".jinja"): f"{TEMPLATES_FOLDER}/{name}" for name in others} | {"default": single}
+    found = {name: text for name, path in paths.items() if (text := read_text(files, path)) is not None}
     if found:
-        return found, str(single if "default" in found else folder)
-    path = root / _CONFIG
+        return found, files.where(single if "default" in found else TEMPLATES_FOLDER)
+    path = files.where(_CONFIG)
     match raw.get("chat_template"):
         case None:
             return {}, ""
         case str(source):
-            return {"default": source}, str(path)
+            return {"default": source}, path
         case list(entries):
             named = {}
             for entry in entries:
@@ -245,6 +244,6 @@ def _chat_templates(root: Path, raw: Mapping[str, Any]) -> tuple[dict[str, str],
                         named[name] = source
                     case _:
                         raise CheckpointError(f"{path}: an entry of chat_template lacks `name` or `template`")
-            return named, str(path)
+            return named, path
         case other:
             raise CheckpointError(f"{path}: chat_template must be text or a list, not {type(other).__name__}")

@@ -45,8 +45,8 @@ class Origin(JsonRecord):
 
     Attributes:
         model: the name that the model was loaded by.
-        directory: of the model; None for one without files.
-        digest: of the model's files; see `model_digest`.
+        directory: the model's directory or file; None for one without files.
+        digest: of the model's files; see `ModelSource.digest`.
         numerics_id, weights, kv_format, page_size, kv_capacity: see `EngineInfo`.
         program: version of ferrum.
         options: of the engine, as from `EngineConfig.to_dict`; None for an engine built without options.

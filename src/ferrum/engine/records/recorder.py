@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ferrum.core.config import EngineConfig
 from ferrum.core.types import Request
@@ -15,6 +16,9 @@ from ferrum.engine.records.record import ChoiceEnd, Origin, Record, RequestEnd, 
 from ferrum.engine.records.record_files import OpenRecord, RecordFiles, file_name
 from ferrum.engine.records.step_shares import ComputedStep
 from ferrum.engine.request_output import Delta
+
+if TYPE_CHECKING:
+    from ferrum.runtime.model_source import ModelSource
 
 
 @dataclass(slots=True)
@@ -119,23 +123,22 @@ class Source:
 
     Attributes:
         config: the options.
-        directory: of the model.
+        model: the model.
         digest_cache: directory where the model's digest is cached.
     """
 
     config: EngineConfig
-    directory: Path
+    model: ModelSource
     digest_cache: Path
 
     def origin(self, info: EngineInfo) -> Origin:
         """Return the origin of the engine's requests; reads the model's files unless their digest is cached."""
         from ferrum.core.version import installed_version
-        from ferrum.runtime.model_digest import model_digest
 
         return Origin(
             model=info.model,
-            directory=str(self.directory.resolve()),
-            digest=model_digest(self.directory, self.digest_cache),
+            directory=None if self.model.path is None else str(self.model.path.resolve()),
+            digest=self.model.digest(self.digest_cache),
             numerics_id=info.numerics_id,
             weights=info.weights,
             kv_format=info.kv_format,

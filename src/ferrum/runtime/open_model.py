@@ -1,0 +1,41 @@
+"""From a model's name to its `ModelSource`. The one place that knows the forms in which models are stored.
+
+Names are looked up and models downloaded in `hub.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ferrum.core.errors import CheckpointError, HubUnreachable
+from ferrum.runtime.checkpoint import has_weights
+from ferrum.runtime.hub import locate, resolve_model, snapshot
+from ferrum.runtime.model_source import DirectoryModel, ModelSource
+
+
+def open_model(name: str, *, headers_only: bool = False) -> ModelSource:
+    """Return the source of a model; a hub model is downloaded first.
+
+    Args:
+        name: see `resolve_model`.
+        headers_only: of a hub model outside of the cache, fetch only the configuration and the tensors' shapes.
+
+    Raises: as `resolve_model`, and as `Checkpoint` if headers are fetched.
+    """
+    found = locate(name) if headers_only else resolve_model(name)
+    return DirectoryModel(found) if isinstance(found, Path) else _hub_headers(*found)
+
+
+def _hub_headers(repo: str, revision: str | None) -> ModelSource:
+    """Return the source of a hub model to plan: its cached directory, or its headers."""
+    from ferrum.runtime.packed import is_packed
+    from ferrum.runtime.remote_headers import fetch_headers
+
+    with suppress(HubUnreachable, CheckpointError):
+        cached = snapshot(repo, revision, offline=True)
+        if has_weights(cached):
+            return DirectoryModel(cached)
+    headers = fetch_headers(repo, revision)
+    # A packed model can only be planned from the files themselves.
+    return DirectoryModel(snapshot(repo, revision, offline=False)) if is_packed(headers) else headers
