@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ferrum.cache.page_hashes import PrefixScope
@@ -52,7 +53,8 @@ class EngineRecipe:
         with loading_bar(self.name) as progress:
             executor = build_executor(self.config.model, checkpoint=self.source.checkpoint(), progress=progress)
         draft = None if self.draft is None else load_draft_model(self.config, executor, self.source, self.draft)
-        return with_scheduler(executor, self.config, self.name, draft, self.source)
+        built = with_scheduler(executor, self.config, self.name, draft, self.source)
+        return replace(built, tokenizer=cache(self.source.tokenizer))
 
 
 def with_scheduler(

@@ -25,6 +25,8 @@ from ferrum.scheduler.scheduler import Scheduler
 if TYPE_CHECKING:  # an engine needs none
     from asyncio import AbstractEventLoop
 
+    from ferrum.text.tokenizer import Tokenizer
+
 
 class Executor(Submits, Protocol):
     """The methods of a `ModelExecutor` that a host calls."""
@@ -43,6 +45,7 @@ class Built:
     Attributes:
         recorded: reports include the contents of every step.
         depth: maximum number of uncommitted steps when the next one is planned.
+        tokenizer: returns the model's tokenizer, or None; loads it at the first call.
     """
 
     executor: Executor
@@ -50,6 +53,7 @@ class Built:
     info: EngineInfo
     recorded: bool = False
     depth: int = 0
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
 
 
 Recipe: TypeAlias = Callable[[], Built]
