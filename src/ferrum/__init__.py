@@ -16,6 +16,7 @@ from typing import Any, Final
 _HOMES: Final = {
     name: home
     for home, names in {
+        "ferrum.contract.async_executor": "AsyncModelExecutor",
         "ferrum.contract.capabilities": "AttentionType ExecutorCapabilities ExecutorTraits",
         "ferrum.contract.io_types": (
             "DataType DecodeInput DecodeOutput Device GenericKvCacheHandle KvCacheHandle LogitsPolicy ModelInfo "

@@ -1,5 +1,6 @@
 """The public names, for type checkers; `__init__.py` loads them lazily."""
 
+from ferrum.contract.async_executor import AsyncModelExecutor as AsyncModelExecutor
 from ferrum.contract.capabilities import AttentionType as AttentionType
 from ferrum.contract.capabilities import ExecutorCapabilities as ExecutorCapabilities
 from ferrum.contract.capabilities import ExecutorTraits as ExecutorTraits

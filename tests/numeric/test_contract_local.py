@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from awaited_executor import awaited
 from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those of pages
@@ -29,9 +30,9 @@ def poisoned(name: str) -> Path:
     return directory
 
 
-@pytest.fixture(params=["replayed", "walked"])
+@pytest.fixture(params=["replayed", "walked", "awaited"])
 def make(request: pytest.FixtureRequest) -> Maker:
-    """Make executors as loaded, and with the reference kernels without a recorded program."""
+    """Make executors as loaded, with the reference kernels without a recorded program, and on an event loop."""
     walked = request.param == "walked"
 
     def made(**options: int | None) -> Kit:
@@ -54,7 +55,7 @@ def make(request: pytest.FixtureRequest) -> Maker:
 
         return Kit(executor, passes=passes, check=executor.pages.check)
 
-    return made
+    return awaited(made) if request.param == "awaited" else made
 
 
 def _spy(owner: object, name: str, calls: dict[str, int]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from ferrum.core.errors import FerrumError
+from ferrum.core.errors import FerrumError, Unsupported
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.step import Span, SpanResult, StepBatch, StepOutput
 
@@ -113,6 +113,30 @@ class Undo:
     def forget(self, cache_id: str) -> None:
         """Forget a released sequence."""
         self._same.pop(cache_id, None)
+
+    def stored(self) -> dict[str, tuple[int, int]]:
+        """Return the length and the generation of every sequence."""
+        return {cache_id: (self._pages.length(cache_id), self.generation(cache_id)) for cache_id in self._pages.ids()}
+
+    def take_back(self, before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> None:
+        """Release sequences that began between two results of `stored`, and truncate those that grew.
+
+        Those that changed since then stay, and those that cannot be truncated are released.
+        """
+        for cache_id, now in self.stored().items():
+            if after.get(cache_id) != now:
+                continue
+            if cache_id not in before:
+                self._drop(cache_id)
+            elif now[0] > before[cache_id][0]:
+                try:
+                    self._restore(cache_id, *before[cache_id])
+                except Unsupported:
+                    self._drop(cache_id)
+
+    def _drop(self, cache_id: str) -> None:
+        self._pages.release(cache_id)
+        self.forget(cache_id)
 
     def all_or_none(self, spans: Sequence[Span], run: Callable[[StepBatch], StepOutput]) -> list[SpanResult]:
         """Run a step; the error of one span undoes all of them and is raised."""
