@@ -87,7 +87,7 @@ def opened(executor: LocalExecutor, directory: Path | None) -> LLM:
     built = with_scheduler(executor, config, "soak")
     if directory is not None:
         buffers = 20 * sum(executor.lm.kernels.page_bytes(group.name) for group in executor.lm.pages.groups)
-        executor.use_swap_tier(buffers, lambda: 1.0)
+        executor.keep_pages(swap_bytes=buffers, recompute=lambda: 1.0)
     return LLM.from_parts(Parts(host=ThreadHost(lambda: built), config=config))
 
 

@@ -188,9 +188,9 @@ def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPa
     with build_executor(ModelConfig(model=BUILT_IN, kv_capacity=1000)) as executor:
         free = executor.memory_plan.kv_pool + (1 << 20)
         monkeypatch.setattr("ferrum.runtime.local_executor.free_memory", lambda: free)
-        executor.use_swap_tier(1 << 20, lambda: 0.0)
+        executor.keep_pages(swap_bytes=1 << 20)
         with pytest.raises(CapacityError, match=r"swapped pages \(swap_gib\)"):
-            executor.use_swap_tier((1 << 20) + 1, lambda: 0.0)
+            executor.keep_pages(swap_bytes=(1 << 20) + 1)
 
 
 def test_plans_refuse_the_errors_of_loading() -> None:

@@ -265,7 +265,7 @@ def test_a_small_pool_restores_what_fits(tmp_path: Path) -> None:
 
 def test_an_unused_executor_frees_its_pool(tmp_path: Path) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
-    executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
+    executor.keep_pages(files=PageFiles(tmp_path, 1 << 30))
     pages = weakref.ref(executor.lm.pages)
     del executor
     gc.collect()
@@ -274,7 +274,7 @@ def test_an_unused_executor_frees_its_pool(tmp_path: Path) -> None:
 
 def test_a_refused_writer_thread_costs_one_page(tmp_path: Path, monkeypatch, caplog) -> None:
     executor = load_executor(directory_of(find(CASE)), kernels="reference", kv_capacity=1024)
-    executor.use_disk_tier(PageFiles(tmp_path, 1 << 30))
+    executor.keep_pages(files=PageFiles(tmp_path, 1 << 30))
     tier, start = executor.lm.pages.restores.tier, threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
     tier.keep("layers0", HashedPage(0, bytes(32)))

@@ -89,9 +89,10 @@ class Player(RandomLoad):
             executor = stack.enter_context(plan.arithmetic.load(**pool, **options))
             self.pages = executor.lm.pages
             if plan.keep == "files":
-                executor.use_disk_tier(PageFiles(self.directory, 1 << 24))
+                executor.keep_pages(files=PageFiles(self.directory, 1 << 24))
             if plan.swap:
-                executor.use_swap_tier(1 << 24, lambda: 1e9)  # computing seems to take forever, so everything is copied
+                # Computing seems to take forever, so everything is copied.
+                executor.keep_pages(swap_bytes=1 << 24, recompute=lambda: 1e9)
             self.scheduler = Scheduler(
                 self.pages,
                 policy=POLICIES[plan.policy],

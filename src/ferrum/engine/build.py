@@ -25,8 +25,10 @@ from ferrum.scheduler.step_plan import StepCosts
 from ferrum.text.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
+    from ferrum.contract.capabilities import ExecutorTraits
+    from ferrum.engine.engine_executor import EngineExecutor
     from ferrum.engine.hosts.process import Child
-    from ferrum.runtime.local_executor import LocalExecutor
+    from ferrum.runtime.kv_tiers.page_files import PageFiles
     from ferrum.runtime.model_source import ModelSource
     from ferrum.speculative.draft_model import DraftModel
 
@@ -58,13 +60,13 @@ class EngineRecipe:
 
 
 def with_scheduler(
-    executor: LocalExecutor,
+    executor: EngineExecutor,
     config: EngineConfig,
     name: str,
     draft_model: DraftModel | None = None,
     source: ModelSource | None = None,
 ) -> Built:
-    """Return the parts of an engine for a loaded executor.
+    """Return the parts of an engine for a ready executor.
 
     Args:
         executor: runs the steps.
@@ -74,9 +76,14 @@ def with_scheduler(
         source: the model; None opens the one that the options name.
     """
     context = executor.traits.max_sequence_length  # the scheduler counts with the pool: the last token is not stored
+    page_size = executor.pages.groups[0].page_size
     costs = StepCosts()
+    prefixes, files = _prefixes(executor.traits, page_size, config, source)
+    if files is not None or config.swap_gib:
+        swap_bytes = config.swap_gib << 30
+        executor.keep_pages(files=files, swap_bytes=swap_bytes, recompute=lambda: costs.predict(page_size, 0))
     scheduler = Scheduler(
-        executor.lm.pages,
+        executor.pages,
         policy=POLICIES[config.policy],
         max_tokens_per_step=config.max_tokens_per_step,
         max_sequences=config.model.max_batch_size,
@@ -84,50 +91,49 @@ def with_scheduler(
         drafter=build_speculator(config, costs, draft_model),
         costs=costs,
         decode_seconds=config.decode_seconds or None,
-        prefixes=_prefixes(executor, config, source),
+        prefixes=prefixes,
     )
     executor.run_ahead(config.run_ahead)
-    if config.swap_gib:
-        page_size = executor.lm.pages.groups[0].page_size
-        executor.use_swap_tier(config.swap_gib << 30, lambda: costs.predict(page_size, 0))
     info = EngineInfo(
         model=name,
         vocab_size=executor.info.vocab_size,
         max_sequence_length=context,
         kv_capacity=executor.kv_capacity(),
-        numerics_id=executor.status().numerics_id,
-        page_size=executor.lm.pages.groups[0].page_size,
+        numerics_id=executor.traits.numerics_id,
+        page_size=page_size,
         prefix_cache=config.prefix_cache,
         speculative=config.speculative,
         num_speculative_tokens=config.num_speculative_tokens,
         weights=executor.traits.weights,
         kv_format=str(executor.traits.kv_dtype),
-        memory=executor.memory_plan,
+        memory=executor.traits.memory,
         draft_memory=0 if draft_model is None else draft_model.memory_plan.own,
     )
     return Built(executor, scheduler, info, recorded=config.record_dir is not None, depth=config.run_ahead)
 
 
-def _prefixes(executor: LocalExecutor, config: EngineConfig, source: ModelSource | None) -> PrefixScope | None:
-    """Return what the KV values of equal tokens depend on; None if prefixes are not shared."""
+def _prefixes(
+    traits: ExecutorTraits, page_size: int, config: EngineConfig, source: ModelSource | None
+) -> tuple[PrefixScope | None, PageFiles | None]:
+    """Return what the KV values of equal tokens depend on, and the files of shared prefixes; None without them."""
     if not config.prefix_cache:
-        return None
-    model = config.model.model
+        return None, None
+    model, files = config.model.model, None
     if config.prefix_cache_dir is not None:
         from ferrum.runtime.kv_tiers.page_files import PageFiles
         from ferrum.runtime.open_model import open_model
 
         directory = path_of("prefix_cache_dir", config.prefix_cache_dir)
         files = PageFiles(directory, config.prefix_cache_gib << 30)
-        model = (source or open_model(model)).digest(directory)  # before the executor owns the files: it may fail
-        executor.use_disk_tier(files)
-    return PrefixScope(
+        model = (source or open_model(model)).digest(directory)
+    scope = PrefixScope(
         model=model,
-        weights=executor.traits.weights,
-        kv_format=executor.traits.kv_dtype,
-        page_size=executor.lm.pages.groups[0].page_size,
-        numerics_id=executor.traits.numerics_id,
+        weights=traits.weights,
+        kv_format=traits.kv_dtype,
+        page_size=page_size,
+        numerics_id=traits.numerics_id,
     )
+    return scope, files
 
 
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:

@@ -21,7 +21,7 @@ from ferrum.speculative.speculator import Speculator
 from ferrum.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ferrum.runtime.local_executor import LocalExecutor
+    from ferrum.engine.engine_executor import EngineExecutor
     from ferrum.runtime.model_source import ModelSource
 
 DRAFT_MODEL: Final = "draft_model"
@@ -98,7 +98,7 @@ def draft_config(config: EngineConfig, kv_capacity: int) -> ModelConfig | None:
 
 
 def load_draft_model(
-    config: EngineConfig, target: LocalExecutor, source: ModelSource, draft: ModelSource
+    config: EngineConfig, target: EngineExecutor, source: ModelSource, draft: ModelSource
 ) -> DraftModel:
     """Load a draft model.
 

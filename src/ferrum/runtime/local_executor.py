@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from ferrum.cache.page_table import PageTable
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.executor_state import ExecutorState
@@ -37,6 +38,8 @@ class LocalExecutor(ModelExecutor):
         cache_prefix: see `NamedVerbs`.
     """
 
+    pages: PageTable
+
     def __init__(
         self,
         lm: DecoderLM,
@@ -59,22 +62,23 @@ class LocalExecutor(ModelExecutor):
     def _close(self) -> None:
         if self._steps is not None:
             self._steps.close()
-        self.lm.pages.attach(None)  # breaks reference cycles that would keep the pool alive
+        self.pages.attach(None)  # breaks reference cycles that would keep the pool alive
 
-    def use_disk_tier(self, files: PageFiles) -> None:
-        """Write published pages to files and restore them from there, until `shutdown`."""
-        self._disk = DiskTier(self.lm.pages, self.lm.kernels, files)
-
-    def use_swap_tier(self, capacity: int, recompute: Callable[[], float]) -> None:
-        """Keep evicted pages in host buffers of this many bytes, if that pays; see `SwapTier`.
+    def keep_pages(
+        self, *, files: PageFiles | None = None, swap_bytes: int = 0, recompute: Callable[[], float] = float
+    ) -> None:
+        """Write published pages to files, and evicted ones to host buffers if that pays; see `EngineExecutor`.
 
         Raises:
             CapacityError: there is not enough memory for the buffers and the pool.
         """
-        with memory_for(f"{size(capacity)} of swapped pages (swap_gib)"):
-            if capacity > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
-                raise MemoryError
-        SwapTier(self.lm.pages, self.lm.kernels, capacity, recompute, self._disk)
+        if files is not None:
+            self._disk = DiskTier(self.pages, self.lm.kernels, files)
+        if swap_bytes:
+            with memory_for(f"{size(swap_bytes)} of swapped pages (swap_gib)"):
+                if swap_bytes > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
+                    raise MemoryError
+            SwapTier(self.pages, self.lm.kernels, swap_bytes, recompute, self._disk)
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:

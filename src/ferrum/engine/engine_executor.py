@@ -1,0 +1,62 @@
+"""The executor as an engine sees it. `LocalExecutor` is one; an executor of several ranks or of another machine can be.
+
+The engine's loop only submits steps. The scheduler reserves pages in the page table, which is in the engine's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ferrum.contract.capabilities import ExecutorTraits
+from ferrum.contract.io_types import ModelInfo
+from ferrum.contract.sequences import StoreGroup
+from ferrum.engine.hosts.host import Executor
+from ferrum.scheduler.page_protocol import Pages
+
+if TYPE_CHECKING:  # numpy is imported in the engine's process only
+    from ferrum.runtime.kv_tiers.page_files import PageFiles
+
+
+class EnginePages(Pages, Protocol):
+    """The page table that an executor and a scheduler share."""
+
+    @property
+    def groups(self) -> Sequence[StoreGroup]:
+        """The layer groups, at least one. Pages of all groups hold the same number of tokens."""
+
+
+class EngineExecutor(Executor, Protocol):
+    """What an engine needs of an executor: steps, the page table, and fixed properties."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+
+    @property
+    def traits(self) -> ExecutorTraits:
+        """Its fixed properties. `numerics_id` must name everything that bits depend on, the number of ranks too."""
+
+    @property
+    def pages(self) -> EnginePages:
+        """The page table. A step makes its pending copies before it writes."""
+
+    def kv_capacity(self) -> int:
+        """Return the number of tokens that fit in the KV pool."""
+
+    def keep_pages(
+        self, *, files: PageFiles | None = None, swap_bytes: int = 0, recompute: Callable[[], float] = float
+    ) -> None:
+        """Keep pages outside the pool until `shutdown`.
+
+        Args:
+            files: where published pages are written and found again; None: nowhere.
+            swap_bytes: size of the host buffers for evicted pages; 0: none.
+            recompute: returns the measured seconds to recompute a page; 0 while unknown.
+
+        Raises:
+            CapacityError: there is not enough memory for the buffers.
+        """
+
+    def run_ahead(self, depth: int) -> None:
+        """Let `submit` return while up to `depth` earlier steps and its own are in flight; 0 computes at once."""
