@@ -17,7 +17,7 @@ from typing import Final
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
-from ferrum.kernels.interface import Kernels
+from ferrum.kernels.raw_pages import RawPages
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 
 _LOG: Final = logging.getLogger(__name__)
@@ -33,13 +33,13 @@ class DiskTier(PageTier):
 
     Args:
         pages: the page table to attach to.
-        kernels: owner of the pool.
+        pool: the pages' contents.
         files: where copies go.
     """
 
-    def __init__(self, pages: PageTable, kernels: Kernels, files: PageFiles) -> None:
+    def __init__(self, pages: PageTable, pool: RawPages, files: PageFiles) -> None:
         self._pages = pages
-        self._kernels = kernels
+        self._pool = pool
         self._files = files
         self._queue: SimpleQueue[tuple[str, HashedPage] | None] = SimpleQueue()
         # Started by the first page: a thread keeps the pool alive, also that of an unused executor.
@@ -81,9 +81,9 @@ class DiskTier(PageTier):
     def _fill(self, wanted: Sequence[WantedPage]) -> list[bool]:
         filled: list[bool] = []
         for each in wanted:
-            content = self._files.get(_file_name(each.group, each.page_hash), self._kernels.page_bytes(each.group))
+            content = self._files.get(_file_name(each.group, each.page_hash), self._pool.page_bytes(each.group))
             if content is not None:
-                self._kernels.write_page(each.group, each.page, content)
+                self._pool.write_page(each.group, each.page, content)
             filled.append(content is not None)
             if each.needed and content is None:
                 break
@@ -98,7 +98,7 @@ class DiskTier(PageTier):
 
     def _write_page(self, group: str, hashed: HashedPage) -> None:
         if self._pages.holds(group, hashed):
-            content = self._kernels.read_page(group, hashed.page)
+            content = self._pool.read_page(group, hashed.page)
             if self._pages.holds(group, hashed):
                 self._files.put(_file_name(group, hashed.page_hash), content)
 

@@ -12,7 +12,8 @@ from typing import Final
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
-from ferrum.kernels.interface import Bytes, Kernels
+from ferrum.kernels.interface import Bytes
+from ferrum.kernels.raw_pages import RawPages
 
 WINDOW: Final = 15
 """Recent copies whose median time is the estimate of a copy."""
@@ -28,7 +29,7 @@ class SwapTier(PageTier):
 
     Args:
         pages: the page table to attach to.
-        kernels: owner of the pool.
+        pool: the pages' contents.
         capacity: maximum bytes of the buffers; the oldest are dropped first.
         recompute: returns the measured seconds to recompute a page; 0 while unknown.
         below: the next tier, which gets published pages and requests for missing ones.
@@ -38,13 +39,13 @@ class SwapTier(PageTier):
     def __init__(
         self,
         pages: PageTable,
-        kernels: Kernels,
+        pool: RawPages,
         capacity: int,
         recompute: Callable[[], float],
         below: PageTier | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._kernels = kernels
+        self._pool = pool
         self._capacity = capacity
         self._recompute = recompute
         self._below = below
@@ -60,12 +61,12 @@ class SwapTier(PageTier):
             self._below.keep(group, hashed)
 
     def evicted(self, group: str, hashed: HashedPage) -> None:
-        size = self._kernels.page_bytes(group)
+        size = self._pool.page_bytes(group)
         if size > self._capacity or not self._pays(size):
             return
         start = self._clock()
         try:
-            content = self._kernels.read_page(group, hashed.page)
+            content = self._pool.read_page(group, hashed.page)
         except MemoryError:  # less memory than the option promised: recompute the page
             return
         self._rates.append((self._clock() - start) / size)
@@ -97,7 +98,7 @@ class SwapTier(PageTier):
         if content is None:
             return False
         self._bytes -= len(content)
-        self._kernels.write_page(wanted.group, wanted.page, content)
+        self._pool.write_page(wanted.group, wanted.page, content)
         return True
 
     def _pays(self, size: int) -> bool:
