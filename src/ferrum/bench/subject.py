@@ -173,7 +173,7 @@ class ExecutorSubject:
             for page in self._pages.row(cache_id, group.name)
             if page >= 0
         ]
-        self._lm.kernels.copy_pages(copies)
+        self._lm.pool.copy_pages(copies)
 
     def _reserve(self, cache_id: str, length: int) -> None:
         if not self._pages.reserve(cache_id, length):

@@ -21,9 +21,11 @@ from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.program_recorder import Extent, record
+from ferrum.kernels.raw_pages import RawPages
 from ferrum.runtime.backend import sampler_for
 from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
+from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, is_decode, stage
@@ -66,6 +68,7 @@ class DecoderLM(StepwiseLLM):
         replay: run the recorded program; False walks the network each time.
 
     Attributes:
+        pool: the contents of all pages: those of the kernels, or of several ranks.
         runs_ahead: a step may be prepared before the last one is settled.
         watch: if set, called with the last row of logits, f32 [V], of every span that has one.
     """
@@ -83,6 +86,7 @@ class DecoderLM(StepwiseLLM):
     ) -> None:
         self.network = network
         self.kernels = kernels
+        self.pool: RawPages = kernels
         self.sampler = sampler_for(kernels)
         self.pages: PageTable = pages
         self._config = config
@@ -104,6 +108,10 @@ class DecoderLM(StepwiseLLM):
     @property
     def config(self) -> LlmRuntimeConfig:
         return self._config
+
+    def use_ranks(self, ranks: ShardedReplay) -> None:
+        """Run steps on these ranks from now on, of which the first has this model's kernels. Call before any step."""
+        self.pool = self.replay = ranks
 
     def buffer_bytes(self, extent: Extent) -> int:
         """Return the bytes of the planned buffers of that extent; without a recorded program there are none."""
@@ -169,7 +177,7 @@ class DecoderLM(StepwiseLLM):
                 self._copy_pages()
 
     def _copy_pages(self) -> None:
-        self.kernels.copy_pages(self._copies)
+        self.pool.copy_pages(self._copies)
         self._copies.clear()
 
     def _admit(self, span: Span) -> FerrumError | None:

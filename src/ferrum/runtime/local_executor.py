@@ -73,12 +73,12 @@ class LocalExecutor(ModelExecutor):
             CapacityError: there is not enough memory for the buffers and the pool.
         """
         if files is not None:
-            self._disk = DiskTier(self.pages, self.lm.kernels, files)
+            self._disk = DiskTier(self.pages, self.lm.pool, files)
         if swap_bytes:
             with memory_for(f"{size(swap_bytes)} of swapped pages (swap_gib)"):
                 if swap_bytes > free_memory() - self.memory_plan.kv_pool:  # none of whose pages has been committed yet
                     raise MemoryError
-            SwapTier(self.pages, self.lm.kernels, swap_bytes, recompute, self._disk)
+            SwapTier(self.pages, self.lm.pool, swap_bytes, recompute, self._disk)
 
     def shutdown(self) -> None:
         if self._disk is not None and not self.in_use:
