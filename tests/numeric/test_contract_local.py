@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from contract_kit import POISON, Kit, Maker, Options
 from contract_verbs import *  # noqa: F403 - the tests themselves
 from contract_verbs.pages import *  # noqa: F403 - and those of pages
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.local_executor import LocalExecutor
 from shared_models import folder
 from tiny import directory_of, find
+from two_ranks import TwoRanks
 
 
 @cache
@@ -30,32 +33,56 @@ def poisoned(name: str) -> Path:
     return directory
 
 
-@pytest.fixture(params=["replayed", "walked", "awaited"])
+@pytest.fixture(params=["replayed", "walked", "awaited", "two ranks"])
 def make(request: pytest.FixtureRequest) -> Maker:
-    """Make executors as loaded, with the reference kernels without a recorded program, and on an event loop."""
-    walked = request.param == "walked"
+    """Make executors in several ways.
+
+    - as loaded
+    - with the reference kernels without a recorded program
+    - on an event loop
+    - on two ranks, whose results and pages are compared after the test
+    """
+    way = request.param
 
     def made(**options: int | None) -> Kit:
         chosen = Options(**options)  # type: ignore[arg-type]
-        executor = load_executor(
-            poisoned("qwen3" if chosen.window is None else "mistral"),
-            page_size=chosen.page_size,
-            kv_capacity=chosen.num_pages * chosen.page_size,
-            max_batch_size=chosen.max_batch_size,
-            max_sequence_length=chosen.max_sequence_length,
-            **({"kernels": "reference", "replay": False} if walked else {}),
-        )
-        calls = {"embed": 0, "head": 0} if walked else {"_forward": 0}
-        for name in calls:
-            _spy(executor.lm.kernels if walked else executor.lm, name, calls)
+        if way != "two ranks":
+            executor = _load(chosen, walked=way == "walked")
+            return _counted(executor, executor.pages.check)
+        ranks = TwoRanks(lambda: _load(chosen))
 
-        def passes() -> int:
-            (count,) = set(calls.values())
-            return count
+        def check() -> None:
+            ranks.executor.pages.check()
+            ranks.check()
 
-        return Kit(executor, passes=passes, check=executor.pages.check)
+        return _counted(ranks.executor, check)
 
-    return awaited(made) if request.param == "awaited" else made
+    return awaited(made) if way == "awaited" else made
+
+
+def _load(chosen: Options, *, walked: bool = False) -> LocalExecutor:
+    return load_executor(
+        poisoned("qwen3" if chosen.window is None else "mistral"),
+        page_size=chosen.page_size,
+        kv_capacity=chosen.num_pages * chosen.page_size,
+        max_batch_size=chosen.max_batch_size,
+        max_sequence_length=chosen.max_sequence_length,
+        **({"kernels": "reference", "replay": False} if walked else {}),
+    )
+
+
+def _counted(executor: LocalExecutor, check: Callable[[], None]) -> Kit:
+    """Return a kit that counts the forward passes of an executor."""
+    walked = executor.lm.replay is None
+    calls = {"embed": 0, "head": 0} if walked else {"_forward": 0}
+    for name in calls:
+        _spy(executor.lm.kernels if walked else executor.lm, name, calls)
+
+    def passes() -> int:
+        (count,) = set(calls.values())
+        return count
+
+    return Kit(executor, passes=passes, check=check)
 
 
 def _spy(owner: object, name: str, calls: dict[str, int]) -> None:

@@ -15,6 +15,7 @@ from fakes import scope_of
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.runtime.load import load_executor
+from ferrum.runtime.local_executor import LocalExecutor
 from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "llama3", "mistral")
@@ -52,11 +53,11 @@ def alone(name: str, format: str, seed: int) -> np.ndarray:
 
 
 class Player:
-    """Sequences of one executor in random steps; each row is compared with `alone`."""
+    """Sequences of one executor, by default `executor_of`, in random steps; each row is compared with `alone`."""
 
-    def __init__(self, name: str, format: str, data: st.DataObject) -> None:
+    def __init__(self, name: str, format: str, data: st.DataObject, executor: LocalExecutor | None = None) -> None:
         self.name, self.format, self.data = name, format, data
-        self.executor = executor_of(name, format)
+        self.executor = executor or executor_of(name, format)
         self.executor.reset()
         self.seeds: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
