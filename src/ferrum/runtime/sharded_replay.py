@@ -9,8 +9,9 @@ a rank may live in another thread, process or machine.
 
 With tensor parallelism each rank has a part of the heads and of the hidden units of the MLP. Its program then sums the
 parts by an all-reduce after the output projection and after the down projection, as a collective operation inside the
-program (Shoeybi et al. 2019, section 3), and gathers logits after the head. Nothing above the program changes, except
-that `numerics_id` names the degree: the sums have another order.
+program (Shoeybi et al. 2019, section 3), and gathers logits after the head. Above the program two things change:
+`numerics_id` names the degree, since the sums have another order, and captured attention weights are joined by heads
+(here they are those of the first rank).
 """
 
 from __future__ import annotations
