@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import random
 import secrets
@@ -34,7 +33,6 @@ def nothing_is_left_running() -> Iterator[None]:
     """Threads and processes that the tests have started have ended with them."""
     before = set(threading.enumerate())
     yield
-    gc.collect()  # ends the threads of executors that nothing refers to
     left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
     for each in (*left, *multiprocessing.active_children()):
         each.join(60)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def poisoned(name: str) -> Path:
 
 
 @pytest.fixture(params=["replayed", "walked", "awaited", "two ranks"])
-def make(request: pytest.FixtureRequest) -> Maker:
+def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Make executors in several ways.
 
     - as loaded
@@ -43,6 +44,7 @@ def make(request: pytest.FixtureRequest) -> Maker:
     - on two ranks, whose results and pages are compared after the test
     """
     way = request.param
+    stack = ExitStack()
 
     def made(**options: int | None) -> Kit:
         chosen = Options(**options)  # type: ignore[arg-type]
@@ -50,6 +52,7 @@ def make(request: pytest.FixtureRequest) -> Maker:
             executor = _load(chosen, walked=way == "walked")
             return _counted(executor, executor.pages.check)
         ranks = TwoRanks(lambda: _load(chosen))
+        stack.callback(ranks.close)
 
         def check() -> None:
             ranks.executor.pages.check()
@@ -57,7 +60,8 @@ def make(request: pytest.FixtureRequest) -> Maker:
 
         return _counted(ranks.executor, check)
 
-    return awaited(made) if way == "awaited" else made
+    with stack:
+        yield stack.enter_context(awaited(made)) if way == "awaited" else made
 
 
 def _load(chosen: Options, *, walked: bool = False) -> LocalExecutor:

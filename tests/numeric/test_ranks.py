@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -32,35 +32,25 @@ def load(name: str, format: str, capacity: int = 16 * 64) -> LocalExecutor:
     return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
 
 
-@cache
-def ranks_of(name: str, format: str) -> TwoRanks:
-    return TwoRanks(lambda: load(name, format))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_rank_stays() -> Iterator[None]:
-    yield
-    ranks_of.cache_clear()
-
-
 @pytest.fixture
-def ranks() -> TwoRanks:
-    return TwoRanks(lambda: load("qwen3-windows", "float32"))
+def ranks() -> Iterator[TwoRanks]:
+    with closing(TwoRanks(lambda: load("qwen3-windows", "float32"))) as both:
+        yield both
 
 
 @pytest.mark.parametrize(("name", "format"), [("qwen3-windows", "float32"), ("llama3", "int8"), ("mistral", "kv-int8")])
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_logits_on_two_ranks_do_not_depend_on_spans_or_batch(name, format, data):
-    ranks = ranks_of(name, format)
-    player = Player(name, format, data, ranks.executor)
-    for _ in range(SEQUENCES):
-        player.begin(seed=player.draw(0, 2))
-    for _ in range(8):
-        player.step()
-        player.disturb()
-        ranks.check()
-    player.executor.lm.pages.check()
+    with closing(TwoRanks(lambda: load(name, format))) as ranks:
+        player = Player(name, format, data, ranks.executor)
+        for _ in range(SEQUENCES):
+            player.begin(seed=player.draw(0, 2))
+        for _ in range(8):
+            player.step()
+            player.disturb()
+            ranks.check()
+        player.executor.lm.pages.check()
 
 
 TOKENS = tokens_of(find("qwen3-windows"), 40, seed=1)
@@ -121,7 +111,7 @@ def test_copies_that_failed_on_one_rank_are_made_again_on_all(ranks: TwoRanks) -
     assert ranks.kernels[1].copies > 0
 
 
-def test_an_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both(ranks: TwoRanks) -> None:
+def test_an_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_both() -> None:
     prompts = [tokens_of(find("llama3"), 40, seed) for seed in range(6)]
     config = engine_config(str(directory_of(find("llama3"))), {"swap_gib": 1, "max_batch_size": 4})
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True)
@@ -133,10 +123,10 @@ def test_an_engine_on_two_ranks_gives_the_same_answers_and_restores_pages_on_bot
             restored = executor.cache_metrics_snapshot().restored_pages
         return [list(output.outputs[0].token_ids) for run in found for output in run], restored
 
-    two = TwoRanks(lambda: load("llama3", "bfloat16", capacity=16 * 14))
-    restored, (expected, _) = answers(two.executor), answers(load("llama3", "bfloat16"))
-    assert restored[0] == expected and restored[1] > 0
-    two.check()
+    with closing(TwoRanks(lambda: load("llama3", "bfloat16", capacity=16 * 14))) as ranks:
+        restored, (expected, _) = answers(ranks.executor), answers(load("llama3", "bfloat16"))
+        assert restored[0] == expected and restored[1] > 0
+        ranks.check()
 
 
 def test_a_page_of_all_ranks_is_read_and_written_part_by_part(ranks: TwoRanks) -> None:

@@ -293,6 +293,7 @@ def test_leaving_the_context_shuts_down_and_later_calls_have_the_executors_error
             await executor.prefill(PROMPT)
         with pytest.raises(UnknownSequence):
             await executor.decode(DecodeInput([5], handle))
+        await executor.shutdown()
 
     asyncio.run(run())
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 
 from awaited_executor import awaited
 from contract_kit import Maker, make_fake, make_llm
 from contract_verbs import *  # noqa: F403 - the tests themselves
 
-MAKERS = {"fake": make_fake, "llm": make_llm, "awaited": awaited(make_fake), "awaited llm": awaited(make_llm)}
+MAKERS = {"fake": make_fake, "llm": make_llm}
 
 
-@pytest.fixture(params=MAKERS.values(), ids=MAKERS)
-def make(request: pytest.FixtureRequest) -> Maker:
-    return request.param
+@pytest.fixture(params=["fake", "llm", "awaited fake", "awaited llm"])
+def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
+    way, _, name = request.param.rpartition(" ")
+    with awaited(MAKERS[name]) if way else nullcontext(MAKERS[name]) as made:
+        yield made

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -58,11 +59,15 @@ for _name in VERBS:
 AwaitedExecutor.supports_batch_size = lambda self, size: self._face.supports_batch_size(size)  # type: ignore[attr-defined]
 
 
-def awaited(make: Maker) -> Maker:
-    """Return a maker of the same executors behind the synchronous face."""
+@contextmanager
+def awaited(make: Maker) -> Iterator[Maker]:
+    """Yield a maker of the same executors behind the synchronous face, whose threads end with this context."""
+    with ExitStack() as stack:
 
-    def made(**options: int | None) -> Kit:
-        kit = make(**options)
-        return replace(kit, executor=AwaitedExecutor(kit.executor))  # type: ignore[arg-type]
+        def made(**options: int | None) -> Kit:
+            kit = make(**options)
+            executor = AwaitedExecutor(kit.executor)
+            stack.callback(lambda: executor._face._thread.shutdown())
+            return replace(kit, executor=executor)  # type: ignore[arg-type]
 
-    return made
+        yield made

@@ -79,6 +79,9 @@ class TwoRanks:
 
     Args:
         load: loads a rank; both must be equal.
+
+    Attributes:
+        close: ends the second rank's thread.
     """
 
     def __init__(self, load: Callable[[], LocalExecutor]) -> None:
@@ -87,7 +90,9 @@ class TwoRanks:
         self.replays = [HeardReplay(_Unheard(model.replay)) for model in models]
         self.kernels = [HeardKernels(model.kernels) for model in models]
         pairs = zip(self.kernels, self.replays, strict=True)
-        self.executor.lm.use_ranks(ShardedReplay([Rank(*pair) for pair in pairs]))  # type: ignore[arg-type]
+        ranks = ShardedReplay([Rank(*pair) for pair in pairs])  # type: ignore[arg-type]
+        self.executor.lm.use_ranks(ranks)
+        self.close = ranks.close
 
     def check(self) -> None:
         """Assert that both ranks have computed the same bits and store the same bytes in every page."""

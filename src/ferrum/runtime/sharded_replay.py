@@ -47,8 +47,7 @@ class ShardedReplay(Replay):
     member has failed.
 
     Args:
-        ranks: at least one, with equal limits. The first runs in the thread of the caller, each other one in a thread
-            that ends with this object.
+        ranks: at least one, with equal limits. The first runs in the thread of the caller, the others in one each.
     """
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
@@ -83,6 +82,11 @@ class ShardedReplay(Replay):
         ends = np.cumsum([rank.kernels.page_bytes(group) for rank in self._ranks])
         for rank, part in zip(self._ranks, np.split(data, ends[:-1]), strict=True):
             rank.kernels.write_page(group, page, part)
+
+    def close(self) -> None:
+        """End the threads of the ranks; no step can run after this."""
+        for thread in self._threads:
+            thread.shutdown()
 
     def _on_all(self, call: Callable[[Rank], Result]) -> list[Result]:
         """Return the results of a call on every rank; raise the first error when all have ended."""
