@@ -16,7 +16,7 @@ from ferrum.engine.hosts.host import Built
 from ferrum.engine.messages import Abort, Message
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import Replay
-from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.op_spec import Extent
 from ferrum.runtime.decoder_lm import DecoderLM
 
 Clock: Final = time.perf_counter

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
-from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.op_spec import Extent
 from ferrum.runtime.load import load_executor
 from native_twin import TEAMS, TIERS
 from tiny import directory_of, find, tokens_of

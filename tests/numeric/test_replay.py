@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
-from ferrum.kernels.program_recorder import Extent, Recorder, Value, record
+from ferrum.kernels.op_spec import Extent, Value
+from ferrum.kernels.program_recorder import Recorder, record
 from ferrum.runtime.load import load_executor
 from tiny import CASES, directory_of, find, tokens_of
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
 from ferrum.kernels.interface import AttentionShape, Weight
-from ferrum.kernels.program_recorder import Extent, Op, Program
+from ferrum.kernels.op_spec import Extent, Kind, Pool
+from ferrum.kernels.program_recorder import Op, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,14 @@ class Costs:
 
     def of(self, op: Op, spans: Pass) -> list[Part]:
         """Return the parts of one operation in a pass; empty for operations that count as free."""
-        if op.name == "attention":
-            return [self._attention(op.arguments[1], span.start, span.count) for span in spans]
+        parts = [
+            self._attention(shape, span.start, span.count)
+            for shape in attention_shapes(op, Pool.READ)
+            for span in spans
+        ]
         on_logits = any(value.extent is Extent.LOGITS for value in op.operands())
         rows = sum(span.logits if on_logits else span.count for span in spans)
-        return [_product(weight, rows) for weight in matrices(op)] if rows else []
+        return parts + [_product(weight, rows) for weight in matrices(op)] if rows else parts
 
     def _attention(self, shape: AttentionShape, start: int, count: int) -> Part:
         window = start + count if shape.window is None else shape.window
@@ -103,29 +107,25 @@ def seconds_of(work: Work, rates: Rates) -> float:
 
 def layer_kv_bytes(program: Program, group_bytes: Sequence[float]) -> tuple[float, ...]:
     """Return the bytes of a token's keys and values in one layer, by layer group, from each group's total."""
-    shapes = [op.arguments[1] for op in program.ops if op.name == "attention"]
+    shapes = [shape for op in program.ops for shape in attention_shapes(op, Pool.READ)]
     layers = Counter(group for group, _ in {(shape.group, shape.layer) for shape in shapes})  # some read the same one
     return tuple(total / layers[group] for group, total in enumerate(group_bytes))
 
 
+def attention_shapes(op: Op, pool: Pool) -> tuple[AttentionShape, ...]:
+    """Return the layers of the pool that an operation uses this way: at most one."""
+    return tuple(a for a in op.arguments if isinstance(a, AttentionShape)) if op.spec.pool is pool else ()
+
+
 def weights(program: Program) -> tuple[Weight, ...]:
     """Return every matrix of a program once, including the embedding."""
-    found = [op.arguments[0] for op in program.ops if op.name == "embed"]
-    found += [weight for op in program.ops for weight in matrices(op)]
+    found = [weight for op in program.ops for weight in op.spec.pick(op.arguments, Kind.TABLE, Kind.MATRIX)]
     return tuple({id(weight): weight for weight in found}.values())
 
 
 def matrices(op: Op) -> tuple[Weight, ...]:
     """Return the matrices an operation multiplies by."""
-    arguments: tuple[Any, ...] = op.arguments
-    match op.name:
-        case "linear":
-            return tuple(arguments[1])
-        case "gated_linear":
-            return tuple(arguments[1:3])
-        case "head":
-            return (arguments[1],)
-    return ()
+    return op.spec.pick(op.arguments, Kind.MATRIX)
 
 
 def _product(weight: Weight, rows: int) -> Part:

@@ -1,8 +1,8 @@
 """The backend interface: operations of a decoder, tables of a step, the KV pool.
 
-`nn/` and `models/` call `Operations` and see opaque arrays without a row count. Operations are functional, except that
-`rope_store` writes the pool. All values that change per step are in `StepTables`, so that a network can be recorded
-once and replayed (`kernels/program_recorder.py`).
+`nn/` and `models/` call `Operations` and see opaque arrays without a row count. Operations are functional, except for
+those that write the pool. All values that change per step are in `StepTables`, so that a network can be recorded once
+and replayed (`kernels/program_recorder.py`).
 
 Letters: R rows of the step (all tokens of all spans), S spans, G rows with requested logits, P rows with requested
 hidden states, H hidden size, V vocabulary, N outputs and K inputs of a product.
@@ -12,15 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
+from ferrum.core.errors import Unsupported
+from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, operation
 
-Array = Any
-"""An array of the backend. The recorder's arrays are symbolic."""
+Array = Annotated[Any, Kind.VALUE]
+"""Rows of a step: an array of the backend, or a `Value` while recording. Above the backend only `len(array)`, a row
+`array[i]`, a run of rows `array[a:b]` and its `copy()` are used; `Kernels.host` gives the numbers."""
+
+Vector = Annotated[Any, Kind.VECTOR]
+"""A norm weight, bias or rope table in the form of the backend."""
 
 Int32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -51,6 +57,13 @@ class Weight(Protocol):
 
     def dequantize(self) -> F32:
         """Return the matrix [N, K] as f32. Backends without native support for a format use this."""
+
+
+Matrix = Annotated[Weight, Kind.MATRIX]
+"""A weight that an operation multiplies by."""
+
+Table = Annotated[Weight, Kind.TABLE]
+"""A weight whose rows an operation looks up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,56 +136,88 @@ class StepTables(NamedTuple):
 
 
 class Operations(Protocol):
-    """The operations that a network calls in a step."""
+    """The operations that a network calls in a step.
 
-    def embed(self, table: Weight) -> Array:
+    Each method declares one: its signature the operands, its body the shapes of the results. A new attribute gets a
+    default, so that no other network changes.
+    """
+
+    def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
+        """Record or run an operation whose method is not overridden."""
+        raise Unsupported(f"the operation {spec.name}", f"{type(self).__name__} does not implement it")
+
+    @operation()
+    def embed(self, table: Table) -> Array:
         """Look up the rows of the step's token ids, or return the step's embeddings -> [R, H]."""
+        return Value(Extent.ROWS, table.shape[1])
 
-    def norm(self, x: Array, weight: Array, eps: float) -> Array:
+    @operation()
+    def norm(self, x: Array, weight: Vector, eps: float) -> Array:
         """Apply RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight, [R, H] -> [R, H]."""
+        return x.like()
 
-    def add_norm(self, residual: Array, delta: Array, weight: Array, eps: float) -> tuple[Array, Array]:
+    @operation()
+    def add_norm(self, residual: Array, delta: Array, weight: Vector, eps: float) -> tuple[Array, Array]:
         """Return residual + delta and its RMSNorm, both [R, H]."""
+        return residual.like(), residual.like()
 
-    def linear(self, x: Array, weights: tuple[Weight, ...], biases: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    @operation()
+    def linear(self, x: Array, weights: tuple[Matrix, ...], biases: tuple[Vector | None, ...]) -> tuple[Array, ...]:
         """Multiply one input by each weight: [R, K] -> [R, N] each."""
+        return tuple(x.like(weight.shape[0]) for weight in weights)
 
-    def gated_linear(self, x: Array, gate: Weight, up: Weight) -> Array:
+    @operation()
+    def gated_linear(self, x: Array, gate: Matrix, up: Matrix) -> Array:
         """Compute silu(x gate^T) * (x up^T): [R, K] -> [R, N] (SwiGLU, Shazeer 2020)."""
+        return x.like(gate.shape[0])
 
+    @operation(pool=Pool.WRITE)
     def rope_store(
         self,
         q: Array,
         k: Array,
         v: Array,
         shape: AttentionShape,
-        rope: Array | None,
-        q_norm: Array | None,
-        k_norm: Array | None,
+        rope: Vector | None,
+        q_norm: Vector | None,
+        k_norm: Vector | None,
         eps: float,
     ) -> Array:
         """Norm q and k per head, rotate them, write k and v to the pool at each row's position -> q [R, heads x dim]"""
+        return q.like()
 
+    @operation(pool=Pool.READ)
     def attention(self, q: Array, shape: AttentionShape) -> Array:
         """Attend from each row to the stored keys of its sequence up to its position -> [R, heads x value dim]."""
+        return q.like(shape.output_columns)
 
+    @operation()
     def gather(self, x: Array) -> Array:
         """Return the step's `logit_rows` of x: [R, H] -> [G, H]."""
+        return Value(Extent.LOGITS, x.columns)
 
-    def head(self, x: Array, weight: Weight) -> Array:
+    @operation()
+    def head(self, x: Array, weight: Matrix) -> Array:
         """Compute logits in f32: [G, H] -> [G, V]."""
+        return x.like(weight.shape[0])
 
+    @operation()
     def best(self, logits: Array) -> Array:
         """Return the most likely token of each row, the lowest id among equals: [G, V] -> int32 [G, 1].
 
         A row with a NaN or infinite logit gets -1.
         """
+        return Value(logits.extent, 1, np.int32)
 
+    @operation()
     def gather_hidden(self, x: Array) -> Array:
         """Return the step's `hidden_rows` of x: [R, H] -> [P, H]."""
+        return Value(Extent.HIDDEN, x.columns)
 
+    @operation()
     def finite(self, x: Array) -> Array:
         """Return whether all numbers of each span are finite: [R, H] -> bool [S, 1]."""
+        return Value(Extent.SPANS, 1, np.bool_)
 
 
 class ParameterForms(Protocol):

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
-from ferrum.kernels.program_recorder import Extent, Op, Program, Value
+from ferrum.kernels.op_spec import Extent, Value, as_tuple
+from ferrum.kernels.program_recorder import Op, Program
 
 
 class Replay(Protocol):
@@ -71,10 +72,12 @@ class Interpreter(Replay):
         return seconds
 
     def _run(self, op: Op, kernels: Kernels, counts: Mapping[Extent, int]) -> None:
-        arguments = [self._view(a, counts) if isinstance(a, Value) else a for a in op.arguments]
-        made = getattr(kernels, op.name)(*arguments)
-        for value, array in zip(op.results, made if isinstance(made, tuple) else (made,), strict=True):
-            self._view(value, counts)[...] = array.reshape(counts[value.extent], value.columns)
+        arguments = op.spec.with_values(op.arguments, lambda value: self._view(value, counts))
+        made = as_tuple(getattr(kernels, op.name)(*arguments))
+        for value, array in zip(op.results, made, strict=True):
+            view = self._view(value, counts)
+            assert (array.shape, array.dtype) == (view.shape, view.dtype), f"{op.name} differs from its declaration"
+            view[...] = array
 
     def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
         rows = counts[value.extent]

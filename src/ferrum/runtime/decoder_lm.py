@@ -20,7 +20,8 @@ from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOu
 from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
-from ferrum.kernels.program_recorder import Extent, record
+from ferrum.kernels.op_spec import Extent
+from ferrum.kernels.program_recorder import record
 from ferrum.kernels.raw_pages import RawPages
 from ferrum.runtime.backend import sampler_for
 from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused

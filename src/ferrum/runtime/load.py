@@ -23,7 +23,7 @@ from ferrum.core.option_fields import as_text, check_flag, check_number
 from ferrum.core.span_checks import check_kind
 from ferrum.core.values import shown
 from ferrum.kernels.interface import Kernels, PoolGroup
-from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec

@@ -26,7 +26,7 @@ import numpy as np
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import Bytes, Kernels, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import Replay
-from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.op_spec import Extent
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,7 @@ code on the same shapes, so their results are bit for bit equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.weights import PackedWeight
 from ferrum.kernels.interface import F32, Array, AttentionShape
-from ferrum.kernels.program_recorder import Extent
+from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.reference.reference_math import LOG2_E
 
 EXTENTS: Final = {Extent.ROWS: -1, Extent.LOGITS: -2, Extent.HIDDEN: -3, Extent.SPANS: -4}
@@ -45,7 +45,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """Factory of native operations.
+    """Factory of native operations: one method for each operation of `Operations`, by its name.
+
+    A method takes arrays as operands, packed weights and constants, and then the results.
 
     Attributes:
         library: the compiled module.
@@ -63,7 +65,70 @@ class Lowering:
             arguments: arrays as operands, weights packed, constants unchanged.
             results: memory of the results.
         """
-        return _LOWERED[name](self, *arguments, *results)
+        method: Callable[..., Native] = getattr(self, name)
+        return method(*arguments, *results)
+
+    def embed(self, table: PackedWeight, out: Operand) -> Native:
+        return self.library.embed(table.native, out.array, out.extent)
+
+    def norm(self, x: Operand, weight: F32, eps: float, out: Operand) -> Native:
+        return self.library.norm(x.array, None, weight, eps, None, out.array, x.extent)
+
+    def add_norm(
+        self, residual: Operand, delta: Operand, weight: F32, eps: float, total: Operand, out: Operand
+    ) -> Native:
+        return self.library.norm(residual.array, delta.array, weight, eps, total.array, out.array, residual.extent)
+
+    def linear(
+        self, x: Operand, weights: tuple[PackedWeight, ...], biases: tuple[F32 | None, ...], *outs: Operand
+    ) -> Native:
+        products = [(w.native, None, b, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
+        return self.library.linear(self.runtime, x.array, products, x.extent, x.max_rows)
+
+    def gated_linear(self, x: Operand, gate: PackedWeight, up: PackedWeight, out: Operand) -> Native:
+        if gate.format != up.format:
+            raise Unsupported(
+                f"gate in {gate.format}, up projection in {up.format}",
+                "native kernels need both in one format; choose one --dtype for all matrices",
+            )
+        return self.library.linear(
+            self.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.max_rows
+        )
+
+    def head(self, x: Operand, weight: PackedWeight, out: Operand) -> Native:
+        return self.linear(x, (weight,), (None,), out)
+
+    def rope_store(
+        self,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        shape: AttentionShape,
+        rope: tuple[F32, F32] | None,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
+        eps: float,
+        out: Operand,
+    ) -> Native:
+        tables = rope if rope is not None else (None, None)
+        arrays = (q.array, k.array, v.array, out.array)
+        return self.library.rope_store(self.runtime, *arrays, _sizes(shape), *tables, q_norm, k_norm, eps, q.extent)
+
+    def attention(self, q: Operand, shape: AttentionShape, out: Operand) -> Native:
+        scale = float(np.float32(shape.scale) * LOG2_E)
+        return self.library.attention(self.runtime, q.array, out.array, _sizes(shape), scale, shape.window or 0)
+
+    def gather(self, x: Operand, out: Operand) -> Native:
+        return self.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
+
+    def best(self, logits: Operand, out: Operand) -> Native:
+        return self.library.best(self.runtime, logits.array, out.array, logits.columns, logits.extent, logits.max_rows)
+
+    def gather_hidden(self, x: Operand, out: Operand) -> Native:
+        return self.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.HIDDEN])
+
+    def finite(self, x: Operand, out: Operand) -> Native:
+        return self.library.finite(x.array, out.array, x.columns)
 
 
 def operand(array: Array) -> Operand:
@@ -72,93 +137,5 @@ def operand(array: Array) -> Operand:
     return Operand(contiguous, len(contiguous), contiguous.shape[1], len(contiguous))
 
 
-def _embed(to: Lowering, table: PackedWeight, out: Operand) -> Native:
-    return to.library.embed(table.native, out.array, out.extent)
-
-
-def _norm(to: Lowering, x: Operand, weight: F32, eps: float, out: Operand) -> Native:
-    return to.library.norm(x.array, None, weight, eps, None, out.array, x.extent)
-
-
-def _add_norm(
-    to: Lowering, residual: Operand, delta: Operand, weight: F32, eps: float, total: Operand, out: Operand
-) -> Native:
-    return to.library.norm(residual.array, delta.array, weight, eps, total.array, out.array, residual.extent)
-
-
-def _linear(
-    to: Lowering, x: Operand, weights: tuple[PackedWeight, ...], biases: tuple[F32 | None, ...], *outs: Operand
-) -> Native:
-    products = [(w.native, None, b, out.array) for w, b, out in zip(weights, biases, outs, strict=True)]
-    return to.library.linear(to.runtime, x.array, products, x.extent, x.max_rows)
-
-
-def _gated_linear(to: Lowering, x: Operand, gate: PackedWeight, up: PackedWeight, out: Operand) -> Native:
-    if gate.format != up.format:
-        raise Unsupported(
-            f"gate in {gate.format}, up projection in {up.format}",
-            "native kernels need both in one format; choose one --dtype for all matrices",
-        )
-    return to.library.linear(to.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.max_rows)
-
-
-def _head(to: Lowering, x: Operand, weight: PackedWeight, out: Operand) -> Native:
-    return _linear(to, x, (weight,), (None,), out)
-
-
-def _rope_store(
-    to: Lowering,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    shape: AttentionShape,
-    rope: tuple[F32, F32] | None,
-    q_norm: F32 | None,
-    k_norm: F32 | None,
-    eps: float,
-    out: Operand,
-) -> Native:
-    tables = rope if rope is not None else (None, None)
-    arrays = (q.array, k.array, v.array, out.array)
-    return to.library.rope_store(to.runtime, *arrays, _sizes(shape), *tables, q_norm, k_norm, eps, q.extent)
-
-
-def _attention(to: Lowering, q: Operand, shape: AttentionShape, out: Operand) -> Native:
-    scale = float(np.float32(shape.scale) * LOG2_E)
-    return to.library.attention(to.runtime, q.array, out.array, _sizes(shape), scale, shape.window or 0)
-
-
-def _gather(to: Lowering, x: Operand, out: Operand) -> Native:
-    return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.LOGITS])
-
-
-def _best(to: Lowering, logits: Operand, out: Operand) -> Native:
-    return to.library.best(to.runtime, logits.array, out.array, logits.columns, logits.extent, logits.max_rows)
-
-
-def _gather_hidden(to: Lowering, x: Operand, out: Operand) -> Native:
-    return to.library.gather(x.array, out.array, x.columns, EXTENTS[Extent.HIDDEN])
-
-
-def _finite(to: Lowering, x: Operand, out: Operand) -> Native:
-    return to.library.finite(x.array, out.array, x.columns)
-
-
 def _sizes(shape: AttentionShape) -> tuple[int, int, int, int, int]:
     return shape.group, shape.layer, shape.num_heads, shape.num_kv_heads, shape.head_dim
-
-
-_LOWERED: Final[Mapping[str, Callable[..., Native]]] = {
-    "embed": _embed,
-    "norm": _norm,
-    "add_norm": _add_norm,
-    "linear": _linear,
-    "gated_linear": _gated_linear,
-    "head": _head,
-    "rope_store": _rope_store,
-    "attention": _attention,
-    "gather": _gather,
-    "best": _best,
-    "gather_hidden": _gather_hidden,
-    "finite": _finite,
-}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ferrum.kernels.cpu.lowering import Lowering, operand
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import row_counts
-from ferrum.kernels.program_recorder import Extent, Rows, ShapedOperations
+from ferrum.kernels.op_spec import Extent, OpSpec, Value, as_tuple
 from ferrum.kernels.reference.reference_rope import rope_rows
 
 try:
@@ -116,7 +116,7 @@ _THREAD_BYTES: Final = 32 << 10
 """Stack bytes that a thread of the team uses."""
 
 
-class NativeKernels(ShapedOperations, Kernels):
+class NativeKernels(Kernels):
     """`Kernels` of the native library. Operations take weights from `weight` only.
 
     Args:
@@ -238,21 +238,18 @@ class NativeKernels(ShapedOperations, Kernels):
         self.table_bytes += rope.cosines.nbytes + rope.sines.nbytes
         return rope.cosines, rope.sines
 
-    def _emit(
-        self, name: str, arguments: tuple[Any, ...], *shapes: tuple[Rows, int], dtype: type[np.generic] = np.float32
-    ) -> tuple[Any, ...]:
+    def compute(self, spec: OpSpec, arguments: tuple[Any, ...]) -> Any:
         """Run one operation and return its results as new arrays."""
-        outs = [
-            np.zeros((row_counts(self.tables)[rows] if isinstance(rows, Extent) else rows, columns), dtype)
-            for rows, columns in shapes
-        ]
-        # Matrices are operands, vectors are parameters. The operands may be copies, so keep them during the run.
-        operands = tuple(operand(a) if isinstance(a, np.ndarray) and a.ndim == 2 else a for a in arguments)
-        self.lowering.runtime.run([self.lowering.operation(name, operands, tuple(map(operand, outs)))])
-        return tuple(outs)
+        # Values of an eager call have a number of rows in place of an extent.
+        shaped = spec.with_values(arguments, lambda x: Value(cast(Extent, len(x)), x.shape[1]))
+        made = spec.results(shaped)
+        outs = tuple(np.zeros((self._rows(value.extent), value.columns), value.dtype) for value in as_tuple(made))
+        operands = spec.with_values(arguments, operand)  # may be copies, so keep them during the run
+        self.lowering.runtime.run([self.lowering.operation(spec.name, operands, tuple(map(operand, outs)))])
+        return outs if isinstance(made, tuple) else outs[0]
 
-    def _shape(self, x: F32) -> tuple[Rows, int]:
-        return x.shape[0], x.shape[1]
+    def _rows(self, extent: Extent | int) -> int:
+        return row_counts(self.tables)[extent] if isinstance(extent, Extent) else extent
 
 
 def _sizes(group: PoolGroup) -> tuple[str, int, int, int, int, int, int]:

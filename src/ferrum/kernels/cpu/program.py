@@ -12,7 +12,8 @@ from ferrum.kernels.cpu.lowering import EXTENTS, Operand
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import Interpreter, Replay, row_counts
-from ferrum.kernels.program_recorder import Extent, Op, Program, Value
+from ferrum.kernels.op_spec import Extent, Value
+from ferrum.kernels.program_recorder import Op, Program
 
 _ALIGNMENT: Final = 64
 """Bytes of a cache line. Each buffer begins on one."""
@@ -90,5 +91,5 @@ class NativeProgram(Replay):
         return Operand(self._memory(value), EXTENTS[value.extent], value.columns, self._limits[value.extent])
 
     def _lower(self, op: Op) -> Any:
-        arguments = tuple(self._operand(a) if isinstance(a, Value) else a for a in op.arguments)
+        arguments = op.spec.with_values(op.arguments, self._operand)
         return self._kernels.lowering.operation(op.name, arguments, [self._operand(value) for value in op.results])

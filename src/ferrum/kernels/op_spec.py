@@ -1,0 +1,145 @@
+"""Declarations of operations: a method of `Operations` in `interface.py` is the only place that describes one.
+
+Its signature gives the operands and their kinds, its body the shapes of the results. The recorder, the interpreter,
+eager native calls, the liveness of values and the limits of the benchmark read this declaration.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+import numpy as np
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Kind(Enum):
+    """The kind of an operand. Annotated types of `interface.py` carry it."""
+
+    VALUE = "rows that this step computes"
+    MATRIX = "one or several weights that multiply every row"
+    TABLE = "a weight whose rows are looked up"
+    VECTOR = "one or several parameters in the form of the backend"
+    ATTRIBUTE = "a constant of the network"
+
+
+class Pool(Enum):
+    """How an operation uses the KV pool. Its attribute is the `AttentionShape` of the layer."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+class Extent(Enum):
+    """The kind of row count of a value. The count itself varies by step."""
+
+    ROWS = "rows"
+    LOGITS = "logit rows"
+    HIDDEN = "hidden rows"
+    SPANS = "spans"
+
+    __hash__ = object.__hash__  # the hash of Enum runs Python code, a dozen times per step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A result of an operation: [extent, columns] of bool for `Extent.SPANS`, else of f32 or int32."""
+
+    extent: Extent
+    columns: int
+    dtype: type[np.generic] = np.float32
+
+    def like(self, columns: int | None = None) -> Value:
+        """Return another value with as many rows, of f32 and by default as wide."""
+        return Value(self.extent, self.columns if columns is None else columns)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The declaration of an operation.
+
+    Attributes:
+        shapes: the declared method. Given arguments with a `Value` for each value, it returns its results as values.
+        pool: how the operation uses the KV pool; None: not at all.
+    """
+
+    shapes: Callable[..., Any]
+    pool: Pool | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the method that each backend implements."""
+        return self.shapes.__name__
+
+    @cached_property
+    def operands(self) -> Mapping[str, Kind]:
+        """The kind of each operand, in order."""
+        hints = get_type_hints(self.shapes, include_extras=True)
+        return {name: _kind(hints[name]) for name in list(self._signature.parameters)[1:]}
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.shapes)
+
+    def bind(self, *given: Any, **named: Any) -> tuple[Any, ...]:
+        """Return the arguments of a call in the order of the operands, with defaults. Raises TypeError."""
+        bound = self._signature.bind(None, *given, **named)
+        bound.apply_defaults()
+        return bound.args[1:]
+
+    def results(self, arguments: tuple[Any, ...]) -> Any:
+        """Return the result as a `Value`, or several as a tuple, for arguments with `Value`s."""
+        return self.shapes(None, *arguments)
+
+    def pick(self, arguments: tuple[Any, ...], *kinds: Kind) -> tuple[Any, ...]:
+        """Return the arguments of these kinds, several weights one by one, without those that are None."""
+        pairs = zip(arguments, self.operands.values(), strict=True)
+        found = [each for argument, kind in pairs if kind in kinds for each in as_tuple(argument)]
+        return tuple(each for each in found if each is not None)
+
+    def with_values(self, arguments: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """Return the arguments with each value changed, in order. An absent value stays None."""
+        pairs = zip(arguments, self.operands.values(), strict=True)
+        return tuple(change(a) if kind is Kind.VALUE and a is not None else a for a, kind in pairs)
+
+
+def operation(*, pool: Pool | None = None) -> Callable[[Method], Method]:
+    """Declare a method of `Operations` as an operation. Calls of the method go to `Operations.compute`.
+
+    A backend either implements `compute` for all operations or overrides the method.
+    """
+
+    def declare(shapes: Method) -> Method:
+        spec = OpSpec(shapes, pool)
+
+        @wraps(shapes)
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            return self.compute(spec, spec.bind(*given, **named))
+
+        call.spec = spec  # type: ignore[attr-defined]
+        return cast(Method, call)
+
+    return declare
+
+
+def declared(owner: type) -> dict[str, OpSpec]:
+    """Return the operations that a class declares, by name."""
+    return {name: method.spec for name, method in vars(owner).items() if hasattr(method, "spec")}
+
+
+def as_tuple(made: Any) -> tuple[Any, ...]:
+    """Return the results of an operation as a tuple, also a single one."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _kind(hint: Any) -> Kind:
+    """Return the kind in an annotated type, also inside a union or a tuple; any other type is an attribute's."""
+    for part in (*getattr(hint, "__metadata__", ()), *map(_kind, get_args(hint))):
+        if isinstance(part, Kind) and part is not Kind.ATTRIBUTE:
+            return part
+    return Kind.ATTRIBUTE
