@@ -14,8 +14,7 @@ from ferrum.core.types import Request, TokenEvent
 from ferrum.engine.engine import Engine
 from ferrum.engine.hosts.host import Built
 from ferrum.engine.messages import Abort, Message
-from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
-from ferrum.kernels.interpreter import Replay
+from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables
 from ferrum.kernels.op_spec import Extent
 from ferrum.runtime.decoder_lm import DecoderLM
 

@@ -16,7 +16,7 @@ from ferrum.bench.subject import ExecutorSubject
 from ferrum.bench.workloads import Kind, Workload, chosen_workloads
 from ferrum.cli.bench import load_subject
 from ferrum.cli.tables import print_table
-from ferrum.kernels.program_recorder import Op
+from ferrum.kernels.op_spec import Op
 
 
 @dataclass(frozen=True, slots=True)

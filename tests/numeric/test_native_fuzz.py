@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.native_quantizer import NativeQuantizer
 from native_search import examples, seeds
 from native_twin import TIERS, Twin, group_of, normal, shape_of, tables_of
 from native_weights import DTYPES, INTEGERS, bound, weight_of, wild
@@ -135,7 +135,7 @@ def test_rotation_store_and_attention(
 @given(seed=seeds, threads=teams, inputs=widths, outputs=st.integers(1, 100), size=st.floats(-9, 2))
 def test_quantisation_to_panels(tier, dtype, threads, seed, inputs, outputs, size):
     kernels = NativeKernels(tier, threads)
-    quantizer = NativeQuantizer(kernels.lowering.runtime)
+    quantizer = quantizer_of(kernels)
     values = (np.random.default_rng(seed).standard_t(3, (outputs, inputs)) * 10**size).astype(dtype)
     values[~np.isfinite(values.astype(np.float32))] = 1
     for name in QUANTIZERS:

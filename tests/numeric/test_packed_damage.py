@@ -12,11 +12,11 @@ import pytest
 
 from ferrum.core.errors import FerrumError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.reference import ReferenceKernels
+from ferrum.kernels.reference import ReferenceKernels, page_sums
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import Checkpoint
-from ferrum.runtime.kv_tiers.checksum import checksum, native_page_sums, page_sums
+from ferrum.runtime.kv_tiers.checksum import checksum
 from ferrum.runtime.packed import PackedParameters
 from native_twin import TIERS
 from packed_kit import packed_of
@@ -141,8 +141,8 @@ def test_page_sums_equal_their_formula_in_python_integers():
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_native_page_sums_equal_the_reference(tier):
-    runtime = NativeKernels(tier, 2).lowering.runtime
+    sums = NativeKernels(tier, 2).page_sums()
     rng = np.random.default_rng(2)
     for size in (0, 1, 4095, 4096, 4097, 400_000):
         data = rng.integers(0, 256, size, dtype=np.uint8)
-        np.testing.assert_array_equal(native_page_sums(runtime, data), page_sums(data))
+        np.testing.assert_array_equal(sums(data), page_sums(data))

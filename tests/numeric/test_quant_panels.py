@@ -8,8 +8,8 @@ import pytest
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.formats import QUANTIZERS, layout_of
-from ferrum.quant.native_quantizer import NativeQuantizer
 from ferrum.quant.panel_weight import over_panels
 from ferrum.quant.scale_groups import GROUPS
 from native_twin import TIERS
@@ -71,7 +71,7 @@ def test_weight_over_panels_equals_the_original(name, group):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("tier", TIERS)
 def test_native_quantiser_gives_the_panels_of_numpy(tier, dtype):
-    quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
+    quantizer = quantizer_of(NativeKernels(tier, 2))
     for shape in SHAPES:
         for values in (each.astype(dtype) for each in hard_values(shape)):
             for name, group in FORMATS:
@@ -82,7 +82,7 @@ def test_native_quantiser_gives_the_panels_of_numpy(tier, dtype):
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(("value", "reason"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e30, "too large")])
 def test_native_quantiser_refuses_weights_without_a_scale(tier, value, reason):
-    quantizer = NativeQuantizer(NativeKernels(tier, 2).lowering.runtime)
+    quantizer = quantizer_of(NativeKernels(tier, 2))
     for place in ((0, 0), (3, 39), (69, 17)):
         values = values_of((70, 40))
         values[place] = value

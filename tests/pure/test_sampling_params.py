@@ -55,12 +55,11 @@ def test_every_name_of_the_contract_has_a_neutral_default() -> None:
 def reading_functions(room: str) -> dict[str, set[str]]:
     """For every attribute that the room reads of `params` or `sampling`: the functions that read it.
 
-    `sampling/native_sampler.py` passes the candidate rules' parameters to the library. Its results are compared with
-    the
-    rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
+    `sampling/backend_sampler.py` passes the candidate rules' parameters to the backend. Its results are compared
+    with the rules themselves, draw by draw (tests/numeric/test_native_sampler.py).
     """
     readers: dict[str, set[str]] = {}
-    for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "native_sampler.py"}):
+    for path in sorted(set((SOURCE / room).glob("*.py")) - {SOURCE / "sampling" / "backend_sampler.py"}):
         for function in nodes(path):
             if not isinstance(function, ast.FunctionDef):
                 continue

@@ -14,9 +14,10 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.library import load, tiers
 from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.kernels.cpu.native_services import NativeRowSampler
 from ferrum.kernels.interface import AttentionShape, PoolGroup, StepTables
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.sampling.native_sampler import NativeSampler
+from ferrum.sampling.backend_sampler import BackendSampler
 
 
 def machine_tiers() -> tuple[str, ...]:
@@ -72,9 +73,10 @@ def tables_of(
 
 
 @cache
-def sampler_of(tier: str, threads: int) -> NativeSampler:
+def sampler_of(tier: str, threads: int) -> BackendSampler:
     """Return a native sampler with a separate team."""
-    return NativeSampler(load().Runtime(tier, threads))
+    library = load()
+    return BackendSampler(NativeRowSampler(library, library.Runtime(tier, threads)), np.asarray)
 
 
 class Twin:

@@ -17,8 +17,7 @@ from typing import Final, TypeAlias
 from ferrum.bench.workloads import Pass
 from ferrum.core.json_record import JsonRecord
 from ferrum.kernels.interface import AttentionShape, Weight
-from ferrum.kernels.op_spec import Extent, Kind, Pool
-from ferrum.kernels.program_recorder import Op, Program
+from ferrum.kernels.op_spec import Extent, Kind, Op, Pool, Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from ferrum.engine.build import with_scheduler
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.llm import LLM
 from ferrum.engine.model_client import Parts
-from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import StepTables
 from ferrum.kernels.program_recorder import record
 from ferrum.runtime.local_executor import LocalExecutor
@@ -88,9 +87,8 @@ class ExecutorSubject:
 
     @property
     def threads(self) -> int:
-        """Threads of the kernels; the reference kernels have one."""
-        kernels = self._lm.kernels
-        return kernels.threads if isinstance(kernels, NativeKernels) else 1
+        """Threads of the kernels."""
+        return self._lm.kernels.threads
 
     def run(self, workload: Workload) -> Times:
         """Take one sample.

@@ -10,7 +10,7 @@ hidden states, H hidden size, V vocabulary, N outputs and K inputs of a product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.core.errors import Unsupported
-from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, operation
+from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Program, Value, operation
+from ferrum.kernels.services import PageSums, PanelQuantizer, RowSampler
 
 Array = Annotated[Any, Kind.VALUE]
 """Rows of a step: an array of the backend, or a `Value` while recording. Above the backend only `len(array)`, a row
@@ -233,12 +234,56 @@ class ParameterForms(Protocol):
         """Compute cos and sin of position x frequency, times `scaling`, for positions below `length`."""
 
 
+class NetworkOutput(NamedTuple):
+    """Results of a step.
+
+    Attributes:
+        logits: [G, V].
+        best: most likely tokens [G, 1], see `Operations.best`.
+        hidden: states [P, H].
+        finite: flags [S, 1].
+    """
+
+    logits: Array
+    best: Array
+    hidden: Array
+    finite: Array
+
+
+class Network(Protocol):
+    """A model that runs a step on kernels: the Decoder, or a recorded program."""
+
+    def __call__(self, kernels: Operations) -> NetworkOutput:
+        """Run the step whose tables the kernels hold."""
+
+
+class Replay(Protocol):
+    """A program ready to run steps.
+
+    Attributes:
+        program: the recorded program.
+    """
+
+    program: Program
+
+    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
+        """Run one step. The next step overwrites the returned arrays."""
+
+    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
+        """Run one step and return the seconds of each operation."""
+
+    def nbytes(self, extent: Extent) -> int:
+        """Return the bytes of the buffers of that extent."""
+
+
 class Kernels(Operations, ParameterForms, Protocol):
     """A backend bound to one pool. `begin` sets the step's tables; the operations then read them.
 
     Attributes:
         name: "reference", "native", ...
         numerics_id: kernel set, instruction tier and version. Equal ids give equal bits.
+        device: what it computes on, as in `ModelConfig.device`.
+        threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
         captures: whether attention can store its softmax weights.
         captured: if not None, each attention appends its softmax weights, one array [heads, rows, tokens] per span.
@@ -246,9 +291,41 @@ class Kernels(Operations, ParameterForms, Protocol):
 
     name: str
     numerics_id: str
+    device: str = "cpu"
     table_bytes: int
     captures: bool
     captured: list[list[Array]] | None
+
+    @property
+    def threads(self) -> int:
+        return 1
+
+    def prepare(self, program: Program, limits: Mapping[Extent, int]) -> Replay:
+        """Return the fastest replay of a program on these kernels, with buffers for the largest step.
+
+        Args:
+            program: a recorded program. The pool is allocated.
+            limits: maximum rows of each extent.
+        """
+
+    def host(self, array: Array) -> NDArray[Any]:
+        """Return the numbers of an array, for use before the next step. It may share the array's memory."""
+        return np.asarray(array)
+
+    def sampler(self) -> RowSampler | None:
+        """Return the backend's sampler of rows of logits; None: rows are sampled by numpy."""
+        return None
+
+    def quantizer(self) -> PanelQuantizer | None:
+        """Return the backend's quantiser; None: matrices are quantised by numpy, and not held in panels."""
+        return None
+
+    def page_sums(self) -> PageSums:
+        """Return the fastest computation of `kernels.reference.page_sums`."""
+
+    def device_memory(self) -> int | None:
+        """Return the free bytes of the device's own memory; None: the pool is in the memory of this process."""
+        return None
 
     @property
     def scratch_bytes(self) -> int:
@@ -274,26 +351,3 @@ class Kernels(Operations, ParameterForms, Protocol):
 
     def begin(self, tables: StepTables) -> None:
         """Start a step and keep its tables."""
-
-
-class NetworkOutput(NamedTuple):
-    """Results of a step.
-
-    Attributes:
-        logits: [G, V].
-        best: most likely tokens [G, 1], see `Operations.best`.
-        hidden: states [P, H].
-        finite: flags [S, 1].
-    """
-
-    logits: Array
-    best: Array
-    hidden: Array
-    finite: Array
-
-
-class Network(Protocol):
-    """A model that runs a step on kernels: the Decoder, or a recorded program."""
-
-    def __call__(self, kernels: Operations) -> NetworkOutput:
-        """Run the step whose tables the kernels hold."""

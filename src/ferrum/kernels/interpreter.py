@@ -1,36 +1,16 @@
-"""Replay of a recorded program: the protocol, and an interpreter for any kernels."""
+"""Replay of a recorded program by an interpreter, for any kernels whose arrays are numpy's."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.kernels.interface import Kernels, Network, NetworkOutput, StepTables
-from ferrum.kernels.op_spec import Extent, Value, as_tuple
-from ferrum.kernels.program_recorder import Op, Program
-
-
-class Replay(Protocol):
-    """A program ready to run steps.
-
-    Attributes:
-        program: the recorded program.
-    """
-
-    program: Program
-
-    def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
-        """Run one step. The next step overwrites the returned arrays."""
-
-    def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
-        """Run one step and return the seconds of each operation."""
-
-    def nbytes(self, extent: Extent) -> int:
-        """Return the bytes of the buffers of that extent."""
+from ferrum.kernels.interface import Kernels, Network, NetworkOutput, Replay, StepTables
+from ferrum.kernels.op_spec import Extent, Op, Program, Value, as_tuple
 
 
 class Interpreter(Replay):

@@ -1,7 +1,8 @@
-"""Declarations of operations: a method of `Operations` in `interface.py` is the only place that describes one.
+"""Declarations of operations, and programs recorded from them.
 
-Its signature gives the operands and their kinds, its body the shapes of the results. The recorder, the interpreter,
-eager native calls, the liveness of values and the limits of the benchmark read this declaration.
+A method of `Operations` (`interface.py`) is the only declaration of an operation. Its signature gives the operands and
+their kinds, its body the shapes of the results. The recorder, the interpreter, eager native calls, the liveness of
+values and the limits of the benchmark read it.
 """
 
 from __future__ import annotations
@@ -106,6 +107,41 @@ class OpSpec:
         """Return the arguments with each value changed, in order. An absent value stays None."""
         pairs = zip(arguments, self.operands.values(), strict=True)
         return tuple(change(a) if kind is Kind.VALUE and a is not None else a for a, kind in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A recorded call: the operation's declaration, its arguments (values and constants), its results."""
+
+    spec: OpSpec
+    arguments: tuple[Any, ...]
+    results: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self.spec.name
+
+    def operands(self) -> tuple[Value, ...]:
+        """Return the arguments that are values."""
+        return self.spec.pick(self.arguments, Kind.VALUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A recorded network.
+
+    Attributes:
+        ops: in order.
+        buffers: per buffer its extent, and the columns of its widest value.
+        placement: buffer number of each value.
+        output: the results of the network, as in `NetworkOutput`.
+    """
+
+    ops: tuple[Op, ...]
+    buffers: tuple[tuple[Extent, int], ...]
+    placement: dict[Value, int]
+    output: tuple[Value, ...]
 
 
 def operation(*, pool: Pool | None = None) -> Callable[[Method], Method]:

@@ -7,46 +7,10 @@ The network runs with a `Recorder` in place of kernels: each operation appends a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ferrum.kernels.interface import Network, NetworkOutput, Operations
-from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Value, as_tuple
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """A recorded call: the operation's declaration, its arguments (values and constants), its results."""
-
-    spec: OpSpec
-    arguments: tuple[Any, ...]
-    results: tuple[Value, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of the operation."""
-        return self.spec.name
-
-    def operands(self) -> tuple[Value, ...]:
-        """Return the arguments that are values."""
-        return self.spec.pick(self.arguments, Kind.VALUE)
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A recorded network.
-
-    Attributes:
-        ops: in order.
-        buffers: per buffer its extent, and the columns of its widest value.
-        placement: buffer number of each value.
-        output: the results of the network.
-    """
-
-    ops: tuple[Op, ...]
-    buffers: tuple[tuple[Extent, int], ...]
-    placement: dict[Value, int]
-    output: NetworkOutput
+from ferrum.kernels.op_spec import Extent, Op, OpSpec, Program, Value, as_tuple
 
 
 class Recorder(Operations):

@@ -1,4 +1,4 @@
-"""Choice of the kernels and of what goes with them: sampler, quantiser, checksums.
+"""Choice of the backend. Only this module knows which there are.
 
 The native library is used if it was built, else the reference kernels, with one warning of the reason.
 """
@@ -6,18 +6,12 @@ The native library is used if it was built, else the reference kernels, with one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import Kernels
 from ferrum.kernels.reference import ReferenceKernels
-from ferrum.quant.formats import MatrixQuantizer, quantize
-from ferrum.quant.native_quantizer import NativeQuantizer
-from ferrum.runtime.kv_tiers.checksum import PageSums, native_page_sums, page_sums
-from ferrum.sampling.native_sampler import NativeSampler
-from ferrum.sampling.sampler import REFERENCE, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +51,3 @@ def choose_kernels(
         note = f"using the slow reference kernels: {error.reason}"
         warn_once(note)
         return ChosenKernels(ReferenceKernels(), (note,))
-
-
-def sampler_for(kernels: Kernels) -> Sampler:
-    """Return the sampler for these kernels (identical results; the native one is faster)."""
-    return NativeSampler(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else REFERENCE
-
-
-def quantizer_for(kernels: Kernels) -> MatrixQuantizer:
-    """Return the matrix quantiser for these kernels (identical numbers, in the layout of the kernels)."""
-    return NativeQuantizer(kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else quantize
-
-
-def page_sums_for(kernels: Kernels) -> PageSums:
-    """Return the page checksums for these kernels (identical results; the native one is faster)."""
-    return partial(native_page_sums, kernels.lowering.runtime) if isinstance(kernels, NativeKernels) else page_sums

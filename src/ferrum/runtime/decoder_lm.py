@@ -17,19 +17,18 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
-from ferrum.kernels.cpu.program import prepare_replay
 from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.program_recorder import record
 from ferrum.kernels.raw_pages import RawPages
-from ferrum.runtime.backend import sampler_for
 from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_passes import cut_into_passes, distribute
 from ferrum.runtime.step_tables import DecodeTables, KeptRows, Piece, is_decode, stage
+from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.sampler import Verification, accept
 
 
@@ -88,7 +87,7 @@ class DecoderLM(StepwiseLLM):
         self.network = network
         self.kernels = kernels
         self.pool: RawPages = kernels
-        self.sampler = sampler_for(kernels)
+        self.sampler = sampler_of(kernels)
         self.pages: PageTable = pages
         self._config = config
         self.max_rows = max_rows
@@ -100,7 +99,7 @@ class DecoderLM(StepwiseLLM):
             Extent.SPANS: max_rows,
         }
         self.watch: Callable[[Span, F32], None] | None = None
-        self.replay = prepare_replay(record(network), kernels, limits) if replay else None
+        self.replay = kernels.prepare(record(network), limits) if replay else None
         self._copies: list[PageCopy] = []
         self._flights = Flights(pages)
         self._decodes: DecodeTables | None = None

@@ -14,7 +14,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
-from ferrum.contract.io_types import DataType, ModelInfo
+from ferrum.contract.io_types import DataType, Device, ModelInfo
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
@@ -27,9 +27,10 @@ from ferrum.kernels.op_spec import Extent
 from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
+from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import INTEGERS
-from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
+from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM
 from ferrum.runtime.local_executor import LocalExecutor
@@ -197,8 +198,8 @@ def _assemble(
     widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
-    native = chosen.kernels.name == "native"
-    if not planning and native:
+    panels = chosen.kernels.quantizer() is not None
+    if not planning and panels:
         refuse_too_large(config, checkpoint, spec)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
@@ -216,8 +217,9 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=bytes_to_load(config, checkpoint, spec, panels=native) if planning else None,
+        bytes_to_load=bytes_to_load(config, checkpoint, spec, panels=panels) if planning else None,
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
+        device_memory=chosen.kernels.device_memory(),
     )
     kv_format = _kv_format(config.kv_dtype, parameters.format)
     groups = pool_groups(decoder.kv_layers, kv_format, limits, chosen.kernels.planned_page_bytes)
@@ -231,7 +233,8 @@ def _assemble(
         notes=chosen.notes if own.tied_head or not spec.tied_head else (*chosen.notes, _headless_note(config)),
     )
     capacity = capacity_tokens(_page_groups(groups, decoder))
-    return lm, ModelPlan(_info(config, spec, asks, parameters), traits, capacity)
+    info = replace(_info(config, spec, asks, parameters), device=Device(chosen.kernels.device))
+    return lm, ModelPlan(info, traits, capacity)
 
 
 def _parameters(
@@ -239,11 +242,12 @@ def _parameters(
 ) -> Parameters:
     dtype, scheme, group = config.dtype, config.quantize, config.group
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
-        sums = None if planning else page_sums_for(kernels)
+        sums = None if planning else kernels.page_sums()
         return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=sums)
     if planning:
-        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group, panels=kernels.name == "native")
-    return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_for(kernels))
+        panels = kernels.quantizer() is not None
+        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group, panels=panels)
+    return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_of(kernels))
 
 
 def _context(spec: DecoderSpec, asked: int | None) -> int:
@@ -292,7 +296,8 @@ def _page_groups(groups: Sequence[PoolGroup], decoder: Decoder) -> list[PageGrou
 def _allocate(kernels: Kernels, groups: Sequence[PoolGroup]) -> None:
     wanted = sum(group.num_pages * kernels.planned_page_bytes(group) for group in groups)
     with memory_for(f"the {size(wanted)} of the KV pool (kv_capacity)"):
-        if wanted > min(_ADDRESS_SPACE, free_memory()):
+        free = kernels.device_memory()
+        if wanted > min(_ADDRESS_SPACE, free_memory() if free is None else free):
             raise MemoryError
         kernels.allocate(tuple(groups))
 

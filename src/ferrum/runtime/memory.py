@@ -83,6 +83,7 @@ class PoolLimits:
         memory_pool_size: maximum bytes of the pool; None follows the capacity, else a share of the available memory.
         bytes_to_load: in a plan, bytes of the available memory that weights will take; None if they are loaded.
         mapped: bytes of weights in mapped files, which the system counts as available.
+        device_memory: free bytes of the device that holds the pool; None: the available memory of this process.
     """
 
     page_size: int
@@ -94,6 +95,7 @@ class PoolLimits:
     memory_pool_size: int | None = None
     bytes_to_load: int | None = None
     mapped: int = 0
+    device_memory: int | None = None
 
     def resident(self, window: int) -> int:
         """Return the maximum tokens of one sequence in a window group; the first and the last page may be partial."""
@@ -156,7 +158,8 @@ def _fitting(held: Callable[[int], int], most: int, limits: PoolLimits) -> int:
     """Return how many pages fit, at most `most`; `held` returns the bytes of a number of pages."""
     size, param, least = limits.memory_pool_size, "memory_pool_size", held(1)
     if size is None:
-        left = available_memory() - (limits.bytes_to_load or 0) - limits.mapped
+        free = available_memory() if limits.device_memory is None else limits.device_memory
+        left = free - (limits.bytes_to_load or 0) - limits.mapped
         size, param = int(max(0, left) * _SHARE), "kv_capacity"
         if limits.bytes_to_load is not None:
             size = max(size, least)  # a plan may be too large, and shows by how much

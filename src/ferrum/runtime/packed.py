@@ -23,13 +23,15 @@ from typing import Any, ClassVar, Final
 
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import Weight
+from ferrum.kernels.reference import page_sums
+from ferrum.kernels.services import PageSums
 from ferrum.quant.activations import NUMERICS_ID
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.panel_weight import over_panels
 from ferrum.quant.scale_groups import GROUPS
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
-from ferrum.runtime.kv_tiers.checksum import PageSums, checksum, page_sums
+from ferrum.runtime.kv_tiers.checksum import checksum
 from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
 
 METHOD: Final = "ferrum"

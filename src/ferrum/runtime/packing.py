@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import Weight
+from ferrum.kernels.services import PageSums
 from ferrum.models.decoder import parameter_shapes
+from ferrum.quant.backend_quantizer import quantizer_of
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.scale_groups import DEFAULT_GROUP
 from ferrum.quant.weight import GroupedWeight
-from ferrum.runtime.backend import choose_kernels, page_sums_for, quantizer_for
-from ferrum.runtime.kv_tiers.checksum import PageSums, checksum
+from ferrum.runtime.backend import choose_kernels
+from ferrum.runtime.kv_tiers.checksum import checksum
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.packed import PackedHeader, is_packed
 from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
@@ -116,7 +118,7 @@ def pack_directory(
         raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
     spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
-    quantizer, sums = quantizer_for(kernels), page_sums_for(kernels)
+    quantizer, sums = quantizer_of(kernels), kernels.page_sums()
     parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
     shapes = parameter_shapes(spec)
     parameters.expect(shapes, spec.ignored_names)

@@ -24,8 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.interface import Bytes, Kernels, NetworkOutput, StepTables
-from ferrum.kernels.interpreter import Replay
+from ferrum.kernels.interface import Bytes, Kernels, NetworkOutput, Replay, StepTables
 from ferrum.kernels.op_spec import Extent
 
 Result = TypeVar("Result")

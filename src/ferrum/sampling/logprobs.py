@@ -9,7 +9,8 @@ import numpy as np
 
 from ferrum.core.params import ALL_TOKENS
 from ferrum.core.step import TokenLogprobs
-from ferrum.sampling.probability_mass import F32, Int64, greatest, log_total, mass
+from ferrum.kernels.services import Standing
+from ferrum.sampling.probability_mass import F32, greatest, log_total, mass
 from ferrum.sampling.top_k import rank, top
 
 
@@ -22,27 +23,17 @@ def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
     """
     peak = greatest(logits)
     best = top(logits, logits.size if count == ALL_TOKENS else count)
-    return report(logits, token, best, peak, log_total(mass(logits - peak)), rank(logits, token))
+    normaliser = log_total(mass(logits - peak))
+    return report(token, Standing(peak, normaliser, rank(logits, token), logits[token], best, logits[best]))
 
 
 @np.errstate(over="ignore")
-def report(
-    logits: F32, token: int, best: Int64, peak: np.float32, normaliser: np.float32, token_rank: int
-) -> TokenLogprobs:
-    """Return the log-probabilities of `token` and of the best tokens.
-
-    Args:
-        logits: f32 [V].
-        token: the requested token.
-        best: the most likely tokens, best first.
-        peak: the greatest logit.
-        normaliser: log(sum(exp(logits - peak))).
-        token_rank: rank of `token`, 1 for the most likely.
-    """
-    values = (logits[best] - peak) - normaliser
+def report(token: int, found: Standing) -> TokenLogprobs:
+    """Return the log-probabilities of `token` and of the best tokens."""
+    values = (found.best_logits - found.peak) - found.normaliser
     return TokenLogprobs(
         token=token,
-        logprob=float((logits[token] - peak) - normaliser),
-        rank=token_rank,
-        top=tuple(zip(best.tolist(), values.tolist(), strict=True)),
+        logprob=float((found.logit - found.peak) - found.normaliser),
+        rank=found.rank,
+        top=tuple(zip(found.best.tolist(), values.tolist(), strict=True)),
     )

@@ -6,8 +6,9 @@ and then, and fewer threads are faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, cast
 
@@ -18,11 +19,14 @@ from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.policy_config import POLICY, PolicyConfig
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.lowering import Lowering, operand
+from ferrum.kernels.cpu.native_services import NativeRowSampler, native_page_sums, native_quantize
+from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import row_counts
-from ferrum.kernels.op_spec import Extent, OpSpec, Value, as_tuple
+from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.reference.reference_rope import rope_rows
+from ferrum.kernels.services import PageSums, PanelQuantizer
 
 try:
     import resource
@@ -210,6 +214,18 @@ class NativeKernels(Kernels):
         )
         for rope in self._ropes:
             rope.reach(furthest)
+
+    def prepare(self, program: Program, limits: Mapping[Extent, int]) -> NativeProgram:
+        return NativeProgram(program, self, limits)
+
+    def sampler(self) -> NativeRowSampler:
+        return NativeRowSampler(self.lowering.library, self.lowering.runtime)
+
+    def quantizer(self) -> PanelQuantizer:
+        return partial(native_quantize, self.lowering.runtime)
+
+    def page_sums(self) -> PageSums:
+        return partial(native_page_sums, self.lowering.runtime)
 
     def run(self, program: Any) -> None:
         """Run a program of the library on the current step."""

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.cpu.lowering import EXTENTS, Operand
-from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.kernels.interface import Kernels, NetworkOutput, StepTables
-from ferrum.kernels.interpreter import Interpreter, Replay, row_counts
-from ferrum.kernels.op_spec import Extent, Value
-from ferrum.kernels.program_recorder import Op, Program
+from ferrum.kernels.interface import Kernels, NetworkOutput, Replay, StepTables
+from ferrum.kernels.interpreter import row_counts
+from ferrum.kernels.op_spec import Extent, Op, Program, Value
+
+if TYPE_CHECKING:
+    from ferrum.kernels.cpu.native_kernels import NativeKernels
 
 _ALIGNMENT: Final = 64
 """Bytes of a cache line. Each buffer begins on one."""
 
 
-def prepare_replay(program: Program, kernels: Kernels, limits: Mapping[Extent, int]) -> Replay:
-    """Return the fastest replay of a program on these kernels.
-
-    Args:
-        program: a recorded program.
-        kernels: the backend, with its pool allocated.
-        limits: maximum rows of each extent.
-    """
-    if isinstance(kernels, NativeKernels):
-        return NativeProgram(program, kernels, limits)
-    return Interpreter(program, limits)
-
-
 class NativeProgram(Replay):
     """A program lowered to native operations over one arena. A step is one call that releases the GIL.
 
-    Arguments as `prepare_replay`.
+    Arguments as `Kernels.prepare`, with the kernels.
     """
 
     def __init__(self, program: Program, kernels: NativeKernels, limits: Mapping[Extent, int]) -> None:

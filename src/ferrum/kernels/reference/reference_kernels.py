@@ -5,7 +5,7 @@ It follows the rounding points and the summation orders of `docs/architecture.md
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
+from ferrum.kernels.interpreter import Interpreter
+from ferrum.kernels.op_spec import Extent, Program
+from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.reference_math import best_tokens, silu, tree_sum
 from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
+from ferrum.kernels.services import PageSums
 
 RopeTable = tuple[F32, F32]
 
@@ -48,6 +52,12 @@ class ReferenceKernels(Kernels):
     def planned_page_bytes(self, group: PoolGroup) -> int:
         one = replace(group, num_pages=1)
         return sum(part.nbytes for dim in (group.key_dim, group.value_dim) for part in Store(one, dim).page(0))
+
+    def prepare(self, program: Program, limits: Mapping[Extent, int]) -> Interpreter:
+        return Interpreter(program, limits)
+
+    def page_sums(self) -> PageSums:
+        return page_sums
 
     def begin(self, tables: StepTables) -> None:
         self._tables = tables
