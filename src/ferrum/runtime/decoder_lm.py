@@ -17,7 +17,7 @@ from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
 from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
-from ferrum.kernels.interface import F32, Kernels, Network, NetworkOutput, StepTables
+from ferrum.kernels.interface import F32, Array, Kernels, Network, NetworkOutput, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.program_recorder import record
@@ -144,7 +144,13 @@ class DecoderLM(StepwiseLLM):
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
         spans, outcomes = split_refused(batch.spans, self._admit)
         self._free_refused(outcomes, new)
-        step = PreparedStep(batch, spans, outcomes, {span.cache_id: SpanRows(span, self.sampler) for span in spans}, [])
+        step = PreparedStep(
+            batch,
+            spans,
+            outcomes,
+            {span.cache_id: SpanRows(span, self.sampler, self.kernels.host) for span in spans},
+            [],
+        )
         try:
             step.passes += [(pieces, stage(pieces, self.pages)) for pieces in self._passes(step.rows)] if spans else []
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
@@ -229,8 +235,9 @@ class DecoderLM(StepwiseLLM):
             return False
         try:
             output = self._forward(tables)
-            best = output.best.ravel().tolist()
-            if -1 in best or not output.finite.all():
+            host = self.kernels.host
+            best = host(output.best).ravel().tolist()
+            if -1 in best or not host(output.finite).all():
                 return False
             for span, token in zip(step.spans, best, strict=True):
                 step.outcomes[span.cache_id] = SpanResult(span.start + 1, (token,))
@@ -240,7 +247,7 @@ class DecoderLM(StepwiseLLM):
             return False
         return True
 
-    def _draw(self, step: PreparedStep, logits: F32, best: Sequence[int]) -> None:
+    def _draw(self, step: PreparedStep, logits: Array, best: Sequence[int]) -> None:
         """Set the outcomes of the sequences that do not simply take the most likely token."""
         spans = [step.spans[row] for row in step.drawn]
         rows = [self._verification(step.spans[row], logits[row : row + 1], best[row]) for row in step.drawn]
@@ -250,7 +257,7 @@ class DecoderLM(StepwiseLLM):
             else:
                 step.outcomes[span.cache_id] = SpanResult(span.start + 1, chosen.tokens, chosen.logprobs)
 
-    def _verification(self, span: Span, logits: F32, best: int) -> Verification:
+    def _verification(self, span: Span, logits: Array, best: int) -> Verification:
         assert span.sampling is not None, "checked before the step"
         carried = (self._flights.token(span),) if span.tokens[0] == CARRY else ()
         return Verification(logits, (best,), (), span.sampling, start=span.start + 1, carried=carried)
@@ -260,7 +267,7 @@ class DecoderLM(StepwiseLLM):
         if step.rows and len(spans) == len(step.spans):
             passes, rows, step.rows = step.passes, step.rows, {}
         else:
-            rows = {span.cache_id: SpanRows(span, self.sampler) for span in spans}
+            rows = {span.cache_id: SpanRows(span, self.sampler, self.kernels.host) for span in spans}
             decodes = [] if step.decodes is None else [(_pieces(step.spans), step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             passes = [(pieces, stage(pieces, kept)) for pieces in self._passes(rows)]
@@ -270,7 +277,7 @@ class DecoderLM(StepwiseLLM):
         capture = any(span.attention_weights for span in spans)
         for pieces, tables in passes:
             self.kernels.captured = [] if capture else None
-            failed.update(distribute(pieces, self._forward(tables), rows))
+            failed.update(distribute(pieces, self._forward(tables), rows, self.kernels.host))
             complete = []
             for index, piece in enumerate(pieces):
                 collected = rows[piece.cache_id]

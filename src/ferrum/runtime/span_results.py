@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits, StepError
 from ferrum.core.step import Hidden, Rows, Span, SpanResult, TokenLogprobs, Want
-from ferrum.kernels.interface import F32
+from ferrum.kernels.interface import F32, Array
 from ferrum.kernels.reference.reference_math import tree_sum
 from ferrum.sampling.sampler import REFERENCE, Accepted, Sampler, Verification, accept, score
 
@@ -20,15 +22,20 @@ class SpanRows:
 
     Args:
         span: the span.
-        sampler: computes scores.
+        sampler: of the backend.
+        host: see `Kernels.host`. Rows that a token is sampled from stay where they are.
+
+    Attributes:
         carried: the token that CARRY stands for, if it is the span's first token.
     """
 
-    def __init__(self, span: Span, sampler: Sampler = REFERENCE, carried: Sequence[int] = ()) -> None:
+    def __init__(
+        self, span: Span, sampler: Sampler = REFERENCE, host: Callable[[Array], NDArray[Any]] = np.asarray
+    ) -> None:
         self.span = span
-        self.carried = carried
-        self._sampler = sampler
-        self._logits: list[F32] = []
+        self.carried: Sequence[int] = ()
+        self._sampler, self._host = sampler, host
+        self._logits: list[Array] = []
         self._best: list[int] = []
         self._hidden: list[F32] = []
         self._scores: list[TokenLogprobs] = []
@@ -56,7 +63,7 @@ class SpanRows:
             return range(0)
         return range(count - 1 if self.span.hidden is Hidden.LAST else 0, count)
 
-    def take(self, first: int, logits: F32, best: Sequence[int], hidden: F32 | None = None) -> None:
+    def take(self, first: int, logits: Array, best: Sequence[int], hidden: Array | None = None) -> None:
         """Add rows of one forward pass. The arrays are valid only until the next pass.
 
         The rows of the span's last piece that a token is sampled from are not copied: call `verification` and use its
@@ -64,14 +71,15 @@ class SpanRows:
 
         Args:
             first: row of the span that logits[0] belongs to.
-            logits: f32 [rows, V].
+            logits: [rows, V].
             best: the most likely token of each; -1 if a logit is not finite.
-            hidden: f32 [rows, H], if some are wanted.
+            hidden: [rows, H], if some are wanted.
 
         Raises:
             NonFiniteLogits: a NaN or an infinity among them.
         """
-        if -1 in best or (hidden is not None and not np.isfinite(hidden).all()):
+        states = None if hidden is None else self._host(hidden)
+        if -1 in best or (states is not None and not np.isfinite(states).all()):
             raise NonFiniteLogits(f"the logits or hidden states of {self.span.cache_id!r} are not finite")
         if self.span.score is not None:
             targets = self.span.score.targets[first : first + len(logits)]
@@ -79,16 +87,20 @@ class SpanRows:
         wanted = self._wanted_rows()
         kept = slice(max(0, wanted.start - first), max(0, wanted.stop - first))
         if len(best[kept]):
-            last = first + len(logits) == len(self.span.tokens)
-            self._logits.append(logits[kept] if last and self.span.want is Want.TOKEN else logits[kept].copy())
+            rows = logits[kept]
+            if self.span.want is not Want.TOKEN:
+                rows = self._host(rows).copy()
+            elif first + len(logits) < len(self.span.tokens):
+                rows = rows.copy()
+            self._logits.append(rows)
             self._best += best[kept]
-        if hidden is not None:
-            self._hidden.append(hidden.copy())
+        if states is not None:
+            self._hidden.append(states.copy())
 
-    def take_attention(self, layers: Sequence[F32]) -> None:
+    def take_attention(self, layers: Sequence[Array]) -> None:
         """Add one forward pass's softmax weights, per layer [heads, rows, tokens so far], if the span wants them."""
         if self.span.attention_weights:
-            self._attention.append(layers)
+            self._attention.append([self._host(layer) for layer in layers])
 
     def _attention_weights(self) -> tuple[F32, ...]:
         """Return per layer [heads, tokens, end], with zeros where a row sees nothing."""
@@ -100,10 +112,11 @@ class SpanRows:
 
     def verification(self) -> Verification | None:
         """Return what the span's tokens are sampled from, once its last rows are added; None if it wants none."""
-        span, logits = self.span, _joined(self._logits)
+        span, pieces = self.span, self._logits
         if span.want is not Want.TOKEN:
             return None
-        assert span.sampling is not None and logits is not None, "checked before the step"
+        assert span.sampling is not None and pieces, "checked before the step"
+        logits = pieces[0] if len(pieces) == 1 else [row for piece in pieces for row in piece]
         first = len(span.tokens) - span.drafts
         return Verification(
             logits[-1 - span.drafts :],
@@ -123,15 +136,16 @@ class SpanRows:
             watch: called with the last row of logits, if there is one.
         """
         span = self.span
-        logits, hidden = _joined(self._logits), _joined(self._hidden)
-        if watch is not None and logits is not None:
-            watch(span, logits[-1])
+        hidden = _joined(self._hidden)
+        if watch is not None and self._logits:
+            watch(span, self._host(self._logits[-1][-1]))
         if hidden is not None and span.hidden is Hidden.MEAN:
             hidden = (tree_sum(hidden.T) / np.float32(len(hidden)))[None]
         scores, attention = tuple(self._scores), self._attention_weights() if self._attention else None
         if chosen is not None:
             length = span.end - span.drafts + chosen.accepted
             return SpanResult(length, chosen.tokens, chosen.logprobs, chosen.accepted, None, hidden, scores, attention)
+        logits = _joined(self._logits)
         return SpanResult(span.end, logits=logits, hidden=hidden, scores=scores, attention_weights=attention)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.core.step import Outcome
-from ferrum.kernels.interface import NetworkOutput
+from ferrum.kernels.interface import Array, NetworkOutput
 from ferrum.runtime.span_results import SpanRows
 from ferrum.runtime.step_tables import Piece
 
@@ -54,10 +57,15 @@ def _shift(rows: range, begin: int, end: int) -> range:
     return range(max(rows.start, begin) - begin, max(max(rows.start, begin), min(rows.stop, end)) - begin)
 
 
-def distribute(pieces: Sequence[Piece], output: NetworkOutput, rows: Mapping[str, SpanRows]) -> dict[str, Outcome]:
+def distribute(
+    pieces: Sequence[Piece],
+    output: NetworkOutput,
+    rows: Mapping[str, SpanRows],
+    host: Callable[[Array], NDArray[Any]],
+) -> dict[str, Outcome]:
     """Give each piece's rows to its span, and return the spans that are not finite."""
     failed: dict[str, Outcome] = {}
-    best, flags = output.best.ravel().tolist(), output.finite.ravel().tolist()
+    best, flags = host(output.best).ravel().tolist(), host(output.finite).ravel().tolist()
     logit = hidden = 0
     for piece, finite in zip(pieces, flags, strict=True):
         logits = output.logits[logit : logit + len(piece.logit_rows)]

@@ -13,13 +13,13 @@ from ferrum.kernels.services import Draw, Question, RowSampler
 from ferrum.sampling.logprobs import report
 from ferrum.sampling.probability_mass import F32, checked
 from ferrum.sampling.rules import edited, leaves_logits, nothing_allowed, takes_best
-from ferrum.sampling.sampler import REFERENCE, LogprobsQuery, Sampler, SamplerInput
+from ferrum.sampling.sampler import LogprobsQuery, ReferenceSampler, Sampler, SamplerInput
 
 
 def sampler_of(kernels: Kernels) -> Sampler:
     """Return the sampler of a backend's rows: its own, or numpy's on the host."""
     rows = kernels.sampler()
-    return REFERENCE if rows is None else BackendSampler(rows, kernels.host)
+    return ReferenceSampler(kernels.host) if rows is None else BackendSampler(rows, kernels.host)
 
 
 class BackendSampler(Sampler):

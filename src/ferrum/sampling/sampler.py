@@ -10,7 +10,7 @@ it equals that token. This works at any temperature with any proposer, because a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Final, NamedTuple, Protocol, cast
@@ -20,6 +20,7 @@ import numpy as np
 from ferrum.core.errors import RequestError, StepError
 from ferrum.core.step import Sampling, Score, TokenLogprobs
 from ferrum.core.values import shown
+from ferrum.kernels.interface import Array
 from ferrum.kernels.reference.reference_math import exp
 from ferrum.sampling.logprobs import token_logprobs
 from ferrum.sampling.philox import uniform
@@ -32,21 +33,21 @@ class SamplerInput:
     """A row to sample from.
 
     Attributes:
-        logits: raw logits f32 [V]; not changed. Minus infinity forbids a token.
+        logits: raw logits [V] of the backend; not changed. Minus infinity forbids a token.
         best: the most likely token, the lowest id among equals.
         row: inputs of the rules.
     """
 
-    logits: F32
+    logits: Array
     best: int
     row: Row
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobsQuery:
-    """A query for the log-probabilities of `token` and of the `count` most likely tokens, from raw logits f32 [V]."""
+    """A query for the log-probabilities of `token` and of the `count` most likely tokens, from raw logits [V]."""
 
-    logits: F32
+    logits: Array
     token: int
     count: int
 
@@ -77,20 +78,27 @@ class Sampler(Protocol):
 
 
 class ReferenceSampler(Sampler):
-    """`Sampler` in numpy: the specification."""
+    """`Sampler` in numpy: the specification.
+
+    Args:
+        host: returns the numbers of a row.
+    """
+
+    def __init__(self, host: Callable[[Array], F32] = np.asarray) -> None:
+        self._host = host
 
     def held_bytes(self, vocab_size: int) -> int:  # noqa: ARG002 - signature of a sampler
         return 0
 
     def choose(self, inputs: Sequence[SamplerInput]) -> list[int | StepError]:
-        return [_chosen(each.logits, each.row) for each in inputs]
+        return [_chosen(self._host(each.logits), each.row) for each in inputs]
 
     def logprobs(self, queries: Sequence[LogprobsQuery]) -> list[TokenLogprobs]:
-        return [token_logprobs(each.logits, each.token, each.count) for each in queries]
+        return [token_logprobs(self._host(each.logits), each.token, each.count) for each in queries]
 
 
 REFERENCE: Final = ReferenceSampler()
-"""The reference sampler, which has no state."""
+"""The reference sampler of rows on the host."""
 
 
 def _chosen(logits: F32, row: Row) -> int | StepError:
@@ -133,11 +141,11 @@ def is_plain_greedy(sampling: Sampling) -> bool:
     return takes_best(sampling) and _reports_nothing(sampling.params)
 
 
-def score(logits: F32, request: Score, sampler: Sampler = REFERENCE) -> tuple[TokenLogprobs, ...]:
+def score(logits: Array, request: Score, sampler: Sampler = REFERENCE) -> tuple[TokenLogprobs, ...]:
     """Return the log-probabilities of given next tokens, one result per target.
 
     Args:
-        logits: raw logits f32 [R, V]; rows after the last target are ignored.
+        logits: raw logits [R, V] of the backend; rows after the last target are ignored.
         request: at most R targets.
         sampler: computes them.
 
@@ -166,7 +174,7 @@ class Verification(NamedTuple):
     """The rows of one sequence to sample from.
 
     Attributes:
-        logits: raw logits f32 [k + 1, V]: row i follows the history and the first i draft tokens.
+        logits: k + 1 rows of raw logits [V] of the backend: row i follows the history and the first i draft tokens.
         best: the most likely token of each row.
         drafts: k draft tokens; with k = 0 this is plain sampling.
         sampling: parameters, seed and history of the request, without the drafts.
@@ -175,7 +183,7 @@ class Verification(NamedTuple):
         carried: the tokens before that position that the history may not hold yet.
     """
 
-    logits: F32
+    logits: Sequence[Array]
     best: Sequence[int]
     drafts: Sequence[int]
     sampling: Sampling
