@@ -72,6 +72,19 @@ def test_no_base_name_stands_in_two_rooms() -> None:
     assert shared_names(MODULES, SOURCE) == {}
 
 
+def test_only_the_choice_of_a_backend_names_one() -> None:
+    """Everything else asks `Kernels`. `cpu/library.py` describes the machine, whatever computes."""
+    naming = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        if room_of(path) != "kernels"
+        for name in imports(path)
+        if name.endswith(".ReferenceKernels")
+        or (name.startswith("ferrum.kernels.cpu.") and not name.startswith("ferrum.kernels.cpu.library."))
+    }
+    assert naming == {"runtime/backend.py"}
+
+
 def test_planted_violations_are_found(tmp_path: Path) -> None:
     planted = {
         "cache/pool.py": "from ferrum.scheduler.queues import Waiting\n",

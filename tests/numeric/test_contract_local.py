@@ -1,10 +1,10 @@
-"""The contract's verbs on tiny random models, loaded from disk and run by the reference kernels."""
+"""The contract's verbs on tiny random models, loaded from disk: native or reference kernels, and the toy backend."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ferrum.runtime.local_executor import LocalExecutor
 from shared_models import folder
 from tiny import directory_of, find
 from two_ranks import TwoRanks
+from toy_backend import toy_backend
 
 
 @cache
@@ -34,13 +35,14 @@ def poisoned(name: str) -> Path:
     return directory
 
 
-@pytest.fixture(params=["replayed", "walked", "awaited", "two ranks"])
+@pytest.fixture(params=["replayed", "walked", "awaited", "two ranks", "toy"])
 def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     """Make executors in several ways.
 
     - as loaded
     - with the reference kernels without a recorded program
     - on an event loop
+    - on another backend, with other arrays and its sampler
     - on two ranks, whose results and pages are compared after the test
     """
     way = request.param
@@ -49,7 +51,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Maker]:
     def made(**options: int | None) -> Kit:
         chosen = Options(**options)  # type: ignore[arg-type]
         if way != "two ranks":
-            executor = _load(chosen, walked=way == "walked")
+            with toy_backend() if way == "toy" else nullcontext():
+                executor = _load(chosen, walked=way == "walked")
             return _counted(executor, executor.pages.check)
         ranks = TwoRanks(lambda: _load(chosen))
         stack.callback(ranks.close)

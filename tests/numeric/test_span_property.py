@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 
@@ -17,6 +18,7 @@ from ferrum.core.step import Rows, Sampling, Span, StepBatch, Want
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from tiny import directory_of, find, tokens_of
+from toy_backend import toy_backend
 
 MODELS = ("qwen3-windows", "llama3", "mistral")
 LENGTH = 90
@@ -30,8 +32,10 @@ INTEGERS = ("int8", "int4", "kv-int8")
 def options_of(format: str) -> dict[str, str]:
     """Return options to load weights in a format. Quantised weights load from bfloat16, with a bfloat16 KV cache.
 
-    "kv-int8" quantises only the KV cache.
+    "kv-int8" quantises only the KV cache. "toy" is float32 on the toy backend, which has the reference's numbers.
     """
+    if format == "toy":
+        return {"dtype": "float32"}
     if format == "kv-int8":
         return {"dtype": "float32", "kv_dtype": "int8"}
     return {"dtype": format} if format in FLOATS else {"dtype": "bfloat16", "quantize": format}
@@ -40,7 +44,8 @@ def options_of(format: str) -> dict[str, str]:
 @cache
 def executor_of(name: str, format: str):
     small = {"page_size": 16, "kv_capacity": 16 * 64, "max_rows": 64}
-    return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
+    with toy_backend() if format == "toy" else nullcontext():
+        return load_executor(directory_of(find(name)), kernels="reference", **options_of(format), **small)
 
 
 @cache
@@ -122,7 +127,9 @@ class Player:
             self.start(cache_id)
 
 
-@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS)])
+@pytest.mark.parametrize(
+    ("name", "format"), [*product(MODELS, FLOATS), *product(MODELS[:2], INTEGERS), (MODELS[0], "toy")]
+)
 @settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), threads=st.integers(1, 2))
 def test_logits_do_not_depend_on_spans_or_batch(name, format, data, threads):
@@ -168,7 +175,7 @@ def sampled_run(executor, prompt: list[int], cuts: list[int], count: int, compan
     return out
 
 
-@pytest.mark.parametrize("format", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("format", [*FLOATS, *INTEGERS, "toy"])
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cuts=st.lists(st.integers(1, 20), max_size=6), company=st.integers(0, 3))
 def test_sampled_tokens_and_logprobs_do_not_depend_on_spans_or_batch(format, cuts, company):
@@ -183,3 +190,7 @@ def plain_run(format: str) -> list[tuple[int, float]]:
     executor = executor_of("qwen3-windows", format)
     executor.reset()
     return sampled_run(executor, tokens_of(find("qwen3-windows"), 30, seed=3), [], 12, 0)
+
+
+def test_another_backend_with_these_numbers_samples_the_same():
+    assert plain_run("toy") == plain_run("float32")
