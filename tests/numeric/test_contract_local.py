@@ -20,8 +20,8 @@ from ferrum.runtime.load import load_executor
 from ferrum.runtime.local_executor import LocalExecutor
 from shared_models import folder
 from tiny import directory_of, find
-from two_ranks import TwoRanks
 from toy_backend import toy_backend
+from two_ranks import TwoRanks
 
 
 @cache
