@@ -16,7 +16,6 @@ from ferrum.cache.page_table import PageGroup, PageTable
 from ferrum.core.params import SamplingParams
 from ferrum.core.types import Request
 from ferrum.engine.build import engine_config, with_scheduler
-from ferrum.engine.draft_setup import load_draft_model
 from ferrum.engine.engine_executor import EngineExecutor
 from ferrum.engine.hosts.host import ThreadHost
 from ferrum.engine.llm import LLM
@@ -38,6 +37,9 @@ class OtherExecutor(ServedFake):
     def kv_capacity(self) -> int:
         return self.pages.capacity_tokens
 
+    def run_ahead(self, depth: int) -> None:
+        assert depth == 0, "it computes at submit"
+
     def keep_pages(
         self, *, files: PageFiles | None = None, swap_bytes: int = 0, recompute: Callable[[], float] = float
     ) -> None:
@@ -51,7 +53,7 @@ PROMPTS = [[7, 8, 9, 10, 11, 12, 13, 14, 15, number] for number in range(6)]
 def outputs(executor: EngineExecutor, directory: Path, **options: object) -> list[tuple[int, ...]]:
     """Return the tokens of an engine for `PROMPTS`, twice."""
     config = engine_config(str(directory), {"max_batch_size": 4, **options})
-    host = ThreadHost(lambda: with_scheduler(executor, config, "other", load_draft_model(config, executor)))
+    host = ThreadHost(lambda: with_scheduler(executor, config, "other"))
     params = SamplingParams(temperature=0.0, max_tokens=20)
     with LLM.from_parts(Parts(host=host, tokenizer=LetterTokenizer(), config=config)) as llm:
         found = [llm.generate(PROMPTS, params, use_tqdm=False) for _ in range(2)]

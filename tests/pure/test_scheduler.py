@@ -108,18 +108,15 @@ def test_lack_of_pages_preempts_the_sequence_served_last(policy: str) -> None:
 
 
 def test_first_sequence_waits_for_pages_in_flight_and_is_not_preempted() -> None:
-    bench = Bench(num_pages=3, hasty=True)
-    requests = [bench.add("a", 7, max_tokens=4)]
+    bench = Bench(num_pages=4, hasty=True)
+    requests = [bench.add(name, 7, seed=seed, max_tokens=4) for seed, name in enumerate("ab")]
     bench.step()
-    first = bench.plan()
-    requests.append(bench.add("b", 4, seed=1, max_tokens=2))
-    second = bench.plan()
-    assert lengths(second.batch.spans) == {"b/0": 4}
-    bench.commit(first)
-    assert bench.scheduler.plan() is None, "the ninth token of a needs a page that b holds in flight"
-    bench.commit(second)
+    decode = bench.plan()
+    assert lengths(decode.batch.spans) == {"a/0": 1, "b/0": 1}
+    assert bench.scheduler.plan() is None, "the ninth token of a needs a page, and b is in flight"
+    bench.commit(decode)
     assert lengths(bench.step()) == {"a/0": 1}
-    assert first.sequences[0].preemptions == 0 and second.sequences[0].preemptions == 1
+    assert [sequence.preemptions for sequence in decode.sequences] == [0, 1]
     bench.run()
     bench.agrees(*requests)
 

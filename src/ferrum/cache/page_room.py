@@ -22,7 +22,8 @@ class Stored:
     Attributes:
         room: tokens that the rows hold as they are. After any change but growth it is at most the length, until the
             next `reserve` has looked at the partly filled page.
-        changes: number of changes to the rows, so that copies of them can be kept.
+        changes: a number that every change of the rows raises, so that copies of them can be kept. No earlier sequence
+            of this id had it.
         held: no page leaves a window.
     """
 
@@ -32,8 +33,11 @@ class Stored:
     generation: int
     hashes: SequenceHashes = field(default_factory=SequenceHashes)
     room: int = 0
-    changes: int = 0
+    changes: int = field(init=False)
     held: bool = False
+
+    def __post_init__(self) -> None:
+        self.changes = self.generation
 
 
 class PageRoom:

@@ -104,7 +104,8 @@ class PageRows(PageRoom):
                 partial = stored.length // group.page_size
                 row[partial] = pool.replace(row[partial])
             row.extend(pool.take() for _ in range(new))
-            stored.changes += copy or new > 0
+            if copy or new:
+                stored.changes = self._tick()
         stored.room = min(len(row) * group.page_size for row, group in zip(stored.rows, self.groups, strict=True))
         if length <= stored.length:  # then the partly filled page may still have to be copied
             stored.room = min(stored.room, stored.length)
@@ -197,7 +198,7 @@ class PageRows(PageRoom):
                 self._pools[index].drop(stored.rows[index][page])
                 stored.rows[index][page] = FREED
                 stored.freed[index] += 1
-                stored.changes += 1
+                stored.changes = self._tick()
 
     # Undo
 
@@ -224,7 +225,7 @@ class PageRows(PageRoom):
         for group, pool, row in zip(self.groups, self._pools, stored.rows, strict=True):
             while len(row) > group.pages(stored.length):
                 pool.drop(row.pop())
-                stored.changes += 1
+                stored.changes = self._tick()
         stored.room = min(stored.room, stored.length)
 
     def can_truncate(self, cache_id: str, length: int) -> bool:
@@ -252,7 +253,7 @@ class PageRows(PageRoom):
         if length == 0:
             self._drop_rows(stored)
         stored.length = length
-        stored.changes += 1
+        stored.changes = self._tick()
         stored.generation = self._tick()
         stored.hashes.cut(length // self.groups[0].page_size)
         self.trim(cache_id)

@@ -35,13 +35,7 @@ from ferrum.contract.io_types import (
 from ferrum.contract.pool_usage import cache_snapshot, memory_efficiency, used_bytes
 from ferrum.contract.sequences import SequenceStore
 from ferrum.contract.verbs import NamedVerbs, logger
-from ferrum.core.errors import (
-    EngineDead,
-    ExecutorInUse,
-    FerrumError,
-    InvalidTransition,
-    KvExhausted,
-)
+from ferrum.core.errors import EngineDead, ExecutorInUse, FerrumError, InvalidTransition, KvExhausted
 from ferrum.core.memory_plan import MemoryPlan, MemoryRequirements
 from ferrum.core.snapshots import CacheMetricsSnapshot, LoraMetricsSnapshot, SpeculationCounts
 from ferrum.core.span_checks import check_kind
@@ -159,7 +153,8 @@ class ModelExecutor(NamedVerbs):
             raise InvalidTransition("a step failed or was interrupted: call `reset`, which drops all sequences")
 
     def _timed(self, batch: StepBatch) -> StepOutput:
-        self._refuse_broken()
+        if self._lifecycle.state is not ExecutorState.READY:
+            self._refuse_broken()
         self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
         start = time.perf_counter()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Final, Protocol
 
@@ -90,7 +90,7 @@ class Engine:
     def step(self, message: Message | None = None) -> bool:
         """Run one iteration, starting with `message` if given; return whether a step was computed."""
         events = [] if message is None else self._take(message)
-        events += self._drain_inbox()
+        events += [] if self._inbox.empty() else self._drain_inbox()
         plan = self._scheduler.plan() if self._open else None
         if plan is not None:
             self._mark(plan)
@@ -102,16 +102,12 @@ class Engine:
         events += self._scheduler.expire(now)
         if not self._open:
             events += self._scheduler.drain(FinishReason.ABORT)
-        ended = False
-        for event in events:
-            ended |= event.finish_reason is not None
-            if event.error is not None:
-                _drop_frames(event.error)
+        ended = _drop_frames(events)
         # An iteration may only release pages, and the loop may sleep after it: report their usage now.
         released = plan is None and self._scheduler.kv_usage != self._reported_usage
         if events or len(self._submitted) < before or released:
-            idle = plan is None or (ended and not self._scheduler.has_work)
-            stats = self._stats(now) if idle or now >= self._stats_due else None
+            due = now >= self._stats_due or plan is None or (ended and not self._scheduler.has_work)
+            stats = self._stats(now) if due else None
             self._post(Events(tuple(events), stats, tuple(self._computed_steps)))
             self._computed_steps.clear()
         return before > 0
@@ -206,6 +202,11 @@ def as_step_error(error: Exception) -> FerrumError:
     return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
 
 
-def _drop_frames(error: FerrumError) -> None:
-    """Remove the traceback of an error: its frames would keep the failed step, the model and its pool alive."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
+def _drop_frames(events: Iterable[TokenEvent]) -> bool:
+    """Remove the tracebacks of errors, whose frames keep the model and its pool alive; return whether a choice ends."""
+    ended = False
+    for event in events:
+        ended |= event.finish_reason is not None
+        if (error := event.error) is not None:
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+    return ended

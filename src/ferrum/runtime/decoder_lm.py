@@ -44,6 +44,7 @@ class PreparedStep:
         passes: forward passes, each with its tables.
         decodes: tables of the only pass, if every span decodes as in the step before.
         drawn: the spans of such a step that do not simply take the most likely token, by index.
+        carry: some of the tokens of such a step are CARRY.
     """
 
     batch: StepBatch
@@ -53,6 +54,7 @@ class PreparedStep:
     passes: list[tuple[list[Piece], StepTables]]
     decodes: StepTables | None = None
     drawn: Sequence[int] = ()
+    carry: bool = False
 
 
 class DecoderLM(StepwiseLLM):
@@ -139,7 +141,7 @@ class DecoderLM(StepwiseLLM):
         if decodes is not None and tables is not None:
             if self.runs_ahead:
                 self._flights.depart(batch.spans)
-            return PreparedStep(batch, batch.spans, {}, {}, [], tables, decodes.drawn)
+            return PreparedStep(batch, batch.spans, {}, {}, [], tables, decodes.drawn, decodes.carry)
         self._decodes = None
         new = {span.cache_id for span in batch.spans if span.cache_id not in self.pages}
         spans, outcomes = split_refused(batch.spans, self._admit)
@@ -231,7 +233,9 @@ class DecoderLM(StepwiseLLM):
 
     def _compute_decodes(self, step: PreparedStep, tables: StepTables) -> bool:
         """Run a step of decodes; return False, with nothing changed, if a span may need to run without the others."""
-        if self.watch is not None or not self._flights.fill_carried(step.spans, tables.token_ids):
+        if self.watch is not None:
+            return False
+        if (self.runs_ahead or step.carry) and not self._flights.fill_carried(step.spans, tables.token_ids):
             return False
         try:
             output = self._forward(tables)

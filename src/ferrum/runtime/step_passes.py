@@ -15,7 +15,7 @@ from ferrum.runtime.step_tables import Piece
 
 
 def cut_into_passes(rows: Sequence[SpanRows], max_rows: int, max_logit_rows: int) -> Iterator[list[Piece]]:
-    """Cut spans into forward passes of at most so many rows and rows of logits; usually one."""
+    """Cut spans into forward passes within limits of rows and of rows of logits; usually one."""
     pieces: list[Piece] = []
     used = logits = 0
     for collected in rows:

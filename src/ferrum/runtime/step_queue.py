@@ -39,7 +39,7 @@ class StepQueue:
     """The steps of one model that are not settled yet, oldest first, and the thread that computes them.
 
     Args:
-        lm: the model; nobody else runs its steps.
+        lm: the model. Its steps are run here only.
         depth: number of steps that may be in flight when another one is begun.
     """
 

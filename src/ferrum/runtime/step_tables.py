@@ -136,12 +136,14 @@ class DecodeTables:
         cache_ids: the sequences.
         ends: their lengths after the last step.
         drawn: those that do not simply take the most likely token, by index.
+        carry: some of the last step's tokens are CARRY.
     """
 
     def __init__(self, spans: Sequence[Span], tables: StepTables, pages: PageTable) -> None:
         self.cache_ids = [span.cache_id for span in spans]
         self.ends = [span.end for span in spans]
         self.drawn = [row for row, span in enumerate(spans) if span.sampling and not is_plain_greedy(span.sampling)]
+        self.carry = False
         self._samplings = [span.sampling for span in spans]
         self._pages = pages
         self._tables = tables._replace(pages=tuple([_widened(table, 0) for table in tables.pages]))
@@ -178,7 +180,7 @@ class DecodeTables:
             positions=np.array(starts, np.int32),
             pages=self._patched(changed) if changed else tables.pages,
         )
-        self.ends = ends
+        self.ends, self.carry = ends, CARRY in tokens
         return self._tables
 
     def _patched(self, changed: Sequence[int]) -> tuple[Int32, ...]:

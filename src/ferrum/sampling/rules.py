@@ -311,9 +311,13 @@ class Neutral:
 _edits_nothing: Final = Neutral(*(rule.__name__ for rule in LOGIT_RULES))
 
 
+_bad_words: Final = attrgetter("bad_words")
+"""The input of `LOGIT_RULES` that is neither in `SamplingParams` nor of one row."""
+
+
 def leaves_logits(sampling: Sampling) -> bool:
     """Return whether no rule of `LOGIT_RULES` ever changes the logits of the request, if a row has no mask."""
-    return _edits_nothing(sampling.params) and not sampling.bad_words
+    return _edits_nothing(sampling.params) and not _bad_words(sampling)
 
 
 def takes_best(sampling: Sampling) -> bool:

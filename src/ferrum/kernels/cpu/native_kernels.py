@@ -98,22 +98,23 @@ class GrowingRope:
         frequencies, scaling, length: see `Kernels.rope_table`.
 
     Attributes:
-        cosines, sines: [length, pairs]; rows after the last reached position are undefined.
+        cosines, sines: [length, pairs].
+        filled: number of leading rows that are defined.
     """
 
     def __init__(self, frequencies: tuple[float, ...], scaling: float, length: int) -> None:
         self.cosines: F32 = np.empty((length, len(frequencies)), np.float32)
         self.sines: F32 = np.empty_like(self.cosines)
         self._frequencies, self._scaling = frequencies, scaling
-        self._filled = 0
+        self.filled = 0
 
     def reach(self, position: int) -> None:
         """Fill the table up to a position."""
-        if position < self._filled:
+        if position < self.filled:
             return
-        rows = slice(self._filled, min(len(self.cosines), (position // CHUNK + 1) * CHUNK))
+        rows = slice(self.filled, min(len(self.cosines), (position // CHUNK + 1) * CHUNK))
         self.cosines[rows], self.sines[rows] = rope_rows(self._frequencies, self._scaling, rows.start, rows.stop)
-        self._filled = rows.stop
+        self.filled = rows.stop
 
 
 _THREAD_BYTES: Final = 32 << 10
@@ -142,6 +143,7 @@ class NativeKernels(Kernels):
 
     name = "native"
     captures = False
+    host = staticmethod(np.asarray)  # type: ignore[assignment]  # a method would run Python code at every step
 
     def __init__(
         self, isa: str = "auto", threads: int | None = None, *, head_dim: int = 1, planning: bool = False
@@ -213,7 +215,8 @@ class NativeKernels(Kernels):
             tables.embeddings,
         )
         for rope in self._ropes:
-            rope.reach(furthest)
+            if furthest >= rope.filled:
+                rope.reach(furthest)
 
     def prepare(self, program: Program, limits: Mapping[Extent, int]) -> NativeProgram:
         return NativeProgram(program, self, limits)

@@ -49,7 +49,7 @@ class NativeProgram(Replay):
     def __call__(self, kernels: Kernels, tables: StepTables) -> NetworkOutput:
         counts = self._begin(kernels, tables)
         self._kernels.run(self._native)
-        return NetworkOutput(*(matrix[: counts[extent]] for extent, matrix in self._output))
+        return NetworkOutput(*[matrix[: counts[extent]] for extent, matrix in self._output])
 
     def timed(self, kernels: Kernels, tables: StepTables) -> list[float]:
         self._begin(kernels, tables)
