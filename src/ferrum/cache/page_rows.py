@@ -121,16 +121,25 @@ class PageRows(PageRoom):
         return True
 
     def find_changed_rows(
-        self, cache_ids: Sequence[str], lengths: Sequence[int], changes: list[int]
+        self, cache_ids: Sequence[str], starts: Sequence[int], ahead: int, changes: list[int]
     ) -> list[int] | None:
-        """Return the indices of the sequences whose rows have changed since `changes` was filled, and update it.
+        """Make room for one token of each sequence, and return the indices of those whose rows have changed.
 
-        Returns None if one of the sequences is unknown or has another length.
+        Args:
+            cache_ids: the sequences.
+            starts: positions of the tokens.
+            ahead: tokens before them that are in flight.
+            changes: `Stored.changes` of each sequence at the last call; updated.
+
+        Returns:
+            None if a sequence is unknown, has another length, or finds no room.
         """
         known, found = self._stored, []
-        for index, (cache_id, length) in enumerate(zip(cache_ids, lengths, strict=True)):
+        for index, (cache_id, start) in enumerate(zip(cache_ids, starts, strict=True)):
             stored = known.get(cache_id)
-            if stored is None or stored.length != length:
+            if stored is None or stored.length + ahead != start:
+                return None
+            if start >= stored.room and not self.reserve(cache_id, start + 1):
                 return None
             if stored.changes != changes[index]:
                 changes[index] = stored.changes

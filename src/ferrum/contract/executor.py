@@ -153,9 +153,11 @@ class ModelExecutor(NamedVerbs):
             raise InvalidTransition("a step failed or was interrupted: call `reset`, which drops all sequences")
 
     def _timed(self, batch: StepBatch) -> StepOutput:
-        if self._lifecycle.state is not ExecutorState.READY:
+        if self._lifecycle.state is ExecutorState.READY:
+            self._lifecycle.state = ExecutorState.BUSY  # legal, and the usual case of every step
+        else:
             self._refuse_broken()
-        self._lifecycle.move(ExecutorState.BUSY)
+            self._lifecycle.move(ExecutorState.BUSY)
         self._batch_size = len(batch.spans)
         start = time.perf_counter()
         after = ExecutorState.ERROR
@@ -168,7 +170,7 @@ class ModelExecutor(NamedVerbs):
         finally:
             self._last = time.monotonic()
             self._batch_size = 0
-            self._lifecycle.move(after)
+            self._lifecycle.state = after  # legal: it was busy
         return StepOutput(output.results, time.perf_counter() - start)
 
     # The lease

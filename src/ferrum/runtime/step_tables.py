@@ -168,10 +168,7 @@ class DecodeTables:
             ends.append(start + 1)
         if set(map(type, tokens)) != {int} or min(tokens) < CARRY or max(tokens) >= vocab_size:
             return None
-        lengths = [start - ahead for start in starts] if ahead else starts
-        if not self._pages.reserve_next(self.cache_ids, starts):
-            return None
-        changed = self._pages.find_changed_rows(self.cache_ids, lengths, self._changes)
+        changed = self._pages.find_changed_rows(self.cache_ids, starts, ahead, self._changes)
         if changed is None:
             return None
         tables = self._tables
