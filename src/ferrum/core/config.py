@@ -171,7 +171,7 @@ class EngineConfig(JsonRecord):
     )
     run_ahead: int = option(
         0,
-        "Steps that may be in flight when the next one is planned; no answer changes. On the CPU 0 is the fastest.",
+        "Steps that may be in flight when the next one is planned; no answer changes. For one user 0 is the fastest.",
         least=0,
         most=MAX_RUN_AHEAD,
     )
