@@ -14,6 +14,7 @@
 #include "arrays.hpp"
 #include "attention.hpp"
 #include "format_names.hpp"
+#include "fused_sums.hpp"
 #include "operations.hpp"
 #include "packing.hpp"
 #include "sampling.hpp"
@@ -224,6 +225,22 @@ std::vector<DescriptionTuple> describe(SamplerTeam& team, const std::vector<Desc
     return results;
 }
 
+void fuse_arrays(const In<float>& a, const In<float>& b, const In<float>& c, const Out<float>& out) {
+    require(a.size() == out.size() && b.size() == out.size() && c.size() == out.size(), "arrays differ in size");
+    fuse(a.data(), b.data(), c.data(), static_cast<int64_t>(out.size()), out.data());
+}
+
+// Add x [rows, depth] by w [depth, columns] to total [rows, columns].
+void add_matrix_product(const In<float>& x, const In<float>& w, const Out<float>& total, bool pairs) {
+    require(x.ndim() == 2 && w.ndim() == 2 && total.ndim() == 2, "expected matrices");
+    const auto rows = static_cast<int64_t>(x.shape(0)), depth = static_cast<int64_t>(x.shape(1));
+    const auto columns = static_cast<int64_t>(w.shape(1));
+    require(static_cast<int64_t>(w.shape(0)) == depth, "x and w differ in depth");
+    require(static_cast<int64_t>(total.shape(0)) == rows && static_cast<int64_t>(total.shape(1)) == columns, "total has another shape");
+    require(!pairs || depth % 2 == 0, "pairs need an even depth");
+    (pairs ? add_pairs : add_products)(x.data(), w.data(), total.data(), rows, depth, columns);
+}
+
 std::vector<std::string> tier_names() {
     std::vector<std::string> names;
     for (const KernelTable* table : available_tiers()) names.emplace_back(table->name);
@@ -300,5 +317,7 @@ NB_MODULE(_native, module) {
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("gather", &gather, as_is, as_is, nb::arg(), nb::arg());
     module.def("finite", &finite_spans, as_is, as_is, nb::arg());
+    module.def("fuse", &fuse_arrays, as_is, as_is, as_is, as_is, released);
+    module.def("add_products", &add_matrix_product, as_is, as_is, as_is, nb::arg(), released);
     module.def("best", &best, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
 }

@@ -1,15 +1,23 @@
-"""Elementary functions of the reference kernels: accuracy against float64, and bits independent of shapes."""
+"""Elementary functions and sums of the reference kernels: accuracy, order, and bits independent of shapes."""
 
 from __future__ import annotations
-
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrum.kernels.reference.reference_math import exp, exp2, fused, ordered_sum, product, round_bf16, silu, tree_sum
+from ferrum.kernels.reference.reference_math import (
+    exp,
+    exp2,
+    input_bf16,
+    lanes_sum,
+    product,
+    round_bf16,
+    silu,
+    squares_sum,
+    tree_sum,
+)
 
 
 @pytest.mark.parametrize(("ours", "exact"), [(exp, np.exp), (exp2, np.exp2)])
@@ -19,10 +27,13 @@ def test_exponentials_are_within_two_units_in_the_last_place(ours, exact):
     assert np.max(np.abs(ours(x) - expected) / np.spacing(expected.astype(np.float32))) < 2
 
 
-def test_exponentials_at_the_edges():
-    edges = np.array([-np.inf, -1e30, -200, 0, 200, np.inf, np.nan], np.float32)
-    np.testing.assert_array_equal(exp(edges), np.array([0, 0, 0, 1, np.inf, np.inf, np.nan], np.float32))
-    assert exp2(np.array([-1e30], np.float32))[0] == 0
+@pytest.mark.parametrize(("ours", "low", "high"), [(exp, -88, 88.3), (exp2, -127, 127.4)])
+def test_exponentials_reach_zero_and_stay_finite(ours, low, high):
+    edges = np.array([-np.inf, -1e30, low, 0, high, 1e30, np.inf, np.nan], np.float32)
+    zero, less, least, one, most, more, infinite, nan = ours(edges)
+    assert (zero, less, least, one) == (0, 0, 0, 1)
+    assert np.isnan(nan)
+    assert 1.9e38 < most == more == infinite
 
 
 def test_silu_matches_its_definition():
@@ -49,54 +60,6 @@ def test_product_adds_its_terms_in_ascending_order():
     assert product(x, np.ones((1, 4), np.float32))[0, 0] == 1.0  # ((1e8 + 1) - 1e8) + 1: any other order gives 2 or 0
 
 
-def nearest(exact: Fraction) -> np.float32:
-    """Return the float32 nearest to a rational, ties to even, by exact distances."""
-    guess = np.float32(float(exact))
-    around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
-    return min(around, key=lambda f: (abs(Fraction(float(f)) - exact), int(f.view(np.int32)) & 1))
-
-
-FLOATS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
-
-
-@given(FLOATS, FLOATS, FLOATS)
-def test_fused_product_is_rounded_once(a, b, c):
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
-    assert fused(*(np.array([x], np.float32) for x in (a, b, c)))[0] == nearest(exact)
-
-
-# Two float32 with a product slightly below or above 1. Float64 loses the difference next to a number 2^23 times larger.
-BELOW, ABOVE = (1 + 2.0**-23, 1 - 2.0**-23), (1 + 2.0**-11, 1 - 2.0**-11 + 2.0**-22)
-
-
-@given(
-    st.integers(2**23, 2**24 - 2), st.integers(-60, 60), st.sampled_from((0.5, -0.5)), st.sampled_from((BELOW, ABOVE))
-)
-def test_fused_product_near_a_tie_is_rounded_once(unit, power, half, factors):
-    """c is a whole number of units and a * b nearly half a unit: rounding to float64 first would give a tie."""
-    scale = 2.0**power
-    a, b, c = (np.array([x], np.float32) for x in (half * factors[0], factors[1] * scale, unit * scale))
-    exact = Fraction(float(a[0])) * Fraction(float(b[0])) + Fraction(float(c[0]))
-    assert fused(a, b, c)[0] == nearest(exact)
-
-
-def test_fused_product_propagates_nan_and_overflows_to_infinity():
-    x = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0], np.float32)
-    one = np.ones_like(x)
-    np.testing.assert_array_equal(fused(x, one, one), np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 1.0], np.float32))
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(fused(x[3:5], one[3:5] * 2, one[3:5]), x[:2])
-
-
-@given(st.integers(1, 70), st.lists(st.integers(1, 40), max_size=2), st.integers(0, 2**32 - 1))
-def test_ordered_sum_equals_a_loop(n, shape, seed):
-    terms = np.random.default_rng(seed).normal(size=(n, *shape)).astype(np.float32)
-    expected = terms[0]
-    for term in terms[1:]:
-        expected = expected + term
-    np.testing.assert_array_equal(ordered_sum(terms), expected)
-
-
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))
 def test_tree_sum_depends_only_on_its_terms(n, seed):
     x = np.random.default_rng(seed).normal(size=(5, n)).astype(np.float32)
@@ -108,3 +71,40 @@ def test_tree_sum_depends_only_on_its_terms(n, seed):
 def test_rounding_to_bf16_is_to_nearest_even():
     x = np.array([1.0, 1.00390625, 1.01171875, 1.0078125], np.float32)  # ties at 1 + 2^-8 and 1 + 3 x 2^-8
     np.testing.assert_array_equal(round_bf16(x), np.array([1.0, 1.0, 1.015625, 1.0078125], np.float32))
+
+
+def test_subnormal_inputs_of_a_bf16_product_are_zeros():
+    x = np.array([2.0**-126, 2.0**-126 - 2.0**-149, -(2.0**-130), np.nan], np.float32)
+    np.testing.assert_array_equal(input_bf16(x), np.array([2.0**-126, 0, -0.0, np.nan], np.float32))
+    assert round_bf16(x)[1] == 2.0**-126
+
+
+def test_squares_are_added_to_64_accumulators_and_folded():
+    """Each number is lost beside 2^24 unless the order keeps it apart until numbers of its size have joined it."""
+    x = np.zeros((1, 192), np.float32)
+    x[0, [0, 64, 128]] = 4096, 1, 1  # one accumulator: 2^24 + 1 + 1 is 2^24
+    assert squares_sum(x)[0] == 2.0**24
+    x[0, 128], x[0, 16] = 0, 1  # (v0 + v1) + (v2 + v3): v0 has lost its 1, so has the sum with v1
+    assert squares_sum(x)[0] == 2.0**24
+    x[0, [64, 16]], x[0, [32, 48]] = 0, 1  # v2 + v3 is 2
+    assert squares_sum(x)[0] == 2.0**24 + 2
+
+
+def test_lanes_are_added_in_ascending_order_and_folded():
+    x = np.zeros((1, 64), np.float32)
+    x[0, [0, 16, 32]] = 2.0**24, 1, 1
+    assert lanes_sum(x)[0] == 2.0**24
+    x[0, 32], x[0, 8] = 0, 1  # lane 8 is folded onto lane 0, which has lost its 1
+    assert lanes_sum(x)[0] == 2.0**24
+    x[0, 16], x[0, 1], x[0, 8], x[0, 9] = 0, 1, 0, 1  # lanes 1 and 9 join first
+    assert lanes_sum(x)[0] == 2.0**24 + 2
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_row_sums_do_not_depend_on_other_rows(n, seed):
+    x = np.random.default_rng(seed).normal(size=(5, n)).astype(np.float32)
+    for row in range(5):
+        assert squares_sum(x[row]) == squares_sum(x)[row]
+        assert lanes_sum(x[row]) == lanes_sum(x)[row]
+    np.testing.assert_allclose(squares_sum(x), (x.astype(np.float64) ** 2).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(lanes_sum(x), x.astype(np.float64).sum(axis=1), rtol=1e-4, atol=1e-4)

@@ -43,6 +43,13 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
+def same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Assert that every number has the same bits; any NaN equals any other."""
+    np.testing.assert_array_equal(ours, theirs)
+    different = (np.signbit(ours) != np.signbit(theirs)) & ~np.isnan(ours)
+    assert not different.any(), f"zeros of different signs at {np.argwhere(different)[:5].tolist()}"
+
+
 def tables_of(
     rng: np.random.Generator,
     spans: list[tuple[int, int]],

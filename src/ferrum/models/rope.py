@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.kernels.reference.double_math import logarithm, power
 from ferrum.models.config_reader import MAX_INTEGER, FamilyConfig
 from ferrum.models.spec import RopeSpec
 
@@ -84,7 +85,7 @@ class _Rope:
     def plain(self, theta: float | None = None) -> list[float]:
         """Return the frequencies theta^(-2i/d) (Su et al. 2021, section 3.2.2)."""
         base = self.theta if theta is None else theta
-        return [base ** -(2 * i / self.rotated) for i in range(self.rotated // 2)]
+        return [power(base, -(2 * i / self.rotated)) for i in range(self.rotated // 2)]
 
     def trained(self) -> int:
         """Return the context before scaling."""
@@ -108,7 +109,7 @@ def _dynamic(rope: _Rope) -> RopeSpec:
         raise CheckpointError("config.json: dynamic rope needs a head_dim above 2, got 2")
     length = max(rope.config.context or trained, trained)
     d = rope.rotated
-    stretched = rope.theta * (factor * length / trained - (factor - 1)) ** (d / (d - 2))
+    stretched = rope.theta * power(factor * length / trained - (factor - 1), d / (d - 2))
     return RopeSpec(tuple(rope.plain(stretched)))
 
 
@@ -136,7 +137,7 @@ def _yarn(rope: _Rope) -> RopeSpec:
     factor = rope.section.number("factor", rope.config.integer(*_CONTEXT) / trained)
 
     def dimension(turns: float) -> float:
-        return rope.rotated * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return rope.rotated * logarithm(trained / (turns * 2 * math.pi)) / (2 * logarithm(rope.theta))
 
     low, high = dimension(rope.section.number("beta_fast", 32.0)), dimension(rope.section.number("beta_slow", 1.0))
     # As in `transformers`: null means false, absence means true.
@@ -160,7 +161,7 @@ def _yarn_scaling(section: FamilyConfig, factor: float) -> float:
         return section.number("attention_factor")
 
     def mscale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * weight * logarithm(factor) + 1.0
 
     if section.values.get("mscale") and section.values.get("mscale_all_dim"):
         return mscale(section.number("mscale")) / mscale(section.number("mscale_all_dim"))

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32
-from ferrum.kernels.reference.reference_math import fused, round_whole
+from ferrum.kernels.reference.fused_sums import fused
+from ferrum.kernels.reference.reference_math import round_whole
 from ferrum.quant.scale_groups import GROUPS, group_count, in_groups
 
 NUMERICS_ID: Final = "grouped-3"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import ConfigError
 from ferrum.kernels.interface import F32, Int32
-from ferrum.kernels.reference.reference_math import product, round_bf16
+from ferrum.kernels.reference.reference_math import product
 
 FORMATS: Final = {
     "float32": np.dtype(np.float32),
@@ -27,8 +27,8 @@ _PIECE_BYTES: Final = 1 << 20
 class DenseWeight:
     """A `Weight` of floats.
 
-    bfloat16 rounds the inputs of a product to bfloat16, as the dot products of the hardware take them. float16 keeps
-    them in f32, because activations of real models exceed 65504, the largest float16.
+    bfloat16 rounds the inputs of a product to bfloat16, as the dot products of the hardware take them, and adds
+    terms in pairs. float16 keeps them in f32, because activations of real models exceed 65504, the largest float16.
 
     Attributes:
         values: [N, K] of a dtype in `FORMATS`; may be a read-only view of a mapped file. Never copied as a whole.
@@ -58,7 +58,7 @@ class DenseWeight:
 
     def matmul(self, x: F32) -> F32:
         """Multiply x [M, K] f32 -> [M, N] f32, with terms added in ascending k."""
-        return product(round_bf16(x) if self.format == "bfloat16" else x, self.values)
+        return product(x, self.values)
 
     def rows(self, ids: Int32) -> F32:
         """Return the given rows, [len(ids), K] f32."""

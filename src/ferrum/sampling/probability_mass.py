@@ -1,4 +1,4 @@
-"""Logarithm, and probability mass as integers, for draws and log-probabilities.
+"""Exponential, logarithm, and probability mass as integers, for draws and log-probabilities.
 
 They use IEEE operations on single elements and integer bit operations, so C++ without contraction gives the same bits.
 A sum over the vocabulary is a sum of integers, which is exact in any order, vector width and number of threads.
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import NonFiniteLogits
-from ferrum.kernels.reference.reference_math import exp
+from ferrum.kernels.reference.reference_math import EXP, LN2_HIGH, LN2_LOW, LOG2_E
 
 F32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -22,9 +22,6 @@ MASS_ONE: Final = 2**40
 
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)
 _FRACTION_BITS = np.int32(0x007FFFFF)
-# ln 2 in two parts: the first has trailing zero bits, so that its product with an exponent is exact.
-_LN2_HIGH = np.float32(0.693145751953125)
-_LN2_LOW = np.float32(1.4286068203094172e-06)
 # (log(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f < sqrt(2), highest power first: a minimax fit of log(1 + f) /
 # f by Lawson's iteration (1961), with a maximum error of 7.3e-10.
 _LOG1P = tuple(
@@ -59,6 +56,29 @@ def checked(peak: np.float32) -> np.float32:
     return peak
 
 
+def exp(x: F32) -> F32:
+    """Compute e^x for f32 of any shape, within 2 units in the last place; NaN stays NaN.
+
+    Unlike `reference_math.exp` it fuses nothing, and reaches 0 below 2^-126 and infinity.
+    """
+    bounded = np.clip(x, np.float32(-200), np.float32(200))
+    n = np.rint(bounded * LOG2_E)
+    r = (bounded - n * LN2_HIGH) - n * LN2_LOW
+    total = np.full_like(r, EXP[0])
+    for coefficient in EXP[1:]:
+        total = total * r + coefficient
+    return _scaled(total, n)
+
+
+def _scaled(mantissa: F32, exponent: F32) -> F32:
+    """Compute mantissa * 2^exponent by exponent bits: 0 for exponents below -126, infinity above 127."""
+    finite = np.where(np.isnan(exponent), np.float32(0), exponent)  # the mantissa carries the NaN
+    bits = (np.clip(finite, -126, 127).astype(np.int32) + 127) << 23
+    scaled = mantissa * bits.view(np.float32)
+    scaled = np.where(exponent < -126, np.float32(0), scaled)
+    return np.where(exponent > 127, np.float32(np.inf), scaled).astype(np.float32)
+
+
 def log(x: F32) -> F32:
     """Compute the natural logarithm of positive normal f32 of any shape, within one unit in the last place."""
     shifted = x.view(np.int32) - _SQRT_HALF_BITS
@@ -68,8 +88,8 @@ def log(x: F32) -> F32:
     tail = np.full_like(f, _LOG1P[0])
     for coefficient in _LOG1P[1:]:
         tail = tail * f + coefficient
-    correction = ((f * square) * tail + exponent * _LN2_LOW) - np.float32(0.5) * square
-    return (f + correction) + exponent * _LN2_HIGH
+    correction = ((f * square) * tail + exponent * LN2_LOW) - np.float32(0.5) * square
+    return (f + correction) + exponent * LN2_HIGH
 
 
 def mass(below: F32) -> Int64:

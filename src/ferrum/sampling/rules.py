@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ferrum.core.errors import NothingAllowed
 from ferrum.core.params import SamplingParams
 from ferrum.core.step import Sampling
-from ferrum.kernels.reference.reference_math import exp
-from ferrum.sampling.probability_mass import F32, Int64, mass
+from ferrum.sampling.probability_mass import F32, Int64, exp, mass
 from ferrum.sampling.token_counts import OwnerCache, TokenCounts
 from ferrum.sampling.top_k import top
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import F32, AttentionShape, Int32
 from ferrum.kernels.reference.attention_products import ByteProducts, FloatProducts, Products
-from ferrum.kernels.reference.reference_math import LOG2_E, exp2, tree_sum
+from ferrum.kernels.reference.fused_sums import fused
+from ferrum.kernels.reference.reference_math import LOG2_E, exp2, lanes_sum
 from ferrum.kernels.reference.store import Stored
 
 STEP = 64
@@ -61,8 +62,8 @@ def attend(
         raised = np.maximum(maximum, scores.max(axis=3))
         weights = np.where(visible[:, None, None, :], exp2(scores - raised[..., None]), np.float32(0))
         decay = exp2(maximum - raised)
-        total = np.where(active, total * decay + tree_sum(weights), total)
-        mixed = out * decay[..., None] + products.mixed(weights, values.step(begin, STEP))
+        total = np.where(active, fused(total, decay, lanes_sum(weights)), total)
+        mixed = products.mix(out, decay[..., None], weights, values.step(begin, STEP))
         out = np.where(active[..., None], mixed, out)
         maximum = raised
     # Adding 0 makes every zero positive: the sign of an underflow depends on masked terms.
@@ -77,7 +78,7 @@ def probabilities(q: F32, keys: F32, positions: Int32, first: int, shape: Attent
     scores = PRODUCTS["float32"].scores(grouped, Stored(keys, None)) * np.float32(shape.scale) * LOG2_E
     scores = np.where(visible, scores, _MASKED)
     weights = np.where(visible, exp2(scores - scores.max(axis=3, keepdims=True)), np.float32(0))
-    weights = weights / tree_sum(weights)[..., None]
+    weights = weights / lanes_sum(weights)[..., None]
     return np.ascontiguousarray(weights.reshape(rows, heads, -1).swapaxes(0, 1))
 
 

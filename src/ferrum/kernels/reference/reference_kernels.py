@@ -1,6 +1,6 @@
 """The numpy backend: the specification of every other backend.
 
-It follows the rounding points and the summation orders of `docs/architecture.md` and is not optimised for speed.
+It implements `docs/numerics.md` and is not optimised for speed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import Interpreter
 from ferrum.kernels.op_spec import Extent, Program
+from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
-from ferrum.kernels.reference.reference_math import best_tokens, silu, tree_sum
+from ferrum.kernels.reference.reference_math import best_tokens, silu, squares_sum
 from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.reference.store import Store
 from ferrum.kernels.services import PageSums
@@ -109,7 +110,7 @@ class ReferenceKernels(Kernels):
         return table.rows(self.tables.token_ids)
 
     def norm(self, x: F32, weight: F32, eps: float) -> F32:
-        mean = tree_sum(x * x) / np.float32(x.shape[-1])
+        mean = squares_sum(x) / np.float32(x.shape[-1])
         inverse: F32 = np.float32(1) / np.sqrt(mean + np.float32(eps))
         return x * inverse[..., None] * weight
 
@@ -195,4 +196,4 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
     """Rotate the pairs (i, i + pairs) of x [R, heads, dim] by cos and sin [R, 1, pairs]; keep further dimensions."""
     pairs = cos.shape[-1]
     low, high, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    return np.concatenate((low * cos - high * sin, high * cos + low * sin, rest), axis=-1)
+    return np.concatenate((fused(low, cos, -(high * sin)), fused(high, cos, low * sin), rest), axis=-1)
