@@ -169,6 +169,54 @@ struct Item {
     void go_over(int64_t head, int64_t begin, int64_t end);
 };
 
+// The products of a step as functions of their own, so that they stay inside a FlushMode.
+template <class F, int MR>
+[[gnu::noinline]] void score_apart(const GroupStore& s, const std::byte* keys, int64_t tokens, const typename F::Query* queries,
+                                   float (&scores)[MR][kStep], const NextBlock& next) {
+    F::template score<MR>(s, keys, tokens, queries, scores, next);
+}
+
+template <class F, int MR>
+[[gnu::noinline]] void mix_apart(const GroupStore& s, const std::byte* values, int64_t tokens,
+                                 const typename F::Weight (&weights)[MR][F::kWeights], const float (&factor)[MR],
+                                 const float (&decay)[MR], float* out, const NextBlock& next) {
+    F::template mix<MR>(s, values, tokens, weights, factor, decay, out, next);
+}
+
+// If a number leaves the range, products that are split are computed again without splitting them (products.hpp).
+template <class F, int MR>
+void score(const GroupStore& s, const std::byte* keys, int64_t tokens, const typename F::Query* queries,
+           float (&scores)[MR][kStep], const NextBlock& next) {
+    if constexpr (!F::kNeedsMode) {
+        F::template score<MR>(s, keys, tokens, queries, scores, next);
+    } else {
+        const FlushMode mode;
+        score_apart<F>(s, keys, tokens, queries, scores, next);
+        if constexpr (F::kSplits)
+            if (mode.passed_range()) score_apart<typename F::Unsplit>(s, keys, tokens, queries, scores, {});
+    }
+}
+
+template <class F, int MR>
+void mix(const GroupStore& s, const std::byte* values, int64_t tokens, const typename F::Weight (&weights)[MR][F::kWeights],
+         const float (&factor)[MR], const float (&decay)[MR], float* out, const NextBlock& next) {
+    if constexpr (!F::kFlushes) {
+        F::template mix<MR>(s, values, tokens, weights, factor, decay, out, next);
+    } else if constexpr (!F::kSplits) {
+        [[maybe_unused]] const FlushMode mode;
+        mix_apart<F>(s, values, tokens, weights, factor, decay, out, next);
+    } else {
+        float before[MR * (kMaxHead + kSide)];
+        const size_t bytes = static_cast<size_t>(MR * s.value_padded) * sizeof(float);
+        std::memcpy(before, out, bytes);
+        const FlushMode mode;
+        mix_apart<F>(s, values, tokens, weights, factor, decay, out, next);
+        if (!mode.passed_range()) return;
+        std::memcpy(out, before, bytes);
+        mix_apart<typename F::Unsplit>(s, values, tokens, weights, factor, decay, out, {});
+    }
+}
+
 // Process one tile of a head over one step.
 template <class F, int MR>
 void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, const NextBlock& next) {
@@ -184,12 +232,12 @@ void tile_step(const Item<F>& it, int64_t head, int64_t tile, int64_t step, cons
     const int64_t tokens = least(kStep, sights[MR - 1].high + 1);
     const bool whole = sights[0].high >= kStep - 1 && sights[MR - 1].low <= 0;
     if (!whole) std::memset(scores, 0, sizeof scores);  // scores after the last visible key must be numbers
-    F::template score<MR>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, next);
+    score<F>(it.s, block.keys, tokens, it.queries_of(head, tile), scores, next);
     float *maximum = it.scratch.maximum + state, *total = it.scratch.total + state;
     whole ? weigh_rows<true>(scores, it.a.scale, sights, maximum, total, decay)
           : weigh_rows<false>(scores, it.a.scale, sights, maximum, total, decay);
     for (int r = 0; r < MR; ++r) factor[r] = F::pack_weights(it.s, block.values, scores[r], packed[r]);
-    F::template mix<MR>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, next);
+    mix<F>(it.s, block.values, tokens, packed, factor, decay, it.scratch.out + state * it.s.value_padded, next);
 }
 
 template <class F>

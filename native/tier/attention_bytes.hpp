@@ -16,6 +16,8 @@ struct ByteAttention {
     static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
     static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums per output
 
+    static constexpr bool kFlushes = false, kNeedsMode = false, kSplits = false;
+
     static int64_t query_words(const GroupStore& s) { return s.key_padded / 4 + 2; }
 
     static void pack_query(const GroupStore& s, const float* q, int64_t height, Query* out) {
@@ -128,7 +130,7 @@ struct ByteAttention {
             for (int v = 0; v < NV; ++v) {
                 float* to = out + r * s.value_padded + v * kLanes;
                 const vf sum = __builtin_convertvector((upper[r][v] << 7) + lower[r][v], vf);
-                store(to, multiply_add(sum, spread(factor[r]), load<vf>(to) * spread(decay[r])));
+                store(to, fused(sum, spread(factor[r]), load<vf>(to) * spread(decay[r])));
             }
     }
 };

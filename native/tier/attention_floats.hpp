@@ -16,6 +16,8 @@ struct FloatAttention {
     using Weight = typename P::X;
     static constexpr int kWeights = static_cast<int>(kStep) / P::kDepth;
     static constexpr int kRows = kProductRows;  // of a tile
+    static constexpr bool kFlushes = P::kFlushes, kNeedsMode = P::kNeedsMode, kSplits = P::kSplits;
+    using Unsplit = FloatAttention<typename P::Unsplit>;
     template <int MR>
     static constexpr int kVectors = product_vectors(MR);
 
@@ -69,20 +71,22 @@ struct FloatAttention {
         }
     }
 
+    static vf decayed(vf out, vf decay) { return kFlushes ? multiply_flushed(out, decay) : out * decay; }
+
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,
                          const Weight (&weights)[MR][kWeights], const float (&decay)[MR], float* out, const NextBlock& next) {
         const int64_t padded = s.value_padded, whole = tokens / P::kDepth;
         vf total[MR][NV];
         for (int r = 0; r < MR; ++r)
-            for (int v = 0; v < NV; ++v) total[r][v] = load<vf>(out + r * padded + v * kLanes) * spread(decay[r]);
+            for (int v = 0; v < NV; ++v) total[r][v] = decayed(load<vf>(out + r * padded + v * kLanes), spread(decay[r]));
         accumulate<P, MR, NV, 1, kWeights>(total, values, stride, weights[0], whole, next.values(values, stride, P::kDepth));
         if constexpr (P::kDepth > 1)
             if (whole * P::kDepth < tokens)  // the other half of the last word is an unwritten token
                 for (int v = 0; v < NV; ++v) {
                     const auto weight = P::first_only(values + whole * stride + SideBySide<P>::at(v));
                     for (int r = 0; r < MR; ++r)
-                        total[r][v] = P::step(total[r][v], weight, P::spread_x(&weights[r][whole], 0));
+                        total[r][v] = P::step(total[r][v], weight, P::spread_first(&weights[r][whole]));
                 }
         for (int r = 0; r < MR; ++r)
             for (int v = 0; v < NV; ++v) store(out + r * padded + v * kLanes, total[r][v]);

@@ -95,7 +95,7 @@ struct Int8 {
 #endif
 };
 
-// P::add(sum, weights, spread_word(*input)), like multiply_add_each.
+// P::add(sum, weights, spread_word(*input)), like fused_each.
 template <class P>
 inline Sums add_each(Sums sum, Sums weights, const uint32_t* input) {
 #if defined(FERRUM_SPREADS)

@@ -21,6 +21,7 @@ namespace ferrum::FERRUM_TIER {
 template <class P, int GROUP, bool ZERO>
 struct GroupTiles {
     using X = uint32_t;
+    static constexpr bool kNeedsMode = false;
     static constexpr Grouping kGrouping = groups_of(GROUP, P::kNibbles, ZERO);
     static constexpr int kRows = P::kRows;
     static constexpr int vectors(int rows) { return group_vectors(rows); }

@@ -1,4 +1,4 @@
-// Elementary functions on vectors: the polynomials of kernels/reference/reference_math.py, fused if the tier fuses.
+// Elementary functions on vectors, as docs/numerics.md specifies them.
 #pragma once
 
 #include "simd.hpp"
@@ -20,7 +20,7 @@ inline vu nearest_bits(vf x) { return (vu)(x + spread(kWhole)); }
 inline vf polynomial(vf r, const float (&c)[8]) {
     vf total = spread(c[0]);
 #pragma GCC unroll 7
-    for (int i = 1; i < 8; ++i) total = multiply_add(total, r, spread(c[i]));
+    for (int i = 1; i < 8; ++i) total = fused(total, r, spread(c[i]));
     return total;
 }
 
@@ -47,7 +47,7 @@ inline vf exp(vf x) {
     const vf bounded = within(-88.0f, 88.3f, x);
     const vu bits = nearest_bits(bounded * spread(1.4426950408889634f));
     const vf n = (vf)bits - spread(kWhole);
-    const vf r = multiply_add(n, spread(-1.4286068203094172e-06f), multiply_add(n, spread(-0.693145751953125f), bounded));
+    const vf r = fused(n, spread(-1.4286068203094172e-06f), fused(n, spread(-0.693145751953125f), bounded));
     return polynomial(r, kExp) * power_of_two(bits);
 }
 

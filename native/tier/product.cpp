@@ -61,6 +61,27 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte*
     return Fetch::part(next + first * 64, end - first, ceil_divide(kPace, places), places <= kFewPlaces);
 }
 
+// The sums of a tile as a function of its own, so that they stay inside a FlushMode.
+template <class T, int MR, int NV>
+[[gnu::noinline]] void multiply_apart(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
+                                      int64_t depth, const Fetch& fetch) {
+    T::multiply(total, panel, vector, x, depth, fetch);
+}
+
+template <class T, int MR, int NV>
+inline void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x, int64_t depth,
+                     const Fetch& fetch) {
+    if constexpr (!T::kNeedsMode) {
+        T::multiply(total, panel, vector, x, depth, fetch);
+    } else {
+        const FlushMode mode;
+        multiply_apart<T>(total, panel, vector, x, depth, fetch);
+        if constexpr (T::kSplits)
+            if (mode.passed_range())
+                multiply_apart<typename T::Unsplit>(total, panel, vector, x, depth, {});
+    }
+}
+
 template <class T, int MR>
 void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, const Tile& tile) {
     constexpr int kVectors = T::vectors(MR), kWays = kPanelVectors / kVectors;
@@ -72,11 +93,11 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
     for (int way = 0; way < kWays; ++way) {
         const int vector = way * kVectors;
         vf total[MR][kVectors];
-        T::multiply(total, weight, vector, x, a.depth,
+        multiply<T>(total, weight, vector, x, a.depth,
                     fetch_of<T, kWays>(a, tile, way, weight, up != nullptr ? up : next.weight, next.weight));
         if (up != nullptr) {
             vf other[MR][kVectors];
-            T::multiply(other, up, vector, x, a.depth, fetch_of<T, kWays>(a, tile, way, up, next.weight, next.up));
+            multiply<T>(other, up, vector, x, a.depth, fetch_of<T, kWays>(a, tile, way, up, next.weight, next.up));
             for (int r = 0; r < MR; ++r)
                 for (int v = 0; v < kVectors; ++v) total[r][v] = silu(total[r][v]) * other[r][v];
         }

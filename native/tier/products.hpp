@@ -6,12 +6,20 @@
 // several parts: all accumulators take one part before the next, whose factors then need no registers.
 #pragma once
 
+#include "flush.hpp"
 #include "math.hpp"
 
 namespace ferrum::FERRUM_TIER {
 
+// What a format says of numbers below 2^-126: kFlushes, they count as zeros; kNeedsMode, the processor does so only in a
+// FlushMode; kSplits, see Bf16Pairs.
+struct Unflushed {
+    static constexpr bool kFlushes = false, kNeedsMode = false, kSplits = false;
+    using Unsplit = void;
+};
+
 // f32: a word is one k.
-struct F32 {
+struct F32 : Unflushed {
     static constexpr int kDepth = 1, kParts = 1;
     static constexpr int64_t kPanelStep = kPanel * 4;  // bytes per step of a panel
     static constexpr int64_t kItem = 4;
@@ -20,25 +28,26 @@ struct F32 {
 
     static W weight(const std::byte* at, int) { return load<vf>(at); }
     static vf spread_x(const X* x, int) { return spread(*x); }
-    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
-    static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
+    static vf step(vf total, W w, vf x) { return fused(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int) { return fused_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
 };
 
-// bf16: a word is the pair (k, k + 1).
+// bf16: a word is the pair (k, k + 1). The term of k + 1 is added first, as the instruction of AVX-512 does.
+#if defined(__AVX512BF16__)
 struct Bf16 {
-    static constexpr int kDepth = 2;
+    static constexpr int kDepth = 2, kParts = 1;
+    static constexpr bool kFlushes = true, kNeedsMode = false, kSplits = false;
+    using Unsplit = void;
     static constexpr int64_t kPanelStep = kPanel * 4;
     static constexpr int64_t kItem = 2;
-
-#if defined(__AVX512BF16__)
-    static constexpr int kParts = 1;
     using X = uint32_t;
     using W = vi;
 
     static W weight(const std::byte* at, int) { return load<vi>(at); }
     static W first_only(const std::byte* at) { return load<vi>(at) & 0xffff; }
     static vi spread_x(const X* x, int) { return spread(static_cast<int32_t>(*x)); }
+    static vi spread_first(const X* x) { return spread_x(x, 0); }
     static vf step(vf total, W w, vi x) { return _mm512_dpbf16_ps(total, (__m512bh)w, (__m512bh)x); }
     static vf step_each(vf total, W w, const X* x, int) {
 #if defined(FERRUM_SPREADS)
@@ -50,28 +59,51 @@ struct Bf16 {
     }
     // The instruction flushes numbers below 2^-126 to 0, as the product does.
     static void pack(vf x, X* out) { store(out, (__m256i)_mm512_cvtneps_pbh(x)); }
+};
 #else
-    // Without bf16 arithmetic a pair is two f32 terms, each exact before the addition.
-    static constexpr int kParts = 2;
-    struct X {
-        float part[kParts];
-    };
+// The inputs k and k + 1.
+struct Bf16Pair {
+    float input[2];
+};
+
+// Without bf16 arithmetic a pair is two f32 terms. Products of bf16 are exact in f32 unless they leave its range, so a
+// product and a sum (SPLIT) have fused bits, and a tile in which a number left the range is computed again without.
+template <bool SPLIT>
+struct Bf16Pairs {
+    static constexpr int kDepth = 2, kParts = 2;
+    static constexpr bool kFlushes = true, kNeedsMode = kHasFlushMode, kSplits = SPLIT;
+    using Unsplit = Bf16Pairs<false>;
+    static constexpr int64_t kPanelStep = kPanel * 4;
+    static constexpr int64_t kItem = 2;
+    using X = Bf16Pair;
     using W = vf;
 
     static W weight(const std::byte* at, int part) {
         const vi pair = load<vi>(at);
-        return (vf)(part == 0 ? pair << 16 : pair & static_cast<int32_t>(0xffff0000));
+        return (vf)(part == 0 ? pair & static_cast<int32_t>(0xffff0000) : pair << 16);
     }
-    static W first_only(const std::byte* at) { return weight(at, 0); }
-    static vf spread_x(const X* x, int part) { return spread(x->part[part]); }
-    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
-    static vf step_each(vf total, W w, const X* x, int part) { return multiply_add_each(w, &x->part[part], total); }
-    static void pack(vf x, X* out) { store(out, upper_bf16(x) & 0xffff0000u); }
+    static W first_only(const std::byte* at) { return weight(at, 1); }
+    static vf spread_x(const X* x, int part) { return spread(x->input[1 - part]); }
+    static vf spread_first(const X* x) { return spread(x->input[0]); }
+    static vf step(vf total, W w, vf x) { return SPLIT ? w * x + total : fused_flushed(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int part) {
+#if defined(FERRUM_SPREADS)
+        return fused_each(w, &x->input[1 - part], total);
+#else
+        return step(total, w, spread_x(x, part));
 #endif
+    }
+    static void pack(vf x, X* out) {
+        const vi counts = ((vi)x & 0x7f800000) != 0;  // subnormals count as zeros before they are rounded
+        store(out, upper_bf16(x) & 0xffff0000u & (vu)(counts | static_cast<int32_t>(0x80000000)));
+    }
 };
 
+using Bf16 = Bf16Pairs<kHasFlushMode && !kFuses>;
+#endif
+
 // f16: a panel's step is 32 outputs of one k in halves; products are of f32, inputs as they are (they may pass 65504).
-struct F16 {
+struct F16 : Unflushed {
     static constexpr int kDepth = 1, kParts = 1;
     static constexpr int64_t kPanelStep = kPanel * 2;
     static constexpr int64_t kItem = 2;
@@ -80,8 +112,8 @@ struct F16 {
 
     static W weight(const std::byte* at, int) { return widen_halves(at); }
     static vf spread_x(const X* x, int) { return spread(*x); }
-    static vf step(vf total, W w, vf x) { return multiply_add(w, x, total); }
-    static vf step_each(vf total, W w, const X* x, int) { return multiply_add_each(w, x, total); }
+    static vf step(vf total, W w, vf x) { return fused(w, x, total); }
+    static vf step_each(vf total, W w, const X* x, int) { return fused_each(w, x, total); }
     static void pack(vf x, X* out) { store(out, x); }
 };
 

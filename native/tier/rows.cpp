@@ -6,24 +6,27 @@ namespace ferrum::FERRUM_TIER {
 
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps) of a row; `load` returns the lanes from an index on, given how many are left. Four running
-// sums hide their latencies.
+// 1 / sqrt(mean(x^2) + eps) of a row; `load` returns the lanes from an index on, given how many are left. The running
+// sums of four virtual vectors hide their latencies.
 template <class Load>
 float inverse_rms(int64_t columns, float eps, Load load) {
-    vf sums[4] = {};
+    constexpr int kSums = 4 * kVirtual;
+    vf sums[kSums] = {};
     const auto add = [&](int part, int64_t i, int64_t left) {
         const vf x = load(i, left);
-        sums[part] = multiply_add(x, x, sums[part]);
+        sums[part] = fused(x, x, sums[part]);
     };
     int64_t i = 0;
-    for (; i + 4 * kLanes <= columns; i += 4 * kLanes)
-#pragma GCC unroll 4
-        for (int part = 0; part < 4; ++part) add(part, i + part * kLanes, kLanes);
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; ++part, i += kLanes)
+    for (; i + kSums * kLanes <= columns; i += kSums * kLanes)
+#pragma GCC unroll 8
+        for (int part = 0; part < kSums; ++part) add(part, i + part * kLanes, kLanes);
+#pragma GCC unroll 8
+    for (int part = 0; part < kSums; ++part, i += kLanes)
         if (i < columns) add(part, i, columns - i);
-    const float mean = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / static_cast<float>(columns);
-    return 1.0f / __builtin_sqrtf(mean + eps);
+    vf total[kVirtual];
+    for (int v = 0; v < kVirtual; ++v)
+        total[v] = (sums[v] + sums[kVirtual + v]) + (sums[2 * kVirtual + v] + sums[3 * kVirtual + v]);
+    return 1.0f / __builtin_sqrtf(sum_lanes(total) / static_cast<float>(columns) + eps);
 }
 
 float inverse_rms(const float* x, int64_t columns, float eps) {
@@ -43,8 +46,8 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t pairs) {
         const int64_t left = pairs - i;
         const vf cosine = load_part(cosines + i, left), sine = load_part(sines + i, left);
         const vf low = load_part(x + i, left), high = load_part(x + pairs + i, left);
-        store_part(x + i, low * cosine - high * sine, left);
-        store_part(x + pairs + i, high * cosine + low * sine, left);
+        store_part(x + i, fused(low, cosine, -(high * sine)), left);
+        store_part(x + pairs + i, fused(high, cosine, low * sine), left);
     }
 }
 

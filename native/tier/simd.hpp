@@ -14,6 +14,11 @@
 
 #include "kernel_table.hpp"
 
+// Whether the compiler has an instruction for a fused multiply-add.
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)
+#define FERRUM_FUSES
+#endif
+
 namespace ferrum::FERRUM_TIER {
 
 #if defined(__AVX512VNNI__)
@@ -36,6 +41,11 @@ constexpr int product_vectors(int rows) { return rows <= (kLanes == 16 ? 6 : 3) 
 constexpr int kGroupRows = kLanes == 16 ? 6 : 4;
 constexpr int group_vectors(int rows) { return kLanes <= 8 && rows <= 2 ? 4 : 2; }
 constexpr int kPartSums = kLanes == 16 ? 12 : 4;  // up to this, the sums of a group and of a block are in registers together
+#if defined(FERRUM_FUSES)
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = false;
+#endif
 constexpr int kPanelVectors = static_cast<int>(kPanel) / kLanes;
 constexpr int kStepVectors = static_cast<int>(kStep) / kLanes;
 
@@ -82,34 +92,41 @@ inline vi lane_index() {
     return v;
 }
 
-// a * b + c, fused if the tier has it. The portable tier rounds twice, as the numpy reference.
-inline vf multiply_add(vf a, vf b, vf c) {
+#if !defined(__AVX2__)
+using vdouble = double __attribute__((vector_size(8 * kLanes)));
+
+// a * b + c in double, rounded to odd: away from the middle between two floats, so that rounding it again equals one
+// rounding (Boldo and Melquiond 2008). The product is exact.
+inline vdouble odd_sum(vf a, vf b, vf c) {
+    using vl = uint64_t __attribute__((vector_size(8 * kLanes)));
+    const vdouble product = __builtin_convertvector(a, vdouble) * __builtin_convertvector(b, vdouble);
+    const vdouble addend = __builtin_convertvector(c, vdouble), sum = product + addend, added = sum - product;
+    const vdouble error = (product - (sum - added)) + (addend - added);
+    const vl inexact = (vl)((error < 0) | (error > 0)), even = ((vl)sum & 1) - 1;
+    const vl onward = 1 - 2 * (((vl)error ^ (vl)sum) >> 63);  // towards the exact sum
+    return (vdouble)((vl)sum + (inexact & even & onward));
+}
+#endif
+
+// a * b + c with one rounding, in every tier.
+inline vf fused(vf a, vf b, vf c) {
 #if defined(__AVX512VNNI__)
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
-// a * b + c with one rounding, in every tier.
-inline vf fused(vf a, vf b, vf c) {
-#if defined(__AVX2__)
-    return multiply_add(a, b, c);
-#elif defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__riscv_flen)  // the compiler has an instruction
+#elif defined(FERRUM_FUSES)
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
 #else
-    // The product is exact in double. An inexact sum is made odd, away from the middle between two floats, so that
-    // rounding it again equals one rounding (Boldo and Melquiond 2008).
-    using vd = double __attribute__((vector_size(8 * kLanes)));
-    using vl = uint64_t __attribute__((vector_size(8 * kLanes)));
-    const vd product = __builtin_convertvector(a, vd) * __builtin_convertvector(b, vd), addend = __builtin_convertvector(c, vd);
-    const vd sum = product + addend, added = sum - product, error = (product - (sum - added)) + (addend - added);
-    const vl inexact = (vl)((error < 0) | (error > 0)), even = ((vl)sum & 1) - 1;
-    const vl onward = 1 - 2 * (((vl)error ^ (vl)sum) >> 63);  // towards the exact sum
-    return __builtin_convertvector((vd)((vl)sum + (inexact & even & onward)), vf);
+    return __builtin_convertvector(odd_sum(a, b, c), vf);
+#endif
+}
+
+inline float fused(float a, float b, float c) {
+#if defined(FERRUM_FUSES)
+    return __builtin_fmaf(a, b, c);
+#else
+    return fused(spread(a), spread(b), spread(c))[0];
 #endif
 }
 
@@ -125,13 +142,13 @@ inline void stay_in_memory(Array& array) {
 #define FERRUM_SPREADS
 #endif
 
-// multiply_add(a, spread(*b), c), in one instruction if possible.
-inline vf multiply_add_each(vf a, const float* b, vf c) {
+// fused(a, spread(*b), c), in one instruction if possible.
+inline vf fused_each(vf a, const float* b, vf c) {
 #if defined(FERRUM_SPREADS)
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(*b));
     return c;
 #else
-    return multiply_add(a, spread(*b), c);
+    return fused(a, spread(*b), c);
 #endif
 }
 
@@ -178,14 +195,24 @@ inline vu multiply_high(vu a, uint32_t by) {
 #endif
 }
 
-// Lanes are reduced in halves, upper onto lower: one order for all callers.
-inline float sum_lanes(vf v) {
+// A sum over numbers has the order of 16 lanes in every tier: a virtual vector is kVirtual vectors.
+constexpr int kVirtualLanes = 16, kVirtual = kVirtualLanes / kLanes;
+
+// Add the lanes of a virtual vector in halves, upper onto lower.
+inline float sum_lanes(const vf (&v)[kVirtual]) {
+#if defined(__AVX2__)
 #if defined(__AVX512VNNI__)
-    return _mm512_reduce_add_ps(v);
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
 #else
-    float x[kLanes];
-    store(x, v);
-    for (int half = kLanes / 2; half > 0; half /= 2)
+    const __m256 eight = _mm256_add_ps(v[0], v[1]);
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+    float x[kVirtualLanes];
+    std::memcpy(x, v, sizeof x);
+    for (int half = kVirtualLanes / 2; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) x[i] += x[i + half];
     return x[0];
 #endif

@@ -48,13 +48,15 @@ inline float scale_scores(float* scores, float scale, Sight sight, float maximum
 // Turn a row's scaled scores into its weights, 0 for masked keys; returns their sum.
 template <bool WHOLE>
 inline float weigh(float* scores, float maximum, Sight sight) {
-    vf sum{};
-    for (int v = 0; v < kStepVectors; ++v) {
-        vf weight = exp2(load<vf>(scores + v * kLanes) - spread(maximum));
-        if (!WHOLE) weight = sight.of(v) ? weight : vf{};
-        store(scores + v * kLanes, weight);
-        sum += weight;
-    }
+    vf sum[kVirtual] = {};
+    for (int first = 0; first < kStepVectors; first += kVirtual)
+        for (int i = 0; i < kVirtual; ++i) {
+            const int v = first + i;
+            vf weight = exp2(load<vf>(scores + v * kLanes) - spread(maximum));
+            if (!WHOLE) weight = sight.of(v) ? weight : vf{};
+            store(scores + v * kLanes, weight);
+            sum[i] += weight;
+        }
     return sum_lanes(sum);
 }
 
@@ -73,7 +75,7 @@ inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&si
     store(change, exp2(load<vf>(change)));
     for (int r = 0; r < MR; ++r) {
         decay[r] = change[r];
-        total[r] = total[r] * decay[r] + weigh<WHOLE>(scores[r], maximum[r], sights[r]);
+        total[r] = fused(total[r], decay[r], weigh<WHOLE>(scores[r], maximum[r], sights[r]));
     }
 }
 

@@ -56,6 +56,8 @@ inline TileRows tile_rows(int64_t tile, int64_t tiles, int64_t rows) {
 template <class P>
 struct FloatTiles {
     using X = typename P::X;
+    static constexpr bool kNeedsMode = P::kNeedsMode, kSplits = P::kSplits;
+    using Unsplit = FloatTiles<typename P::Unsplit>;
     static constexpr int kRows = kProductRows;
     static constexpr int vectors(int rows) { return product_vectors(rows) < kPanelVectors ? product_vectors(rows) : kPanelVectors; }
 

@@ -1,0 +1,60 @@
+// The arithmetic of bfloat16 pairs: sums are fused, and numbers below 2^-126 count as zeros, as arguments and as
+// results. Whether a result is that small is decided after rounding it to 24 bits with any exponent. AVX-512 has an
+// instruction for it; other x86 tiers set the processor to flush, which does the same.
+#pragma once
+
+#include "simd.hpp"
+
+namespace ferrum::FERRUM_TIER {
+
+#if defined(__x86_64__)
+
+constexpr bool kHasFlushMode = true;
+
+// The mode of this thread for the lifetime of the object; then that of float_mode.hpp, which threads of the team have.
+// Compilers move arithmetic across the change, so the arithmetic belongs into functions that are not inlined.
+class FlushMode {
+public:
+    FlushMode() { set(0x9fc0); }
+    ~FlushMode() { set(0x1f80); }
+    FlushMode(const FlushMode&) = delete;
+    FlushMode& operator=(const FlushMode&) = delete;
+
+    // Whether a result so far was too small or too large.
+    bool passed_range() const {
+        uint32_t word;
+        asm volatile("stmxcsr %0" : "=m"(word) : : "memory");
+        return (word & 0x18) != 0;
+    }
+
+private:
+    static void set(uint32_t word) { asm volatile("ldmxcsr %0" : : "m"(word) : "memory"); }
+};
+
+inline vf fused_flushed(vf a, vf b, vf c) { return fused(a, b, c); }
+inline vf multiply_flushed(vf a, vf b) { return a * b; }
+
+#else
+
+constexpr bool kHasFlushMode = false;
+
+class FlushMode {
+public:
+    bool passed_range() const { return false; }
+};
+
+inline vf without_subnormals(vf x) { return ((vi)x & 0x7f800000) != 0 ? x : (vf)((vu)x & 0x80000000u); }
+
+// a * b + c by the rule above. All is exact in double but the sum, which is rounded to odd (see fused).
+inline vf fused_flushed(vf a, vf b, vf c) {
+    using vl = uint64_t __attribute__((vector_size(8 * kLanes)));
+    const vdouble sum = odd_sum(without_subnormals(a), without_subnormals(b), without_subnormals(c));
+    const vl size = (vl)sum & 0x7fffffffffffffffu;
+    const vl tiny = (vl)((vdouble)size < 0x1p-126 - 0x1p-151);
+    return __builtin_convertvector((vdouble)((vl)sum & (~tiny | 0x8000000000000000u)), vf);
+}
+inline vf multiply_flushed(vf a, vf b) { return fused_flushed(a, b, -vf{}); }
+
+#endif
+
+}  // namespace ferrum::FERRUM_TIER
