@@ -21,7 +21,7 @@ from ferrum.kernels.op_spec import Extent, Kind, OpSpec, Pool, Value, as_tuple, 
 from ferrum.kernels.program_recorder import record
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.quant.dense import DenseWeight
-from native_twin import TIERS, group_of, normal, require_native, shape_of, tables_of
+from native_twin import TIERS, group_of, normal, require_native, same_bits, shape_of, tables_of
 from toy_backend import ToyKernels
 
 HEADS, DIM, VOCABULARY = 4, 16, 50
@@ -110,7 +110,7 @@ def test_every_operation_has_a_case_and_no_other() -> None:
 def test_an_operation_equals_the_reference(backend: str, name: str) -> None:
     ours, theirs = outcome(BACKENDS[backend](), name), outcome(ReferenceKernels(), name)
     for array, expected in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(array, expected, rtol=0 if backend == "toy" else 2e-4, atol=1e-5)
+        same_bits(array, expected)
 
 
 def test_kinds_of_operands_follow_from_the_signature() -> None:
@@ -182,7 +182,7 @@ def test_a_new_operation_is_one_declaration_and_a_method_for_each_backend(monkey
         results.append([each.host(array) for array in eager])
     for found in results[1:]:
         for array, expected in zip(found, results[0], strict=True):
-            np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5)
+            same_bits(array, expected)
 
 
 def test_the_interpreter_refuses_results_that_differ_from_the_declaration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,10 +36,19 @@ def wild(rng, rows, inputs) -> np.ndarray:
     return x
 
 
-def bound(x: np.ndarray, weight: DenseWeight) -> np.ndarray:
-    """Return how much two orders of summing K terms may differ: K ulp of the magnitudes (Higham 2002, section 4.2).
+EXPONENTS = {"normal": (0, 0), "large": (62, 64), "small": (-62, -64)}
+"""Binary exponents of inputs and weights, by the name of a size; float16 weights have exponents from -14 to 0."""
 
-    bfloat16 pairs are summed in hardware, subnormal terms flushed: within the same bound. Inputs round alike.
-    """
-    magnitudes = np.abs(x).astype(np.float64) @ np.abs(weight.dequantize()).astype(np.float64).T
-    return magnitudes * weight.shape[1] * 2.0**-23 + 1e-30
+
+def extreme(rng, rows, inputs, outputs, dtype, size) -> tuple[np.ndarray, DenseWeight]:
+    """Return rows and a matrix with products of one magnitude: pairs that cancel, pairs that repeat, zeros."""
+    left, right = EXPONENTS[size]
+    if dtype == np.float16:
+        left, right = (left + right - 3, 0) if size == "large" else (left + right + 10, -10)
+    x, w = normal(rng, rows, inputs), normal(rng, outputs, inputs)
+    x = np.ldexp(x, left).astype(np.float32)
+    w = np.ldexp(w, right + rng.integers(-3, 3, (outputs, 1))).astype(dtype)
+    w[::5, 1::2] = -w[::5, ::2]  # pairs that cancel
+    x[:, 1::2][:, ::3] = x[:, ::2][:, ::3]
+    w[3::7, ::4] = 0
+    return x, DenseWeight(w)
