@@ -1,12 +1,16 @@
-// Conformance test without Python: every case of a vector file on every tier of this machine, with one and two threads.
+// Conformance test without Python: every case of a vector file on every tier of this machine, with one and two threads; or
+// the tiers compared with each other (agreement.hpp), every STRIDE-th number of rows.
 //
 //     conformance VECTORS
+//     conformance --tiers STRIDE
 //
 // Prints a line per tier and per failing case; exits with 1 if a case fails.
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 
+#include "agreement.hpp"
 #include "attention.hpp"
 #include "checks.hpp"
 #include "format_names.hpp"
@@ -178,7 +182,9 @@ int failures(const std::vector<Case>& cases, const std::string& tier_name, int t
 }  // namespace ferrum
 
 int main(int argc, char** argv) {
-    if (argc != 2) return std::fprintf(stderr, "usage: conformance VECTORS\n"), 2;
+    if (argc == 3 && std::string(argv[1]) == "--tiers" && std::atoi(argv[2]) > 0)
+        return ferrum::disagreements(std::atoi(argv[2])) == 0 ? 0 : 1;
+    if (argc != 2) return std::fprintf(stderr, "usage: conformance VECTORS | --tiers STRIDE\n"), 2;
     std::ifstream file(argv[1], std::ios::binary);
     const std::vector<ferrum::Case> cases = ferrum::read_cases(file);
     int failed = 0;

@@ -1,0 +1,239 @@
+#include "agreement.hpp"
+
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "attention.hpp"
+#include "format_names.hpp"
+#include "numbers.hpp"
+#include "operations.hpp"
+#include "sampler.hpp"
+
+namespace ferrum {
+
+namespace {
+
+constexpr int64_t kRowsMost = 600;
+
+// The results of a case: numbers as bits, every NaN as one NaN, and bytes.
+struct Outcome {
+    std::vector<uint32_t> numbers;
+    std::vector<uint8_t> bytes;
+
+    void add(const std::vector<float>& values) {
+        for (const float value : values) {
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            numbers.push_back((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : bits);
+        }
+    }
+    void add_whole(const std::vector<int64_t>& values) {
+        for (const int64_t value : values) numbers.push_back(static_cast<uint32_t>(value));
+    }
+    bool operator==(const Outcome& other) const { return numbers == other.numbers && bytes == other.bytes; }
+};
+
+// A case by its size and seed; what it returns may not depend on the tier.
+using Case = std::function<Outcome(Runtime&, int64_t size, uint64_t seed)>;
+
+void run(Runtime& runtime, std::shared_ptr<Operation> operation) { run_all(runtime, {std::move(operation)}); }
+
+Style style_of(uint64_t seed) { return kStyles[seed % 4]; }
+
+// A matrix of the format's elements, which may be 16 bits of a float32 or of a float16.
+std::vector<std::byte> elements(Format format, const std::vector<float>& values) {
+    const bool half = format == Format::bf16 || format == Format::f16;
+    std::vector<std::byte> all(values.size() * (half ? 2 : 4));
+    for (size_t i = 0; i < values.size(); ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, &values[i], sizeof bits);
+        const auto upper = static_cast<uint16_t>(bits >> 16);
+        half ? std::memcpy(&all[i * 2], &upper, 2) : std::memcpy(&all[i * 4], &bits, 4);
+    }
+    return all;
+}
+
+WeightPointer weight_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, const std::vector<float>& values,
+                        Outcome& outcome) {
+    const int64_t panels = panel_count(outputs), bytes = panels * panel_bytes(format, inputs);
+    const std::shared_ptr<std::byte> memory = runtime.heap.take(bytes);
+    const bool integers = format > Format::f16;
+    const std::vector<std::byte> from = elements(integers ? Format::f32 : format, values);
+    const MatrixArgs matrix{integers ? Format::f32 : format, from.data(), outputs, inputs};
+    if (integers)
+        runtime.kernels.quantize(matrix, format, 0, panels, memory.get());
+    else
+        runtime.kernels.pack_panels(matrix, 0, panels, memory.get());
+    const auto* packed = reinterpret_cast<const uint8_t*>(memory.get());
+    outcome.bytes.insert(outcome.bytes.end(), packed, packed + bytes);
+    return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);
+}
+
+Outcome linear(Runtime& runtime, Format format, int64_t rows, uint64_t seed) {
+    Outcome outcome;
+    Numbers numbers(seed);
+    const int64_t outputs = 37, inputs = 1 + numbers.below(150);
+    // Integer formats refuse weights that are not finite.
+    const Style style = style_of(seed), of_weight = format > Format::f16 ? Style::plain : style;
+    const auto weight = weight_of(runtime, format, outputs, inputs, numbers.floats(outputs * inputs, of_weight), outcome);
+    const auto up = weight_of(runtime, format, outputs, inputs, numbers.floats(outputs * inputs, of_weight), outcome);
+    std::vector<float> x = numbers.floats(rows * inputs, style), bias = numbers.floats(outputs, style);
+    std::vector<float> y(static_cast<size_t>(rows * outputs)), gated(y.size());
+    const std::vector<Product> products{{weight, nullptr, bias.data(), y.data()}, {weight, up, nullptr, gated.data()}};
+    run(runtime, std::make_shared<Linear>(runtime, Rows{x.data(), rows}, products, rows));
+    outcome.add(y);
+    outcome.add(gated);
+    return outcome;
+}
+
+Outcome norm(Runtime& runtime, int64_t columns, uint64_t seed) {
+    Outcome outcome;
+    Numbers numbers(seed);
+    const int64_t rows = 3;
+    const Style style = style_of(seed);
+    const auto x = numbers.floats(rows * columns, style), delta = numbers.floats(rows * columns, style);
+    const auto weight = numbers.floats(columns, style);
+    std::vector<float> y(x.size()), total(x.size());
+    const bool adds = seed % 8 < 4;
+    run(runtime, std::make_shared<Norm>(NormArgs{x.data(), adds ? delta.data() : nullptr, weight.data(), 1e-6f, columns,
+                                                 adds ? total.data() : nullptr, y.data()},
+                                        rows));
+    outcome.add(y);
+    outcome.add(total);
+    return outcome;
+}
+
+// A step with one span of some rows at the end of its sequence.
+void begin(Runtime& runtime, int64_t first, int64_t rows, int64_t pages) {
+    Step& step = runtime.step;
+    step.token_ids.assign(static_cast<size_t>(rows), 0);
+    step.positions.clear();
+    for (int64_t row = 0; row < rows; ++row) step.positions.push_back(static_cast<int32_t>(first + row));
+    step.span_rows = {0, static_cast<int32_t>(rows)};
+    step.row_span.assign(static_cast<size_t>(rows), 0);
+    step.pages.resize(1);
+    step.pages[0].clear();
+    for (int64_t page = 0; page < pages; ++page) step.pages[0].push_back(static_cast<int32_t>(pages - 1 - page));
+    step.strides = {pages};
+}
+
+// Store a sequence in two parts, and attend from the rows of the second.
+Outcome attention(Runtime& runtime, KvFormat format, int64_t rows, uint64_t seed) {
+    Outcome outcome;
+    Numbers numbers(seed);
+    constexpr int64_t kPageSizes[] = {16, 64, 5, 128}, kDims[] = {64, 20, 40, 128};
+    const int64_t page_size = kPageSizes[numbers.below(4)], dim = kDims[numbers.below(4)], kv_heads = 1 + numbers.below(2);
+    const int64_t heads = kv_heads * (1 + numbers.below(3)), before = numbers.below(200), all = before + rows;
+    const int64_t pages = all / page_size + 1, pairs = dim / 2 - numbers.below(2) * 4;
+    const Style style = style_of(seed);
+    runtime.pool.add({format, pages, page_size, 1, kv_heads, dim, dim});
+    const auto q = numbers.floats(all * heads * dim, style), k = numbers.floats(all * kv_heads * dim, style);
+    const auto v = numbers.floats(all * kv_heads * dim, style), scales = numbers.floats(dim, Style::plain);
+    const auto cosines = numbers.floats(all * pairs, Style::plain), sines = numbers.floats(all * pairs, Style::plain);
+    std::vector<float> turned(q.size());
+    RopeArgs rope{0, q.data(), k.data(), v.data(), turned.data(), heads, kv_heads, dim, pairs, cosines.data(), sines.data(),
+                  nullptr, nullptr, 1e-6f, nullptr, 0, {}};
+    if (seed % 8 < 4) rope.q_norm = rope.k_norm = scales.data();
+    begin(runtime, 0, all, pages);
+    run(runtime, std::make_shared<RopeStore>(rope, 0, kRows));
+    outcome.add(turned);
+    begin(runtime, before, rows, pages);
+    std::vector<float> out(static_cast<size_t>(rows * heads * dim));
+    const float scale = seed % 3 == 0 ? 1.0f : 24.0f;  // sharp weights have small parts
+    const int64_t window = numbers.below(3) == 0 ? 1 + numbers.below(100) : 0;
+    const AttentionArgs args{q.data() + before * heads * dim, out.data(), heads, kv_heads, dim, scale, window, nullptr, 0, {}};
+    run(runtime, std::make_shared<Attention>(runtime, args, 0));
+    outcome.add(out);
+    std::vector<uint8_t> page(static_cast<size_t>(runtime.pool.page_bytes(0)));
+    for (int64_t i = 0; i < pages && style != Style::wild; ++i) {  // NaN has many patterns
+        runtime.pool.read_page(0, i, page.data());
+        outcome.bytes.insert(outcome.bytes.end(), page.begin(), page.end());
+    }
+    return outcome;
+}
+
+Outcome sampling(Runtime& runtime, int64_t size, uint64_t seed) {
+    Outcome outcome;
+    Numbers numbers(seed);
+    const int64_t count = 1 + size * 3;
+    std::vector<float> logits = numbers.floats(count, seed % 4 == 3 ? Style::wild : Style::plain);
+    for (float& each : logits) each *= 20.0f;
+    Sampler sampler(runtime.kernels);
+    const DrawRules rules{0.5f + static_cast<float>(numbers.below(4)), numbers.below(2) * 40, seed % 2 == 0 ? 1.0 : 0.9,
+                          seed % 3 == 0 ? 0.05f : 0.0f};
+    outcome.add_whole({sampler.greedy(logits.data(), count), sampler.draw(logits.data(), count, rules, {numbers.word(), 7, 0})});
+    if (seed % 4 == 3) return outcome;
+    const Description found = sampler.describe(logits.data(), count, numbers.below(count), std::min<int64_t>(20, count));
+    outcome.add({found.greatest, found.log_total});
+    outcome.add_whole({found.rank, found.best.front(), found.best.back()});
+    return outcome;
+}
+
+Outcome others(Runtime& runtime, int64_t size, uint64_t seed) {
+    Outcome outcome;
+    Numbers numbers(seed);
+    const auto x = numbers.floats(size * 20, style_of(seed));
+    std::vector<float> exponentials(x.size());
+    runtime.kernels.exp_of(x.data(), size * 20, exponentials.data());
+    const auto bytes = static_cast<int64_t>(x.size() * sizeof(float)), pages = (bytes + kSumPage - 1) / kSumPage;
+    std::vector<uint64_t> sums(static_cast<size_t>(pages));
+    runtime.kernels.page_sums(reinterpret_cast<const std::byte*>(x.data()), bytes, 0, pages, sums.data());
+    for (const uint64_t sum : sums) outcome.add_whole({static_cast<int64_t>(sum), static_cast<int64_t>(sum >> 32)});
+    outcome.add_whole({static_cast<int64_t>(runtime.kernels.finite(x.data(), size * 20))});
+    if (style_of(seed) != Style::wild) outcome.add(exponentials);
+    return outcome;
+}
+
+struct Named {
+    std::string name;
+    Case run;
+};
+
+std::vector<Named> all_cases() {
+    std::vector<Named> cases;
+    for (const char* name : {"float32", "float16", "bfloat16", "int8_32", "int8_64", "int8_128", "int4_32", "int4_64", "int4_128",
+                             "int4_zero_32", "int4_zero_64", "int4_zero_128"})
+        cases.push_back({std::string("linear ") + name, [format = format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
+                             return linear(runtime, format, size, seed);
+                         }});
+    for (const char* name : {"float32", "bfloat16", "int8"})
+        cases.push_back({std::string("attention ") + name, [format = kv_format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
+                             return attention(runtime, format, size, seed);
+                         }});
+    cases.push_back({"norm", norm});
+    cases.push_back({"sampling", sampling});
+    cases.push_back({"others", others});
+    return cases;
+}
+
+Outcome outcome_of(const Named& of, const KernelTable& tier, int64_t size, uint64_t seed) {
+    Runtime runtime(tier.name, 1 + static_cast<int>(seed % 2));
+    return of.run(runtime, size, seed);
+}
+
+}  // namespace
+
+int disagreements(int stride) {
+    const std::vector<const KernelTable*> tiers = available_tiers();
+    int all = 0;
+    for (const Named& each : all_cases()) {
+        int differ = 0, cases = 0;
+        uint64_t seed = 0;
+        for (int64_t size = 1; size <= kRowsMost; size += stride, ++seed, ++cases) {
+            const Outcome expected = outcome_of(each, *tiers.back(), size, seed);
+            for (const KernelTable* tier : tiers) {
+                if (tier == tiers.back() || outcome_of(each, *tier, size, seed) == expected) continue;
+                if (differ++ < 8)
+                    std::printf("%s differs in %s: size %d, seed %d\n", each.name.c_str(), tier->name, static_cast<int>(size),
+                                static_cast<int>(seed));
+            }
+        }
+        std::printf("%s: %d cases, %d differ\n", each.name.c_str(), cases, differ);
+        std::fflush(stdout);
+        all += differ;
+    }
+    return all;
+}
+
+}  // namespace ferrum
