@@ -19,6 +19,7 @@
 #include "packing.hpp"
 #include "sampling.hpp"
 #include "probe.hpp"
+#include "rope_table.hpp"
 
 namespace nb = nanobind;
 
@@ -184,6 +185,15 @@ OperationPointer attention(Runtime& runtime, const In<float>& q, const Out<float
     return std::make_shared<Attention>(runtime, args, group);
 }
 
+// Fill rows of a rope table from the position `begin` on.
+void fill_rope(const In<float>& frequencies, double scaling, int64_t begin, const Out<float>& cosines, const Out<float>& sines) {
+    const auto pairs = static_cast<int64_t>(frequencies.size());
+    require(cosines.ndim() == 2 && static_cast<int64_t>(cosines.shape(1)) == pairs && sines.size() == cosines.size(),
+            "expected a cosine and a sine per frequency");
+    const int64_t end = begin + static_cast<int64_t>(cosines.shape(0));
+    rope_rows(frequencies.data(), pairs, scaling, begin, end, cosines.data(), sines.data());
+}
+
 OperationPointer gather(const In<float>& x, const Out<float>& out, int64_t columns, int64_t extent) {
     return std::make_shared<Gather>(x.data(), Rows{out.data(), extent}, columns);
 }
@@ -314,6 +324,7 @@ NB_MODULE(_native, module) {
     module.def("linear", &linear, nb::arg(), as_is, as_is, nb::arg(), nb::arg());
     module.def("rope_store", &rope_store, nb::arg(), as_is, as_is, as_is, as_is, nb::arg(), as_is_or_none, as_is_or_none,
                as_is_or_none, as_is_or_none, nb::arg(), nb::arg());
+    module.def("fill_rope", &fill_rope, as_is, nb::arg(), nb::arg(), as_is, as_is);
     module.def("attention", &attention, nb::arg(), as_is, as_is, nb::arg(), nb::arg(), nb::arg());
     module.def("gather", &gather, as_is, as_is, nb::arg(), nb::arg());
     module.def("finite", &finite_spans, as_is, as_is, nb::arg());

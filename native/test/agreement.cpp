@@ -1,5 +1,6 @@
 #include "agreement.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -126,10 +127,13 @@ Outcome attention(Runtime& runtime, KvFormat format, int64_t rows, uint64_t seed
     const int64_t page_size = kPageSizes[numbers.below(4)], dim = kDims[numbers.below(4)], kv_heads = 1 + numbers.below(2);
     const int64_t heads = kv_heads * (1 + numbers.below(3)), before = numbers.below(200), all = before + rows;
     const int64_t pages = all / page_size + 1, pairs = dim / 2 - numbers.below(2) * 4;
-    const Style style = style_of(seed);
+    const Style style = style_of(seed), of_value = style == Style::wild ? style : kStyles[numbers.below(3)];
     runtime.pool.add({format, pages, page_size, 1, kv_heads, dim, dim});
     const auto q = numbers.floats(all * heads * dim, style), k = numbers.floats(all * kv_heads * dim, style);
-    const auto v = numbers.floats(all * kv_heads * dim, style), scales = numbers.floats(dim, Style::plain);
+    auto v = numbers.floats(all * kv_heads * dim, of_value);
+    // A value that is not finite may reach rows of its span that do not see it, by the weight 0.
+    for (float& each : v) each = std::fabs(each) < 0x1p127f ? each : 0.0f;
+    const auto scales = numbers.floats(dim, Style::plain);
     const auto cosines = numbers.floats(all * pairs, Style::plain), sines = numbers.floats(all * pairs, Style::plain);
     std::vector<float> turned(q.size());
     RopeArgs rope{0, q.data(), k.data(), v.data(), turned.data(), heads, kv_heads, dim, pairs, cosines.data(), sines.data(),
@@ -140,7 +144,8 @@ Outcome attention(Runtime& runtime, KvFormat format, int64_t rows, uint64_t seed
     outcome.add(turned);
     begin(runtime, before, rows, pages);
     std::vector<float> out(static_cast<size_t>(rows * heads * dim));
-    const float scale = seed % 3 == 0 ? 1.0f : 24.0f;  // sharp weights have small parts
+    // Weights of a few tokens, and much smaller ones.
+    const float scale = style == Style::tiny ? 0x1p122f : style == Style::huge ? 0x1p-120f : seed % 3 == 0 ? 1.0f : 24.0f;
     const int64_t window = numbers.below(3) == 0 ? 1 + numbers.below(100) : 0;
     const AttentionArgs args{q.data() + before * heads * dim, out.data(), heads, kv_heads, dim, scale, window, nullptr, 0, {}};
     run(runtime, std::make_shared<Attention>(runtime, args, 0));

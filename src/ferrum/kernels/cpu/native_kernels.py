@@ -25,7 +25,6 @@ from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import row_counts
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
-from ferrum.kernels.reference.reference_rope import rope_rows
 from ferrum.kernels.services import PageSums, PanelQuantizer
 
 try:
@@ -92,9 +91,10 @@ CHUNK: Final = 1024
 
 
 class GrowingRope:
-    """A rope table with a fixed address, filled in chunks with the rows of the reference.
+    """A rope table with a fixed address, filled in chunks by the library.
 
     Args:
+        library: the compiled module.
         frequencies, scaling, length: see `Kernels.rope_table`.
 
     Attributes:
@@ -102,10 +102,11 @@ class GrowingRope:
         filled: number of leading rows that are defined.
     """
 
-    def __init__(self, frequencies: tuple[float, ...], scaling: float, length: int) -> None:
+    def __init__(self, library: Any, frequencies: tuple[float, ...], scaling: float, length: int) -> None:
         self.cosines: F32 = np.empty((length, len(frequencies)), np.float32)
         self.sines: F32 = np.empty_like(self.cosines)
-        self._frequencies, self._scaling = frequencies, scaling
+        self._library, self._scaling = library, scaling
+        self._frequencies = np.asarray(frequencies, np.float32)
         self.filled = 0
 
     def reach(self, position: int) -> None:
@@ -113,7 +114,8 @@ class GrowingRope:
         if position < self.filled:
             return
         rows = slice(self.filled, min(len(self.cosines), (position // CHUNK + 1) * CHUNK))
-        self.cosines[rows], self.sines[rows] = rope_rows(self._frequencies, self._scaling, rows.start, rows.stop)
+        tables = self.cosines[rows], self.sines[rows]
+        self._library.fill_rope(self._frequencies, self._scaling, rows.start, *tables)
         self.filled = rows.stop
 
 
@@ -252,7 +254,7 @@ class NativeKernels(Kernels):
         return np.ascontiguousarray(values, np.float32)
 
     def rope_table(self, frequencies: tuple[float, ...], scaling: float, length: int) -> tuple[F32, F32]:
-        rope = GrowingRope(frequencies, scaling, length)
+        rope = GrowingRope(self.lowering.library, frequencies, scaling, length)
         self._ropes.append(rope)
         self.table_bytes += rope.cosines.nbytes + rope.sines.nbytes
         return rope.cosines, rope.sines
