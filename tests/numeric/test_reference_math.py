@@ -80,7 +80,7 @@ def test_subnormal_inputs_of_a_bf16_product_are_zeros():
 
 
 def test_squares_are_added_to_64_accumulators_and_folded():
-    """Each number is lost beside 2^24 unless the order keeps it apart until numbers of its size have joined it."""
+    """Each number is lost next to 2^24 unless the order keeps it apart until numbers of its size have joined it."""
     x = np.zeros((1, 192), np.float32)
     x[0, [0, 64, 128]] = 4096, 1, 1  # one accumulator: 2^24 + 1 + 1 is 2^24
     assert squares_sum(x)[0] == 2.0**24
