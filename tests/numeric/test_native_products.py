@@ -58,6 +58,40 @@ def test_products_of_extreme_numbers_equal_the_reference(tier, dtype, size, rows
         same_bits(y, expected)
 
 
+LEAST = 2.0**-126
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (-(2.0**-75), 2.0**-75, 0),  # IEEE rounds LEAST - 2^-150 to LEAST, AArch64's mode FZ and x86's FTZ to 0
+        (-(2.0**-75), 2.0**-76, LEAST),  # LEAST - 2^-151: AArch64's mode gives 0, x86's LEAST
+        (-1.5 * 2.0**-76, 2.0**-75, 0),
+        (-1.5 * 2.0**-76, 2.0**-51, 0),
+        (2.0**-75, 2.0**-75, LEAST),
+    ],
+)
+@pytest.mark.parametrize("tier", TIERS)
+def test_bfloat16_sums_next_to_the_smallest_number_follow_one_rule(tier, a, b, expected):
+    """The sum is LEAST, then the product is added, as the first or the second term of a pair."""
+    rows = np.array([[2.0**-63, 0, a, 0], [2.0**-63, 0, 0, a], [-(2.0**-63), 0, 0, -a]], np.float32)
+    weight = DenseWeight(np.array([[2.0**-63, 0, b, b]] * 3, np.float32).astype(DTYPES[-1]))
+    for (y,) in Twin(tier, 1).both("linear", rows, (weight,), (None,)):
+        same_bits(y, np.array([[expected], [expected], [-expected]], np.float32) * np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_only_bfloat16_products_take_subnormal_inputs_as_zeros(tier):
+    """Even one that would round to the smallest normal bfloat16."""
+    x, factor = np.array([[LEAST - 2.0**-149], [2.0**-130], [LEAST]], np.float32), np.float32(2.0**10)
+    twin = Twin(tier, 1)
+    for dtype in DTYPES:
+        weight = DenseWeight(np.full((1, 1), factor).astype(dtype))
+        expected = x * factor * (x == LEAST) if dtype == DTYPES[-1] else x * factor
+        for (y,) in twin.both("linear", x, (weight,), (None,)):
+            same_bits(y, expected)
+
+
 def terms(total: int, group: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes of a group of weights and inputs, each with a 127, with products that sum to `total`."""
     whole, rest = divmod(total, 127 * 127)
