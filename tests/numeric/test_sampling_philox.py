@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ferrum.core.errors import NonFiniteLogits
 from ferrum.sampling.philox import philox4x32, uniform
-from ferrum.sampling.probability_mass import MASS_ONE, greatest, log, log_total, mass
+from ferrum.sampling.probability_mass import MASS_ONE, exp, greatest, log, log_total, mass
 
 # From the known-answer file of Random123 (Salmon et al.), philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [
@@ -109,3 +109,11 @@ def test_non_finite_logits_are_an_error(bad: list[float]) -> None:
 
 def test_minus_infinity_forbids_a_token() -> None:
     assert greatest(np.array([-np.inf, 2], np.float32)) == 2
+
+
+def test_exponential_of_sampling_is_accurate_and_reaches_zero_and_infinity() -> None:
+    x = np.random.default_rng(0).uniform(-80, 80, 200_000).astype(np.float32)
+    expected = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(exp(x) - expected) / np.spacing(expected.astype(np.float32))) < 2
+    edges = np.array([-np.inf, -1e30, -200, 0, 200, np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(exp(edges), np.array([0, 0, 0, 1, np.inf, np.inf, np.nan], np.float32))
