@@ -12,7 +12,7 @@ namespace ferrum {
 // int8 and int4: integers in groups of 32 inputs, or of the size in the name (see grouping.hpp).
 enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4_128, int4_zero_32, int4_zero_64, int4_zero_128 };
 
-constexpr int kNumerics = 5;  // incremented with every change of the results or of raw pages
+constexpr int kNumerics = 1;  // equals VERSION in kernels/numerics.py
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: a step of every format is a whole number of cache lines
 constexpr int64_t kStep = 64;   // keys per step of attention, for any page size

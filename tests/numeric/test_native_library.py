@@ -14,6 +14,8 @@ from ferrum.kernels.cpu import native_kernels as native
 from ferrum.kernels.cpu.library import available_threads, chosen_tier, load
 from ferrum.kernels.cpu.native_kernels import NativeKernels
 from ferrum.kernels.interface import PoolGroup
+from ferrum.kernels.numerics import NUMERICS_ID
+from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.backend import choose_kernels
 from native_twin import TIERS, require_native
 
@@ -43,7 +45,9 @@ def test_all_tiers_of_the_processor_are_listed_best_first():
 def test_tier_can_be_chosen_and_missing_one_is_refused():
     require_native()
     for tier in TIERS:
-        assert NativeKernels(tier, 1).numerics_id == f"native-{tier}-4"
+        kernels = NativeKernels(tier, 1)
+        assert (kernels.tier, kernels.description) == (tier, f"native {tier}")
+        assert kernels.numerics_id == ReferenceKernels.numerics_id == NUMERICS_ID
     assert NativeKernels().tier == TIERS[0]
     with pytest.raises(ConfigError, match="portable") as refusal:
         chosen_tier("avx1024")
@@ -114,6 +118,14 @@ def test_reference_kernels_replace_a_missing_library_with_one_warning(monkeypatc
         with pytest.raises(Unsupported, match="not built"):
             choose_kernels(*asked)
     assert choose_kernels("reference").kernels.name == "reference"
+
+
+def test_library_of_another_arithmetic_is_refused(monkeypatch):
+    """Its source was changed or an old build is left: its bits would not be those that the id names."""
+    require_native()
+    monkeypatch.setattr("ferrum.kernels.cpu.library.VERSION", 99)
+    with pytest.raises(Unsupported, match=r"not 99: install ferrum again"):
+        load()
 
 
 @pytest.mark.parametrize("option", [{"isa": "portable"}, {"threads": 1}])

@@ -24,6 +24,7 @@ from ferrum.cache.pool import HashedPage
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Span, StepBatch, Want
 from ferrum.kernels.interface import Bytes
+from ferrum.kernels.reference import ReferenceKernels
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 from ferrum.runtime.load import load_executor
 from native_twin import require_native
@@ -136,11 +137,17 @@ def test_two_engines_may_share_a_directory(tmp_path: Path) -> None:
         assert answer(two)[:2] == expected == answer(one)[:2]
 
 
-@pytest.mark.parametrize(
-    "other", [{"case": "qwen3"}, {"dtype": "bfloat16"}, {"kernels": "native"}], ids=["model", "dtype", "numerics"]
-)
-def test_pages_of_another_model_format_or_numerics_are_not_found(tmp_path: Path, other: dict) -> None:
+@pytest.mark.parametrize("other", [{"case": "qwen3"}, {"dtype": "bfloat16"}, {"kv_dtype": "int8"}], ids=str)
+def test_pages_of_another_model_or_format_are_not_found(tmp_path: Path, other: dict) -> None:
     filled(tmp_path, **other)
+    with opened(tmp_path) as llm:
+        assert answer(llm)[2] == 0
+
+
+def test_pages_of_another_arithmetic_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(ReferenceKernels, "numerics_id", "ferrum-0")
+        filled(tmp_path)
     with opened(tmp_path) as llm:
         assert answer(llm)[2] == 0
 

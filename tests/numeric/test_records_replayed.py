@@ -106,7 +106,6 @@ def test_a_replay_on_another_engine_is_refused_by_field(
     directory, ids = recorded
     for option, name in (
         ("--quantize=int8", "weights"),
-        ("--kernels=reference", "numerics_id"),
         ("--kv-dtype=int8", "kv_format"),
     ):
         code, _, err = ferrum("replay", ids[0], "--record", str(directory), option)

@@ -42,10 +42,11 @@ class Origin(JsonRecord):
 
     Attributes:
         ferrum: its version.
-        numerics_id: kernels, instruction tier and version of the numerics.
+        numerics_id: the arithmetic and its version.
         started: UTC, ISO 8601.
         processor: the CPU's name.
         prober: how the machine was probed.
+        kernels: the kernels in use, with their instruction tier.
     """
 
     ferrum: str
@@ -53,6 +54,7 @@ class Origin(JsonRecord):
     started: str
     processor: str
     prober: str
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

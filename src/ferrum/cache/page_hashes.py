@@ -26,7 +26,7 @@ class PrefixScope:
         weights: formats of the weights, and other options that change them.
         kv_format: format of keys and values.
         page_size: tokens per page.
-        numerics_id: identifies the kernels.
+        numerics_id: identifies the arithmetic.
     """
 
     model: str

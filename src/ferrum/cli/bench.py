@@ -135,6 +135,7 @@ def origin_of(subject: ExecutorSubject, prober: Prober) -> Origin:
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         processor=processor_name(),
         prober=prober.description,
+        kernels=subject.executor.traits.kernels,
     )
 
 
@@ -147,7 +148,7 @@ def print_report(report: Report) -> None:
         [
             ("model", f"{setting.model} in {'+'.join(setting.formats)}{groups}, KV in {setting.kv_format}"),
             ("weights", size(report.weight_bytes)),
-            ("kernels", f"{report.origin.numerics_id}, {setting.threads} threads on {report.origin.processor}"),
+            ("kernels", f"{report.origin.kernels}, {setting.threads} threads on {report.origin.processor}"),
             ("probes", report.origin.prober),
             ("read", f"{best.read / 1e9:.1f} GB/s"),
             ("peaks", f"{peaks} Gop/s"),

@@ -97,7 +97,8 @@ def _backends() -> Iterator[tuple[str, str]]:
 
     for name in (each for each in KERNELS if each != "auto"):
         try:
-            yield f"backend {name}", f"yes: {choose_kernels(name).kernels.numerics_id}"
+            kernels = choose_kernels(name).kernels
+            yield f"backend {name}", f"yes: {kernels.description}, arithmetic {kernels.numerics_id}"
         except Unsupported as error:
             yield f"backend {name}", f"no: {error.reason}"
         except ConfigError as error:

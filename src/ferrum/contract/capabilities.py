@@ -28,11 +28,12 @@ class ExecutorTraits:
 
     Attributes:
         backend: the kernels in use ("reference", "native", "cuda").
-        numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
+        numerics_id: the arithmetic and its version; equal ids give equal bits.
         kv_dtype: format of keys and values.
         max_batch_size: maximum sequences of one step.
         max_sequence_length: maximum tokens of a sequence.
         memory: the exact plan of its memory.
+        tier: instruction tier of the kernels; empty if there is only one.
         weights: format of the weights, by name; with equal numerics_id and kv_dtype, equal names mean equal bits.
         group: inputs per scale of quantised weights; None if none are quantised.
         dtypes: weight formats that it could have been loaded in.
@@ -50,6 +51,7 @@ class ExecutorTraits:
     max_batch_size: int
     max_sequence_length: int
     memory: MemoryPlan
+    tier: str = ""
     weights: str = ""
     group: int | None = None
     dtypes: frozenset[DataType] = frozenset()
@@ -59,6 +61,11 @@ class ExecutorTraits:
     flash: bool = False
     attention_weights: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def kernels(self) -> str:
+        """The kernels in use, with their instruction tier."""
+        return f"{self.backend} {self.tier}".rstrip()
 
     @property
     def largest_batch(self) -> int:

@@ -100,6 +100,7 @@ def with_scheduler(
         max_sequence_length=context,
         kv_capacity=executor.kv_capacity(),
         numerics_id=executor.traits.numerics_id,
+        kernels=executor.traits.kernels,
         page_size=page_size,
         prefix_cache=config.prefix_cache,
         speculative=config.speculative,

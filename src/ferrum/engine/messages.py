@@ -46,7 +46,8 @@ class EngineInfo:
         vocab_size: token ids are below it.
         max_sequence_length: tokens of prompt and output together.
         kv_capacity: tokens that fit in the KV pool.
-        numerics_id: kernel set, instruction tier and version of the numerics; equal ids give equal bits.
+        numerics_id: the arithmetic and its version; equal ids give equal bits.
+        kernels: the kernels in use, with their instruction tier.
         page_size: tokens per page of the KV pool; None if the executor has no pages.
         prefix_cache: whether equal prompt prefixes share their KV pages.
         speculative: the drafter as named by the option; None: predictions of requests only.
@@ -62,6 +63,7 @@ class EngineInfo:
     max_sequence_length: int
     kv_capacity: int
     numerics_id: str
+    kernels: str = ""
     page_size: int | None = None
     prefix_cache: bool = False
     speculative: str | None = None

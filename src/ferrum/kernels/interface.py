@@ -281,7 +281,8 @@ class Kernels(Operations, ParameterForms, Protocol):
 
     Attributes:
         name: "reference", "native", ...
-        numerics_id: kernel set, instruction tier and version. Equal ids give equal bits.
+        numerics_id: the arithmetic and its version. Equal ids give equal bits.
+        tier: the instruction tier; empty if there is only one.
         device: what it computes on, as in `ModelConfig.device`.
         threads: CPU threads that a step can use.
         table_bytes: bytes of all vectors and rope tables so far.
@@ -299,6 +300,15 @@ class Kernels(Operations, ParameterForms, Protocol):
     @property
     def threads(self) -> int:
         return 1
+
+    @property
+    def tier(self) -> str:
+        return ""
+
+    @property
+    def description(self) -> str:
+        """The name, and the instruction tier if there are several."""
+        return f"{self.name} {self.tier}".rstrip()
 
     def prepare(self, program: Program, limits: Mapping[Extent, int]) -> Replay:
         """Return the fastest replay of a program on these kernels, with buffers for the largest step.
@@ -341,10 +351,10 @@ class Kernels(Operations, ParameterForms, Protocol):
         """Copy whole pages of keys and values, before a step writes to the targets."""
 
     def page_bytes(self, group: str) -> int:
-        """Return the bytes of a page of the group in the pool."""
+        """Return the bytes of `read_page`, the same for all kernels of one `numerics_id`."""
 
     def read_page(self, group: str, page: int) -> Bytes:
-        """Return the raw bytes of a page, u8 [page_bytes]. Only kernels of the same `numerics_id` can use them."""
+        """Return the raw bytes of a page, u8 [page_bytes], for any kernels of the same `numerics_id`."""
 
     def write_page(self, group: str, page: int, data: Bytes) -> None:
         """Write the bytes from `read_page` to any page of a group with the same shape."""

@@ -363,6 +363,7 @@ def _traits(
     return ExecutorTraits(
         backend=lm.kernels.name,
         numerics_id=lm.kernels.numerics_id,
+        tier=lm.kernels.tier,
         kv_dtype=DataType(kv_format),
         max_batch_size=limits.max_batch_size,
         max_sequence_length=limits.max_sequence_length,

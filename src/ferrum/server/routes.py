@@ -167,6 +167,7 @@ def _add_probes(router: APIRouter, service: Service) -> None:
                     "max_model_len": service.context,
                     "kv_capacity": info.kv_capacity,
                     "numerics_id": info.numerics_id,
+                    "kernels": info.kernels,
                     "chat_template": client.chat_template is not None,
                 },
                 sampling=dict(client.recommended),

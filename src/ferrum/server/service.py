@@ -160,7 +160,7 @@ class Service:
         engine.client.router.observers = [each for each in observers if each is not None]
         options = engine.client.config
         config = {"server": self.config.to_dict(), "engine": None if options is None else options.to_dict()}
-        _LOG.info("%s is loaded", self.model, extra={"fields": {"config": config}})
+        _LOG.info("%s is loaded on %s kernels", self.model, engine.info.kernels, extra={"fields": {"config": config}})
         if self.state is State.LOADING:
             self.state = State.READY
 

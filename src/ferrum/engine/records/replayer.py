@@ -23,8 +23,9 @@ INTERRUPTED: Final = frozenset({FinishReason.ABORT, FinishReason.DEADLINE, Finis
 
 _ELSEWHERE: Final = frozenset(
     {"model", "switches", "host", "record_dir", "record_gib", "prefix_cache_dir", "prefix_cache_gib", "swap_gib"}
+    | {"kernels", "isa", "threads"}
 )
-"""Options about places and hosts, on which no bit depends."""
+"""Options about places, hosts and processors, on which no bit depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,8 @@ class Difference:
 def engine_options(origin: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an engine like the recorded one, overridden by `given`.
 
-    The pool has the same capacity, which may have ended a text. The recommended sampling parameters are not loaded: the
-    record of a request contains all of its parameters.
+    The pool has the same capacity, which may have ended a text. This machine's best kernels run. The recommended
+    sampling parameters are not loaded: the record of a request contains all of its parameters.
     """
     if origin.options is None:
         return dict(given)

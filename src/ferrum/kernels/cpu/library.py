@@ -8,18 +8,26 @@ from typing import Any
 
 from ferrum.core.control_groups import MEMBERSHIP, ROOT, cpu_quota
 from ferrum.core.errors import ConfigError, Unsupported
+from ferrum.kernels.numerics import VERSION
 
 
 def load() -> Any:
     """Import the compiled module.
 
     Raises:
-        Unsupported: the module was not built (no compiler at installation) or does not load on this machine.
+        Unsupported: the module was not built (no compiler at installation), does not load on this machine, or is of
+            another version of the arithmetic.
     """
     try:
-        return importlib.import_module("ferrum.kernels.cpu._native")
+        library = importlib.import_module("ferrum.kernels.cpu._native")
     except ImportError as error:
         raise Unsupported("native CPU kernels", f"the library was not built or does not load: {error}") from error
+    if library.NUMERICS != VERSION:
+        reason = (
+            f"the library computes version {library.NUMERICS} of the arithmetic, not {VERSION}: install ferrum again"
+        )
+        raise Unsupported("native CPU kernels", reason)
+    return library
 
 
 def tiers() -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ferrum.kernels.cpu.program import NativeProgram
 from ferrum.kernels.cpu.weights import PackedWeight, pack
 from ferrum.kernels.interface import F32, Array, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import row_counts
+from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, OpSpec, Program, Value, as_tuple
 from ferrum.kernels.services import PageSums, PanelQuantizer
 
@@ -144,6 +145,7 @@ class NativeKernels(Kernels):
     """
 
     name = "native"
+    numerics_id = NUMERICS_ID
     captures = False
     host = staticmethod(np.asarray)  # type: ignore[assignment]  # a method would run Python code at every step
 
@@ -155,7 +157,6 @@ class NativeKernels(Kernels):
             reason = f"head_dim is {head_dim}, the limit is {library.MAX_HEAD_DIM}"
             raise Unsupported("native CPU kernels", reason)
         tier = chosen_tier(isa)
-        self.numerics_id = f"native-{tier}-{library.NUMERICS}"
         self._planning = planning
         self.captured: list[list[Array]] | None = None
         self.lowering = Lowering(library, _runtime(library, tier, threads or available_threads()))

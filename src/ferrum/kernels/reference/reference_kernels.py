@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import F32, AttentionShape, Bytes, Kernels, PoolGroup, StepTables, Weight
 from ferrum.kernels.interpreter import Interpreter
+from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
@@ -32,7 +33,7 @@ class ReferenceKernels(Kernels):
     """`Kernels` in numpy."""
 
     name = "reference"
-    numerics_id = "reference-numpy-3"
+    numerics_id = NUMERICS_ID
     captures = True
     scratch_bytes = 0
 

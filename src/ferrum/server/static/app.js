@@ -21,7 +21,7 @@ async function connect() {
   const { model: config, server } = await response.json();
   model = config.name;
   top = Math.min(5, server.max_logprobs);
-  $("model").textContent = `${model} · context ${config.max_model_len} · ${config.numerics_id}`;
+  $("model").textContent = `${model} · context ${config.max_model_len} · ${config.kernels}`;
   $("send").disabled = false;
   $("chat").checked = config.chat_template;
   $("chat").disabled = !config.chat_template;
