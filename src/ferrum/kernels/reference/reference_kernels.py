@@ -20,6 +20,7 @@ from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent, Program
 from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.page_checksums import page_sums
+from ferrum.kernels.reference.page_layout import PageLayout
 from ferrum.kernels.reference.reference_attention import PRODUCTS, STEP, attend, probabilities
 from ferrum.kernels.reference.reference_math import best_tokens, silu, squares_sum
 from ferrum.kernels.reference.reference_rope import rope_rows
@@ -71,21 +72,18 @@ class ReferenceKernels(Kernels):
                 store.copy(copy.source, copy.target)
 
     def page_bytes(self, group: str) -> int:
-        return sum(part.nbytes for store in self._stores(group) for part in store.page(0))
+        return PageLayout(self._groups[self._index(group)]).nbytes
 
     def read_page(self, group: str, page: int) -> Bytes:
-        parts = [part for store in self._stores(group) for part in store.page(page)]
-        return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
+        at = self._index(group)
+        return PageLayout(self._groups[at]).pack(self._keys[at].page(page), self._values[at].page(page))
 
     def write_page(self, group: str, page: int, data: Bytes) -> None:
-        begin = 0
-        for part in [part for store in self._stores(group) for part in store.page(page)]:
-            part[...] = data[begin : begin + part.nbytes].view(part.dtype).reshape(part.shape)
-            begin += part.nbytes
+        at = self._index(group)
+        PageLayout(self._groups[at]).unpack(data, self._keys[at].page(page), self._values[at].page(page))
 
-    def _stores(self, group: str) -> tuple[Store, Store]:
-        index = next(i for i, each in enumerate(self._groups) if each.name == group)
-        return self._keys[index], self._values[index]
+    def _index(self, group: str) -> int:
+        return next(i for i, each in enumerate(self._groups) if each.name == group)
 
     @property
     def tables(self) -> StepTables:
