@@ -55,6 +55,7 @@ def main() -> None:
     assert (package / "py.typed").is_file()
     assert any(package.rglob("_native*")), "the wheel has no native kernels"
     assert version("ferrum-llm") in ferrum("--version")
+    print(ferrum("selfcheck"))  # fails if a tier computes other bits
     assert ferrum("run", "ferrum-tiny", "def f(", "--max-tokens", "4", "--kernels", "native", "--seed", "1")
     check_server()
     print(f"ferrum-llm {version('ferrum-llm')}: the wheel works on Python {sys.version.split()[0]}")

@@ -3,8 +3,8 @@
     0 done    2 refused or failed, with one line that names the next step
     129 the terminal closed    130 interrupted    143 terminated
 
-`ferrum bench compare` exits with 1 for a regression, `ferrum replay` with 1 for any different bit. Heavy modules are
-imported inside commands, so that the first token comes about a second after the start.
+`ferrum bench compare` exits with 1 for a regression, `ferrum replay` and `ferrum selfcheck` with 1 for any different
+bit. Heavy modules are imported inside commands, so that the first token comes about a second after the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, serve
+from ferrum.cli import bench, chat, doctor, models, plan, quantize, replay, run, selfcheck, serve
 from ferrum.cli.error_lines import explain
 from ferrum.cli.start import INTERRUPTED
 from ferrum.core.version import installed_version
@@ -41,6 +41,7 @@ app.command("plan", rich_help_panel=MANAGE)(plan.plan)
 app.add_typer(bench.app, name="bench", rich_help_panel=DIAGNOSE)
 app.command("replay", rich_help_panel=DIAGNOSE)(replay.replay)
 app.command("doctor", rich_help_panel=DIAGNOSE)(doctor.doctor)
+app.command("selfcheck", rich_help_panel=DIAGNOSE)(selfcheck.selfcheck)
 
 
 @app.callback(invoke_without_command=True)

@@ -19,6 +19,8 @@ F32 = NDArray[np.float32]
 SAMPLE_STREAM: Final = 0
 """Stream of token draws. Any other use of a request's seed takes a different number."""
 
+_FIXED_STREAM: Final = 1
+
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
@@ -64,3 +66,12 @@ def uniform(tokens: NDArray[np.int64], *, seed: int, position: int, choice: int,
     word: UInt32 = words[tokens & 3, np.cumsum(first) - 1]
     variates: F32 = ((word >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
     return variates
+
+
+def fixed_numbers(count: int, seed: int) -> F32:
+    """Return numbers in [-1, 1] that depend only on the seed and their index: f32 [count], for known answers."""
+    counter = np.zeros((4, -(-count // 4)), np.uint32)
+    counter[0], counter[3] = np.arange(counter.shape[1]), _FIXED_STREAM
+    words = philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD)).T.reshape(-1)[:count]
+    numbers: F32 = words.view(np.int32).astype(np.float32) * np.float32(2.0**-31)
+    return numbers

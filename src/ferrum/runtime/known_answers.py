@@ -1,0 +1,208 @@
+"""Small fixed inputs for every operation and format, and hashes of what kernels make of them.
+
+The inputs come from a counter-based generator, so they are the same everywhere. Some rows are tiny, huge or infinite:
+there processors differ first. The expected hashes are in `assets/self-check`; `self_check` compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.params import SamplingParams
+from ferrum.core.step import Sampling
+from ferrum.kernels.interface import F32, AttentionShape, Kernels, PoolGroup, StepTables, Weight
+from ferrum.models.config_reader import FamilyConfig
+from ferrum.models.rope import rope_spec
+from ferrum.quant.backend_quantizer import quantizer_of
+from ferrum.quant.dense import FORMATS, DenseWeight
+from ferrum.quant.formats import QUANTIZERS
+from ferrum.quant.scale_groups import GROUPS
+from ferrum.quant.weight import GroupedWeight
+from ferrum.sampling.backend_sampler import sampler_of
+from ferrum.sampling.philox import fixed_numbers
+from ferrum.sampling.rules import Row
+from ferrum.sampling.sampler import LogprobsQuery, SamplerInput
+
+_INPUTS: Final = 200  # a block of 128 inputs and a part, in each kind of vector too
+_OUTPUTS: Final = 70  # two panels and a part
+_EXPONENTS: Final = (0, 0, 0, 2, -3, 0, 0, 0, -124, -127, -140, 60, 127)
+"""Scales of the rows as powers of two: tiny ones lose bits to subnormal numbers, huge ones give infinities."""
+
+_TOKENS: Final = 70  # of the longer sequence: a step of 64 keys and a part
+_SHAPE: Final = AttentionShape(group=0, layer=0, num_heads=6, num_kv_heads=2, head_dim=40, scale=0.16)
+_EPS: Final = 1e-6
+
+KV_FORMATS: Final = ("float32", "bfloat16", "int8")
+
+_ROPES: Final[tuple[dict[str, Any], ...]] = (
+    {"rope_type": "default"},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    | {"original_max_position_embeddings": 64},
+)
+
+Answer = NDArray[Any]
+
+
+@dataclass
+class Inputs:
+    """Fixed numbers, in one run that all operations read from different places."""
+
+    _pool: F32 = field(default_factory=lambda: fixed_numbers(1 << 14, seed=0))
+
+    def numbers(self, *shape: int, at: int = 0) -> F32:
+        """Return an array of numbers in [-1, 1] from a place on."""
+        size = int(np.prod(shape))
+        numbers: F32 = np.resize(self._pool[at:], size).reshape(shape)
+        return numbers
+
+    def rows(self, columns: int) -> F32:
+        """Return rows of ordinary, tiny and huge numbers [13, columns]."""
+        scales: F32 = np.ldexp(np.float32(1), np.array(_EXPONENTS)).astype(np.float32)
+        return self.numbers(len(scales), columns, at=7) * scales[:, None]
+
+
+def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answer]]]]:
+    """Yield each check's name, and what computes its answer.
+
+    Args:
+        kernels: without a pool; this allocates one with a group for each KV format.
+    """
+    kernels.allocate(tuple(PoolGroup(f, 4, 64, 1, 2, 40, 40, f) for f in KV_FORMATS))
+    inputs = Inputs()
+    for format in FORMATS:
+        yield f"products of {format}", partial(_dense_products, kernels, inputs, format)
+    for name, group in product(QUANTIZERS, GROUPS):
+        yield f"products of {name} in groups of {group}", partial(_quantized_products, kernels, inputs, name, group)
+    for index, format in enumerate(KV_FORMATS):
+        yield f"attention over {format}", partial(_attention, kernels, inputs, index)
+    yield "norms", partial(_norms, kernels, inputs)
+    yield "rotation", partial(_rotation, kernels, inputs)
+    yield "selection of rows", partial(_selection, kernels, inputs)
+    yield "sampling", partial(_sampling, kernels, inputs)
+    yield "checksums", partial(_checksums, kernels, inputs)
+
+
+def hash_of(arrays: Sequence[Answer]) -> str:
+    """Return 64 bits of SHA-256 as hexadecimal digits. Any NaN counts as any other."""
+    digest = sha256()
+    for array in arrays:
+        if array.dtype == np.float32:
+            array = np.where(np.isnan(array), np.float32(np.nan), array)
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _dense_products(kernels: Kernels, inputs: Inputs, format: str) -> list[Answer]:
+    with np.errstate(all="ignore"):
+        weight = DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS).astype(FORMATS[format]))
+    return _products(kernels, inputs, weight)
+
+
+def _quantized_products(kernels: Kernels, inputs: Inputs, name: str, group: int) -> list[Answer]:
+    weight = quantizer_of(kernels)(name, inputs.numbers(_OUTPUTS, _INPUTS), group)
+    assert isinstance(weight, GroupedWeight)
+    return [weight.panels, *_products(kernels, inputs, weight)]
+
+
+def _products(kernels: Kernels, inputs: Inputs, weight: Weight) -> list[Answer]:
+    """Multiply one row and many, with and without a bias, gated; look up rows."""
+    packed, x = kernels.weight(weight), inputs.rows(_INPUTS)
+    bias = kernels.vector(inputs.numbers(_OUTPUTS, at=3))
+    one = kernels.head(x[3:4], packed)
+    kernels.begin(_tables([(0, 3)], token_ids=np.array([0, 69, 31], np.int32)))
+    return [
+        one,
+        *kernels.linear(x, (packed,), (bias,)),
+        kernels.gated_linear(x[:3], packed, packed),
+        kernels.embed(packed),
+    ]
+
+
+def _attention(kernels: Kernels, inputs: Inputs, group: int) -> list[Answer]:
+    """Store two sequences, attend from all rows, then with a window from the last ones."""
+    shape, rows, found = replace(_SHAPE, group=group), _TOKENS + 5, []
+    q, k, v = (inputs.numbers(rows, heads * 40, at=at) for heads, at in ((6, 11), (2, 501), (2, 902)))
+    k[_TOKENS + 2] *= np.float32(2.0**-128)  # in the short sequence only, because processors are slow at it
+    v[_TOKENS + 3] *= np.float32(2.0**-125)
+    kernels.begin(_tables([(0, _TOKENS), (0, 5)]))
+    found.append(kernels.rope_store(2 * q, 3 * k, v, shape, None, None, None, _EPS))
+    found.append(kernels.attention(4 * q, shape))
+    kernels.begin(_tables([(_TOKENS - 1, 1), (3, 2)]))
+    found.append(kernels.attention(9 * q[:3], replace(shape, window=5)))
+    return [*found, kernels.read_page(KV_FORMATS[group], 0)]
+
+
+def _norms(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    x = inputs.rows(_INPUTS)
+    weight = kernels.vector(inputs.numbers(_INPUTS, at=5))
+    return [kernels.norm(x, weight, _EPS), *kernels.add_norm(x, inputs.rows(_INPUTS)[::-1].copy(), weight, 1e-5)]
+
+
+def _rotation(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Rotate heads with norms, at frequencies of every kind of rope and at steep ones."""
+    found: list[Answer] = []
+    q_norm, k_norm = (kernels.vector(1 + inputs.numbers(40, at=at)) for at in (21, 83))
+    for parameters in _ROPES:
+        rope = rope_spec(FamilyConfig({"max_position_embeddings": 256, "rope_scaling": parameters}, 200), 40)
+        found.append(np.array([*rope.frequencies, rope.scaling], np.float64))
+    steep = tuple(map(float, np.ldexp(1.0, np.arange(20)) * 1.1))
+    table = kernels.rope_table(steep, 1.25, _TOKENS)
+    kernels.begin(_tables([(0, _TOKENS)]))
+    q, k = inputs.numbers(_TOKENS, 240, at=1), inputs.numbers(_TOKENS, 80, at=2)
+    found.append(kernels.rope_store(q, k, k, _SHAPE, table, q_norm, k_norm, _EPS))
+    return [*found, *(kernels.host(part)[:_TOKENS] for part in table), kernels.read_page(KV_FORMATS[0], 0)]
+
+
+def _selection(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    """Choose rows, find the most likely token of each row, and rows that are not finite."""
+    x = inputs.rows(_INPUTS)
+    x[4, 9], x[5, 11] = np.nan, np.inf
+    kernels.begin(_tables([(0, 3), (5, 2), (0, 8)], logit_rows=[0, 5, 12], hidden_rows=[1, 2]))
+    return [kernels.gather(x), kernels.gather_hidden(x), kernels.best(x), kernels.finite(x)]
+
+
+def _sampling(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    sampler, logits = sampler_of(kernels), 6 * inputs.numbers(4, 1500, at=17)
+    rules: tuple[dict[str, Any], ...] = ({}, {"top_k": 40}, {"top_p": 0.8}, {"min_p": 0.02})
+    rows = [Row(Sampling(SamplingParams(temperature=0.7, **rule), 2**40 + 5, 3, [1, 2, 3])) for rule in rules]
+    chosen = sampler.choose([SamplerInput(*each, row) for each, row in zip(_with_best(logits), rows, strict=True)])
+    reports = sampler.logprobs([LogprobsQuery(row, 7 * i, 5) for i, row in enumerate(logits)])
+    flat = [number for each in reports for pair in ((each.rank, each.logprob), *each.top) for number in pair]
+    return [np.array(chosen, np.int64), np.array(flat, np.float64)]
+
+
+def _checksums(kernels: Kernels, inputs: Inputs) -> list[Answer]:
+    return [kernels.page_sums()(inputs.numbers(1 << 12).view(np.uint8)[:-3])]
+
+
+def _with_best(logits: F32) -> list[tuple[F32, int]]:
+    return [(row, int(np.argmax(row))) for row in logits]
+
+
+def _tables(
+    spans: Sequence[tuple[int, int]],
+    token_ids: NDArray[np.int32] | None = None,
+    logit_rows: Sequence[int] = (),
+    hidden_rows: Sequence[int] = (),
+) -> StepTables:
+    """Return the tables of spans (start, rows). Sequence s has the pages s and s + 2."""
+    positions = np.concatenate([np.arange(start, start + count) for start, count in spans]).astype(np.int32)
+    pages = np.array([[s % 2, s % 2 + 2] for s in range(len(spans))], np.int32)
+    return StepTables(
+        token_ids=np.zeros(len(positions), np.int32) if token_ids is None else token_ids,
+        positions=positions,
+        span_rows=np.cumsum([0, *(count for _, count in spans)]).astype(np.int32),
+        pages=(pages,) * len(KV_FORMATS),
+        logit_rows=np.array(logit_rows, np.int32),
+        hidden_rows=np.array(hidden_rows, np.int32),
+    )

@@ -1,0 +1,48 @@
+"""The self-check: whether kernels give the known answers, bit for bit, on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import ferrum
+from ferrum.kernels.interface import Kernels
+from ferrum.runtime.known_answers import answers, hash_of
+
+TABLE: Final = Path(ferrum.__file__).parent / "assets" / "self-check" / "answers.json"
+"""Hashes of the reference's answers, by the name of the check, and the `numerics_id` that they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """The result of a self-check.
+
+    Attributes:
+        checked: number of checks.
+        wrong: names of those with another answer.
+        seconds: that it took.
+    """
+
+    checked: int
+    wrong: tuple[str, ...]
+    seconds: float
+
+
+def self_check(kernels: Kernels) -> SelfCheck:
+    """Compare the answers of kernels, which are used for nothing else, with the known ones."""
+    begun = time.perf_counter()
+    known = json.loads(TABLE.read_text())["answers"]
+    found = hashes(kernels)
+    wrong = tuple(name for name, hash in found.items() if known.get(name) != hash)
+    return SelfCheck(len(found), wrong, time.perf_counter() - begun)
+
+
+def hashes(kernels: Kernels) -> dict[str, str]:
+    """Return the hash of each answer of kernels, which are used for nothing else."""
+    with np.errstate(all="ignore"):
+        return {name: hash_of(answer()) for name, answer in answers(kernels)}
