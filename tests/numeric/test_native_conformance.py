@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,18 +29,32 @@ def need(package: str, *programs: str) -> None:
             pytest.skip(f"there is no {program} on this machine: install {package}")
 
 
-def report_of(folder: Path, *options: str, through: tuple[str, ...] = ()) -> list[str]:
-    """Build the conformance program with the options; return its output for a vector file, one line per tier."""
+def report_of(folder: Path, *options: str, through: tuple[str, ...] = (), stride: int = 150) -> list[str]:
+    """Build the conformance program with the options; return its output for a vector file, one line per tier.
+
+    Also compares the tiers with each other, for every `stride`-th number of rows.
+    """
     need("cmake", "cmake")
     switches = ("-DFERRUM_PYTHON=OFF", "-DFERRUM_CONFORMANCE=ON", "-DFERRUM_STRICT=ON", *options)
     subprocess.run(["cmake", "-S", REPOSITORY / "native", "-B", folder / "build", *switches], check=True)
     subprocess.run(["cmake", "--build", folder / "build", "--parallel", "2"], check=True)
+    program = [*through, folder / "build" / "conformance"]
     cases = write(folder / "vectors", seed=1)
-    command = [*through, folder / "build" / "conformance", folder / "vectors"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = output_of(*program, folder / "vectors")
+    assert f"{cases} cases, 0 failed" in lines[-1]
+    output_of(*program, "--tiers", stride)
+    return lines
+
+
+def output_of(*command: Any) -> list[str]:
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
-    assert f"{cases} cases, 0 failed" in done.stdout
     return done.stdout.splitlines()
+
+
+def test_tiers_give_equal_bits_for_1_to_600_rows(tmp_path: Path) -> None:
+    need("a C++ compiler", "c++")
+    assert report_of(tmp_path, stride=1)
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
