@@ -169,7 +169,7 @@ struct Item {
     void go_over(int64_t head, int64_t begin, int64_t end);
 };
 
-// The products of a step as functions of their own, so that they stay inside a FlushMode.
+// The products of a step as separate functions, so that they stay inside a FlushMode.
 template <class F, int MR>
 [[gnu::noinline]] void score_apart(const GroupStore& s, const std::byte* keys, int64_t tokens, const typename F::Query* queries,
                                    float (&scores)[MR][kStep], const NextBlock& next) {

@@ -61,7 +61,7 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte*
     return Fetch::part(next + first * 64, end - first, ceil_divide(kPace, places), places <= kFewPlaces);
 }
 
-// The sums of a tile as a function of its own, so that they stay inside a FlushMode.
+// The sums of a tile as a separate function, so that they stay inside a FlushMode.
 template <class T, int MR, int NV>
 [[gnu::noinline]] void multiply_apart(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
                                       int64_t depth, const Fetch& fetch) {

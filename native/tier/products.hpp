@@ -164,12 +164,21 @@ struct Ahead {
 template <class P, int MR, int NV, int XS, int XR, class Vectors = SideBySide<P>>
 inline void accumulate(vf (&total)[MR][NV], const std::byte* w, int64_t stride, const typename P::X* x, int64_t steps,
                        const Ahead& ahead, Vectors vectors = {}) {
+    vf sum[MR][NV];  // a local array stays in registers; the caller's would be written at every step
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) sum[r][v] = total[r][v];
     for (int64_t s = 0; s < steps; ++s) {
         ahead.go<NV>(s);
-        add_step<P, MR, NV, XR>(total, w, x, vectors);
+        add_step<P, MR, NV, XR>(sum, w, x, vectors);
         w += stride;
         x += XS;
     }
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) total[r][v] = sum[r][v];
 }
 
 }  // namespace ferrum::FERRUM_TIER
