@@ -4,6 +4,10 @@
 
 #if defined(FERRUM_X86)
 #include <cpuid.h>
+#elif defined(FERRUM_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(FERRUM_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace ferrum {
@@ -21,6 +25,14 @@ extern const KernelTable kTable;
 }
 #endif
 namespace avx2 {
+extern const KernelTable kTable;
+}
+#endif
+#if defined(FERRUM_ARM64)
+namespace neon_dot {
+extern const KernelTable kTable;
+}
+namespace neon {
 extern const KernelTable kTable;
 }
 #endif
@@ -49,6 +61,22 @@ bool has_avx_vnni() {
 }
 #endif
 
+#if defined(FERRUM_ARM64)
+// Whether the processor has FEAT_DotProd.
+bool has_dot_products() {
+#if defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has != 0;
+#elif defined(__linux__)
+    constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP, which old headers lack
+    return (getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 }  // namespace
 
 std::vector<const KernelTable*> available_tiers() {
@@ -69,6 +97,10 @@ std::vector<const KernelTable*> available_tiers() {
 #endif
         tiers.push_back(&avx2::kTable);
     }
+#endif
+#if defined(FERRUM_ARM64)
+    if (has_dot_products()) tiers.push_back(&neon_dot::kTable);
+    tiers.push_back(&neon::kTable);
 #endif
     tiers.push_back(&portable::kTable);
     return tiers;

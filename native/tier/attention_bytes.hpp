@@ -14,7 +14,7 @@ struct ByteAttention {
     using Query = uint32_t;   // of a row: words of 4 codes, then the start of its sums, then its scale
     using Weight = uint32_t;  // of a row: the upper 7 bits of 64 probabilities, then the lower 7
     static constexpr int kQuads = static_cast<int>(kStep) / 4, kWeights = 2 * kQuads;
-    static constexpr int kRows = kLanes == 16 ? 6 : 3;  // of a tile: a product with values has two sums per output
+    static constexpr int kRows = kManyRegisters ? 6 : 3;  // of a tile: a product with values has two sums per output
 
     static constexpr bool kFlushes = false, kNeedsMode = false, kSplits = false;
 

@@ -5,9 +5,9 @@
 #include "bytes.hpp"
 #include "dots.hpp"
 
-// SSE2 and NEON multiply floats in one step and words in several. Products of codes, and their sums over a group, are
+// SSE2 and NEON without dot products multiply floats in one step and words in several. Products of codes, and their sums over a group, are
 // integers below 2^24, which floats hold exactly.
-#if !defined(__AVX2__)
+#if !defined(__AVX2__) && !defined(FERRUM_NEON_DOT)
 #define FERRUM_FLOAT_SUMS
 #endif
 
@@ -24,7 +24,13 @@ inline void store_inputs(uint32_t* row, int i, vu whole) { store(row + i, (vf)wh
 inline vu start_words(vu starts) { return (vu)__builtin_convertvector((vi)starts, vf); }
 inline vf spread_word(uint32_t word) { return (vf)spread(word); }
 inline vf floats_of(vf sums) { return sums; }
-inline vf add_products(vf sum, vf weights, vf inputs) { return weights * inputs + sum; }
+inline vf add_products(vf sum, vf weights, vf inputs) {
+#if defined(FERRUM_NEON)
+    return fused(weights, inputs, sum);
+#else
+    return weights * inputs + sum;
+#endif
+}
 // Zero points times the word that their row's sums start at.
 inline vf add_zero_points(vf sum, vi zeros, uint32_t start) {
     return add_products(sum, __builtin_convertvector(zeros, vf), spread_word(start));
@@ -43,6 +49,8 @@ inline vf floats_of(vi sums) { return __builtin_convertvector(sums, vf); }
 inline vi add_zero_points(vi sum, vi zeros, uint32_t start) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)zeros, (__m512i)spread(start));
+#elif defined(FERRUM_NEON)
+    return sum + zeros * (vi)spread(start);
 #else
     return sum + (vi)_mm256_madd_epi16((__m256i)zeros, (__m256i)spread(start));
 #endif
@@ -81,14 +89,15 @@ struct Int4 {
 
 struct Int8 {
     static constexpr bool kNibbles = false;
-    static constexpr int32_t kOffset = kCodeOffset;
     static constexpr int kRows = kGroupRows, kPairRows = 0;
 
 #if defined(FERRUM_FLOAT_SUMS)
+    static constexpr int32_t kOffset = 128;
     static constexpr int kParts = 4;
     static vf part(vi word, int part) { return __builtin_convertvector((word >> (part * 8)) & 0xff, vf); }
     static vf add(vf sum, vf weights, vf inputs) { return add_products(sum, weights, inputs); }
 #else
+    static constexpr int32_t kOffset = kCodeOffset;
     static constexpr int kParts = 1;
     static vi part(vi word, int) { return signed_codes(word); }
     static vi add(vi sum, vi weights, vi inputs) { return dot_codes(sum, weights, inputs); }

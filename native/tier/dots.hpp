@@ -33,7 +33,8 @@ inline vi pair_products(vi a, vi b) { return (vi)_mm256_maddubs_epi16((__m256i)a
 
 #endif
 
-// total + the products of 4 unsigned by 4 signed bytes per word; sums of two products fit 16 bits.
+// total + the products of 4 unsigned by 4 signed bytes per word; sums of two products fit 16 bits. NEON takes both as
+// signed: callers' unsigned bytes are below 128, except codes, which signed_codes() converts.
 inline vi dot(vi total, vi a, vi b) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)total, (__m512i)a, (__m512i)b);
@@ -41,6 +42,12 @@ inline vi dot(vi total, vi a, vi b) {
     return (vi)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)a, (__m256i)b);
 #elif defined(FERRUM_PAIRS)
     return add_here(total, sum_pairs(pair_products(a, b)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)total, (int8x16_t)a, (int8x16_t)b);
+#elif defined(FERRUM_NEON)
+    const auto x = (int8x16_t)a, y = (int8x16_t)b;
+    const int16x8_t low = vmull_s8(vget_low_s8(x), vget_low_s8(y)), high = vmull_high_s8(x, y);
+    return (vi)vpadalq_s16((int32x4_t)total, vpaddq_s16(low, high));
 #else
     for (int byte = 0; byte < 4; ++byte) {
         const vi x = (a >> (8 * byte)) & 0xff;
@@ -63,6 +70,11 @@ inline vi signed_codes(vi stored) { return stored ^ static_cast<int32_t>(0x80808
 inline vi dot_codes(vi total, vi codes, vi b) {
     return dot(total, (vi)_mm256_abs_epi8((__m256i)codes), (vi)_mm256_sign_epi8((__m256i)b, (__m256i)codes));
 }
+#elif defined(FERRUM_NEON)
+constexpr int32_t kCodeOffset = 0;
+
+inline vi signed_codes(vi stored) { return stored ^ static_cast<int32_t>(0x80808080); }
+inline vi dot_codes(vi total, vi codes, vi b) { return dot(total, codes, b); }
 #else
 constexpr int32_t kCodeOffset = 128;
 

@@ -67,6 +67,8 @@ inline vf widen_halves(const std::byte* from) {
     return _mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__AVX2__)
     return _mm256_cvtph_ps(load<__m128i>(from));
+#elif defined(FERRUM_NEON)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(load<uint16x4_t>(from)));
 #else
     // Move the exponent: 2^112 is the ratio of the biases. Then restore infinities and NaN.
     const vu half = __builtin_convertvector(load<vh>(from), vu);

@@ -10,6 +10,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(FERRUM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "kernel_table.hpp"
@@ -34,13 +36,20 @@ using vi = int32_t __attribute__((vector_size(4 * kLanes)));
 using vu = uint32_t __attribute__((vector_size(4 * kLanes)));
 using vh = uint16_t __attribute__((vector_size(2 * kLanes)));
 
+// AVX-512 and NEON have 32 vector registers, the others 16.
+#if defined(__AVX512VNNI__) || defined(FERRUM_NEON)
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+
 // Register tiles: rows by vectors of a product of floats, and of one of integers. They fill the register file without
 // spilling in the inner loop.
-constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 3;
-constexpr int product_vectors(int rows) { return rows <= (kLanes == 16 ? 6 : 3) ? 4 : 2; }
-constexpr int kGroupRows = kLanes == 16 ? 6 : 4;
+constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 || kManyRegisters ? 6 : 3;
+constexpr int product_vectors(int rows) { return rows <= (kManyRegisters ? 6 : 3) ? 4 : 2; }
+constexpr int kGroupRows = kManyRegisters ? 6 : 4;
 constexpr int group_vectors(int rows) { return kLanes <= 8 && rows <= 2 ? 4 : 2; }
-constexpr int kPartSums = kLanes == 16 ? 12 : 4;  // up to this, the sums of a group and of a block are in registers together
+constexpr int kPartSums = kManyRegisters ? 12 : 4;  // up to this, the sums of a group and of a block are in registers together
 #if defined(FERRUM_FUSES)
 constexpr bool kFuses = true;
 #else
@@ -114,6 +123,8 @@ inline vf fused(vf a, vf b, vf c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(FERRUM_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #elif defined(FERRUM_FUSES)
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
@@ -189,6 +200,10 @@ inline vu multiply_high(vu a, uint32_t by) {
     const __m256i factor = _mm256_set1_epi32(static_cast<int32_t>(by)), all = (__m256i)a;
     const __m256i even = _mm256_mul_epu32(all, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(all, 32), factor);
     return (vu)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+#elif defined(FERRUM_NEON)
+    const uint32x4_t all = (uint32x4_t)a;
+    const uint64x2_t low = vmull_n_u32(vget_low_u32(all), by), high = vmull_high_n_u32(all, by);
+    return (vu)vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
 #else
     using vul = uint64_t __attribute__((vector_size(8 * kLanes)));
     return __builtin_convertvector(__builtin_convertvector(a, vul) * static_cast<uint64_t>(by) >> 32, vu);
@@ -221,6 +236,8 @@ inline float sum_lanes(const vf (&v)[kVirtual]) {
 inline int32_t sum_lanes(vi v) {
 #if defined(__AVX512VNNI__)
     return _mm512_reduce_add_epi32((__m512i)v);
+#elif defined(FERRUM_NEON)
+    return vaddvq_s32((int32x4_t)v);
 #else
     int32_t sum = 0;
     for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
@@ -241,6 +258,8 @@ inline float max_lanes(vf v) {
 inline int32_t max_lanes(vi v) {
 #if defined(__AVX512VNNI__)
     return _mm512_reduce_max_epi32((__m512i)v);
+#elif defined(FERRUM_NEON)
+    return vmaxvq_s32((int32x4_t)v);
 #else
     int32_t best = v[0];
     for (int lane = 1; lane < kLanes; ++lane) best = v[lane] > best ? v[lane] : best;
@@ -254,6 +273,8 @@ inline uint32_t lanes_where(vi holds) {
     return _mm512_movepi32_mask((__m512i)holds);
 #elif defined(__AVX2__)
     return static_cast<uint32_t>(_mm256_movemask_ps((__m256)holds));
+#elif defined(FERRUM_NEON)
+    return vaddvq_u32((uint32x4_t)((vu)holds & vu{1, 2, 4, 8}));
 #else
     uint32_t lanes = 0;
     for (int lane = 0; lane < kLanes; ++lane) lanes |= static_cast<uint32_t>(holds[lane]) >> 31 << lane;

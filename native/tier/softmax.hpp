@@ -65,14 +65,14 @@ inline float weigh(float* scores, float maximum, Sight sight) {
 template <bool WHOLE, int MR>
 inline void weigh_rows(float (&scores)[MR][kStep], float scale, const Sight (&sights)[MR], float* maximum, float* total,
                        float (&decay)[MR]) {
-    static_assert(MR <= kLanes, "the rows' decays are one vector");
-    float change[kLanes] = {};
+    constexpr int kRoom = (MR + kLanes - 1) / kLanes * kLanes;
+    float change[kRoom] = {};
     for (int r = 0; r < MR; ++r) {
         const float raised = scale_scores<WHOLE>(scores[r], scale, sights[r], maximum[r]);
         change[r] = maximum[r] - raised;
         maximum[r] = raised;
     }
-    store(change, exp2(load<vf>(change)));
+    for (int r = 0; r < kRoom; r += kLanes) store(change + r, exp2(load<vf>(change + r)));
     for (int r = 0; r < MR; ++r) {
         decay[r] = change[r];
         total[r] = fused(total[r], decay[r], weigh<WHOLE>(scores[r], maximum[r], sights[r]));
