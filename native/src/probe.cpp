@@ -69,6 +69,26 @@ void spin_int4_avx2(int64_t rounds) { FERRUM_SPIN("vpmaddubsw %%ymm14,%%ymm15,%%
 
 #undef FERRUM_SPIN
 
+#elif defined(__aarch64__)
+
+// As above: four instructions a cycle, each of four cycles, need sixteen chains.
+#define FERRUM_SPIN(body)                                                                                              \
+    asm volatile(".irp r,0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23,30,31\n movi v\\r\\().4s,#0\n.endr\n"               \
+                 "1:\n.irp r,0,1,2,3,4,5,6,7,16,17,18,19,20,21,22,23\n" body "\n.endr\n"                             \
+                 "subs %0,%0,#1\nb.ne 1b\n"                                                                           \
+                 : "+r"(rounds)                                                                                        \
+                 :                                                                                                     \
+                 : "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21",     \
+                   "v22", "v23", "v30", "v31")
+
+constexpr int kChains = 16;
+
+void spin_f32_neon(int64_t rounds) { FERRUM_SPIN("fmla v\\r\\().4s,v30.4s,v31.4s"); }
+// sdot of the same registers, by its code: assemblers may not know it without a flag.
+void spin_int8_neon_dot(int64_t rounds) { FERRUM_SPIN(".inst 0x4e9f97c0+\\r"); }
+
+#undef FERRUM_SPIN
+
 #endif
 
 using Quad = float __attribute__((vector_size(16)));
@@ -110,6 +130,11 @@ Probe::Probe(const std::string& tier_name, int threads, int64_t bytes) : team_(t
         peaks_["int4"] = {name == "avx2" ? spin_int4_avx2 : spin_int8_avx2_vnni, 2.0 * 32 * kChains};
     }
     if (name == "avx512") peaks_["bfloat16"] = {spin_bf16_avx512, 2.0 * 32 * kChains};
+#elif defined(__aarch64__)
+    const std::string name = tier(tier_name).name;
+    if (name != "portable")
+        for (auto& [format, peak] : peaks_) peak = {spin_f32_neon, 2.0 * 4 * kChains};
+    if (name == "neon_dot") peaks_["int8"] = peaks_["int4"] = {spin_int8_neon_dot, 2.0 * 16 * kChains};
 #else
     static_cast<void>(tier(tier_name));  // throws for an unknown tier
 #endif

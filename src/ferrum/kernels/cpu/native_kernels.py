@@ -128,8 +128,8 @@ class NativeKernels(Kernels):
     """`Kernels` of the native library. Operations take weights from `weight` only.
 
     Args:
-        isa: instruction tier: "auto" (the best of this machine), "avx512", "avx512_vnni", "avx2_vnni", "avx2" or
-            "portable".
+        isa: instruction tier: "auto" (the best of this machine), "avx512", "avx512_vnni", "avx2_vnni", "avx2",
+            "neon_dot", "neon" or "portable".
         threads: size of the team; None uses all available CPUs.
         head_dim: size of the largest attention head of the model.
         planning: pack weights without their numbers. No step can run.
