@@ -8,10 +8,12 @@
 namespace ferrum {
 
 // Magnitudes of the numbers of a case. Products of two tiny numbers are near 2^-126 and those of two huge ones near
-// 2^128, the limits of normal numbers; wild numbers are any bits, NaN and infinities among them.
-enum class Style { plain, tiny, huge, wild };
+// 2^128, the limits of normal numbers; wild numbers are any bits, NaN and infinities among them. Products of edge numbers
+// are about 2^-126 or 2^-150, so that many sums lie within half a unit of the least normal number.
+enum class Style { plain, tiny, huge, wild, edge };
 
-constexpr Style kStyles[] = {Style::plain, Style::tiny, Style::huge, Style::wild};
+constexpr Style kStyles[] = {Style::plain, Style::tiny, Style::huge, Style::wild, Style::edge};
+constexpr uint64_t kStyleCount = sizeof kStyles / sizeof *kStyles;
 
 class Numbers {
 public:
@@ -32,6 +34,7 @@ public:
             case Style::plain: return static_cast<float>(static_cast<int32_t>(bits)) * 0x1p-31f;
             case Style::tiny: return of_bits((bits & 0x807fffffu) | static_cast<uint32_t>(56 + below(16)) << 23);
             case Style::huge: return of_bits((bits & 0x807fffffu) | static_cast<uint32_t>(184 + below(8)) << 23);
+            case Style::edge: return of_bits((bits & 0x80030000u) | static_cast<uint32_t>(below(5) == 0 ? 64 : 51 + below(2)) << 23);
             default: return of_bits(below(8) == 0 ? bits : (bits & 0x807fffffu) | static_cast<uint32_t>(below(160)) << 23);
         }
     }

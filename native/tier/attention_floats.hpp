@@ -71,7 +71,7 @@ struct FloatAttention {
         }
     }
 
-    static vf decayed(vf out, vf decay) { return kFlushes ? multiply_flushed(out, decay) : out * decay; }
+    static vf decayed(vf out, vf decay) { return kFlushes && !kSplits ? multiply_flushed(out, decay) : out * decay; }
 
     template <int MR, int NV>
     static void mix_part(const GroupStore& s, const std::byte* values, int64_t stride, int64_t tokens,

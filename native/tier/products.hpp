@@ -85,7 +85,10 @@ struct Bf16Pairs {
     static W first_only(const std::byte* at) { return weight(at, 1); }
     static vf spread_x(const X* x, int part) { return spread(x->input[1 - part]); }
     static vf spread_first(const X* x) { return spread(x->input[0]); }
-    static vf step(vf total, W w, vf x) { return SPLIT ? w * x + total : fused_flushed(w, x, total); }
+    static vf step(vf total, W w, vf x) {
+        if (!SPLIT) return fused_flushed(w, x, total);
+        return kFuses ? fused(w, x, total) : w * x + total;
+    }
     static vf step_each(vf total, W w, const X* x, int part) {
 #if defined(FERRUM_SPREADS)
         return fused_each(w, &x->input[1 - part], total);
@@ -99,7 +102,7 @@ struct Bf16Pairs {
     }
 };
 
-using Bf16 = Bf16Pairs<kHasFlushMode && !kFuses>;
+using Bf16 = Bf16Pairs<kHasFlushMode && (!kFuses || kFlushesEarly)>;
 #endif
 
 // f16: a panel's step is 32 outputs of one k in halves; products are of f32, inputs as they are (they may pass 65504).
