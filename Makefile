@@ -8,7 +8,7 @@ CLIENTS := .venv-clients
 TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
-.PHONY: run test lint soak test-clients docs wheel clean
+.PHONY: run test lint soak test-neon test-clients docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ test: lint  ## Lint, types and the whole test suite.
 
 soak: $(VENV)/.test  ## The long runs.
 	$(BIN)/python -m pytest -m soak --timeout 7200
+
+test-neon: $(VENV)/.test  ## The NEON tiers under emulation; says what to install if a compiler or qemu is missing.
+	$(BIN)/python -m pytest -m soak --timeout 7200 -rs tests/numeric/test_native_neon.py
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" \

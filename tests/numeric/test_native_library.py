@@ -38,7 +38,8 @@ def about_processor(name: str) -> set[str]:
 
 def test_all_tiers_of_the_processor_are_listed_best_first():
     require_native()
-    expected = [tier for tier, flags in FLAGS.items() if flags <= about_processor("flags") | about_processor("Features")]
+    features = about_processor("flags") | about_processor("Features")  # the latter on aarch64
+    expected = [tier for tier, flags in FLAGS.items() if flags <= features]
     if expected[0] == "avx512" and about_processor("vendor_id") != {"AuthenticAMD"}:
         expected[:2] = reversed(expected[:2])  # its bfloat16 dot products are slow
     assert expected == list(TIERS)
