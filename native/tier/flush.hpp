@@ -14,7 +14,8 @@ namespace ferrum::FERRUM_TIER {
 constexpr bool kHasFlushMode = true, kFlushesEarly = false;
 
 // The mode of this thread for the lifetime of the object; then that of float_mode.hpp, which threads of the team have.
-// Compilers move arithmetic across the change, so the arithmetic belongs into functions that are not inlined.
+// Compilers move arithmetic across the change, unless it is in functions that are not inlined, or it begins with loads
+// and its results are held before and after the change.
 class FlushMode {
 public:
     FlushMode() { set(0x9fc0); }
@@ -88,5 +89,20 @@ inline vf fused_flushed(vf a, vf b, vf c) {
 inline vf multiply_flushed(vf a, vf b) { return fused_flushed(a, b, -vf{}); }
 
 #endif
+
+// Have these numbers at this point: computed before, used after.
+template <int MR, int NV>
+inline void hold(vf (&numbers)[MR][NV]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+#if defined(__AVX512VNNI__)
+            asm volatile("" : "+v"(numbers[r][v]));
+#elif defined(__x86_64__)
+            asm volatile("" : "+x"(numbers[r][v]));
+#endif
+        }
+}
 
 }  // namespace ferrum::FERRUM_TIER

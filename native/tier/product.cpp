@@ -61,24 +61,27 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte*
     return Fetch::part(next + first * 64, end - first, ceil_divide(kPace, places), places <= kFewPlaces);
 }
 
-// The sums of a tile as a separate function, so that they stay inside a FlushMode.
+// The sums of a tile whose products are not split, as a separate function because it is rare.
 template <class T, int MR, int NV>
-[[gnu::noinline]] void multiply_apart(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
-                                      int64_t depth, const Fetch& fetch) {
-    T::multiply(total, panel, vector, x, depth, fetch);
+[[gnu::noinline]] void multiply_again(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
+                                      int64_t depth) {
+    T::multiply(total, panel, vector, x, depth, {});
 }
 
 template <class T, int MR, int NV>
-inline void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x, int64_t depth,
-                     const Fetch& fetch) {
+[[gnu::always_inline]] inline void multiply(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
+                                            int64_t depth, Fetch fetch) {
     if constexpr (!T::kNeedsMode) {
         T::multiply(total, panel, vector, x, depth, fetch);
     } else {
-        const FlushMode mode;
-        multiply_apart<T>(total, panel, vector, x, depth, fetch);
-        if constexpr (T::kSplits)
-            if (mode.passed_range())
-                multiply_apart<typename T::Unsplit>(total, panel, vector, x, depth, {});
+        {
+            const FlushMode mode;
+            T::multiply(total, panel, vector, x, depth, fetch);
+            hold(total);
+            if constexpr (T::kSplits)
+                if (mode.passed_range()) multiply_again<typename T::Unsplit>(total, panel, vector, x, depth);
+        }
+        hold(total);
     }
 }
 
