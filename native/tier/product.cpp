@@ -61,11 +61,11 @@ Fetch fetch_of(const ProductArgs& a, const Tile& tile, int way, const std::byte*
     return Fetch::part(next + first * 64, end - first, ceil_divide(kPace, places), places <= kFewPlaces);
 }
 
-// The sums of a tile whose products are not split, as a separate function because it is rare.
+// The sums of a tile as a separate function, which has all registers to itself. Where they are few, that is a quarter faster.
 template <class T, int MR, int NV>
-[[gnu::noinline]] void multiply_again(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
-                                      int64_t depth) {
-    T::multiply(total, panel, vector, x, depth, {});
+[[gnu::noinline]] void multiply_apart(vf (&total)[MR][NV], const std::byte* panel, int vector, const typename T::X* x,
+                                      int64_t depth, const Fetch& fetch) {
+    T::multiply(total, panel, vector, x, depth, fetch);
 }
 
 template <class T, int MR, int NV>
@@ -76,10 +76,13 @@ template <class T, int MR, int NV>
     } else {
         {
             const FlushMode mode;
-            T::multiply(total, panel, vector, x, depth, fetch);
+            if constexpr (kLanes == 16)
+                T::multiply(total, panel, vector, x, depth, fetch);
+            else
+                multiply_apart<T>(total, panel, vector, x, depth, fetch);
             hold(total);
             if constexpr (T::kSplits)
-                if (mode.passed_range()) multiply_again<typename T::Unsplit>(total, panel, vector, x, depth);
+                if (mode.passed_range()) multiply_apart<typename T::Unsplit>(total, panel, vector, x, depth, {});
         }
         hold(total);
     }

@@ -17,6 +17,7 @@ import typer
 from document_blocks import Block, blocks
 from ferrum.cli.main import app, execute
 from ferrum.engine.async_engine import AsyncEngine
+from ferrum.models.families import FAMILIES, load_families
 from serve_kit import serving
 from source_tree import REPOSITORY
 
@@ -74,6 +75,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_blocks_of_document_run(path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(site.folder)
+    load_families()
+    families = set(FAMILIES.names())
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.exempt:
@@ -84,6 +87,8 @@ def test_blocks_of_document_run(path: Path, site: Site, monkeypatch: pytest.Monk
             assert block.commands, f"{path}: a console block without a command"
             for command in block.commands:
                 site.run_command(command)
+    for added in set(FAMILIES.names()) - families:
+        FAMILIES.pop(added)  # other tests compare all families
     names.clear()
     gc.collect()
 

@@ -24,7 +24,7 @@ def rope_rows(frequencies: tuple[float, ...], scaling: float, begin: int, end: i
     cosines, sines = (np.empty((end - begin, len(by_pair)), np.float32) for _ in range(2))
     step = max(1, _PIECE // max(1, len(by_pair)))
     for first in range(begin, end, step):
-        angles = np.arange(first, min(first + step, end), dtype=np.float32)[:, None] * by_pair
+        angles = np.arange(first, min(first + step, end)).astype(np.float32)[:, None] * by_pair
         rows = slice(first - begin, first - begin + len(angles))
         cosine, sine = cosine_and_sine(angles.astype(np.float64))
         cosines[rows], sines[rows] = cosine * scaling, sine * scaling
