@@ -168,10 +168,20 @@ def _yarn_scaling(section: FamilyConfig, factor: float) -> float:
     return mscale(1.0)
 
 
+def _factors(rope: _Rope) -> RopeSpec:
+    """Divide each frequency by a factor of its own, as GGUF files carry the scaling of Llama 3.1."""
+    factors = rope.section.values.get("factors")
+    plain = rope.plain()
+    if not isinstance(factors, list) or len(factors) != len(plain):
+        raise CheckpointError(f"config.json: factors must be {len(plain)} numbers")
+    return RopeSpec(tuple(f / factor for f, factor in zip(plain, factors, strict=True)))
+
+
 _VARIANTS: dict[str, Callable[[_Rope], RopeSpec]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "factors": _factors,
 }

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
 from ferrum.models.tensor_names import EMBEDDING, HEAD
+from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 
@@ -53,6 +54,14 @@ class TensorStore(Protocol):
 
         It may be a read-only view of a mapped file.
         """
+
+    def integer_format(self, name: str) -> str | None:  # noqa: ARG002 - stores of block formats override this
+        """Return the format of `quant/` in groups of 32 that holds a matrix's numbers exactly, or None."""
+        return None
+
+    def integers(self, name: str) -> GroupedWeight:
+        """Return a matrix that has an `integer_format`, in that format."""
+        raise AssertionError(f"{name} has no integer format")
 
     def forget(self, name: str) -> None:  # noqa: ARG002 - stores that hold memory override this
         """Free the memory of a tensor's pages, if it takes any; the tensor can be read again."""

@@ -26,6 +26,9 @@ from ferrum.text.pooling import pooling_file
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
+SUFFIX: Final = ".gguf"
+"""Ending of GGUF files, which are models too."""
+
 BUILT_IN: Final = "ferrum-tiny"
 
 NO_CONFIG: Final = "has no config.json"
@@ -82,7 +85,7 @@ def locate(name: str, revision: str | None = None) -> Path | tuple[str, str | No
     if not name:
         raise ModelNotFound("must not be empty; `ferrum list` shows the local models", param="model")
     path = _built_in() if name == BUILT_IN else _path(name)
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         if revision is not None:
             raise ConfigError(f"{name!r} is a directory and has no revisions", param="revision")
         return path
@@ -90,7 +93,11 @@ def locate(name: str, revision: str | None = None) -> Path | tuple[str, str | No
         raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
-        reason = "is not a directory" if path.exists() else "is neither a directory nor organisation/name on the hub"
+        reason = (
+            "is neither a directory nor a .gguf file"
+            if path.exists()
+            else "is neither a directory nor organisation/name on the hub"
+        )
         raise ModelNotFound(f"{name!r} {reason}{_suggestion(name, _sibling_folders(path))}", param="model")
     if revision is not None and found["revision"] is not None:
         raise ConfigError(f"{name!r} already names a revision", param="revision")

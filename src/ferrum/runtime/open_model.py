@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ferrum.core.errors import CheckpointError, HubUnreachable
 from ferrum.runtime.checkpoint import has_weights
-from ferrum.runtime.hub import locate, resolve_model, snapshot
+from ferrum.runtime.hub import SUFFIX, locate, resolve_model, snapshot
 from ferrum.runtime.model_source import DirectoryModel, ModelSource
 
 
@@ -24,7 +24,13 @@ def open_model(name: str, *, headers_only: bool = False) -> ModelSource:
     Raises: as `resolve_model`, and as `Checkpoint` if headers are fetched.
     """
     found = locate(name) if headers_only else resolve_model(name)
-    return DirectoryModel(found) if isinstance(found, Path) else _hub_headers(*found)
+    if not isinstance(found, Path):
+        return _hub_headers(*found)
+    if found.suffix == SUFFIX:
+        from ferrum.runtime.gguf_model import GgufModel  # other models need none of it
+
+        return GgufModel(found)
+    return DirectoryModel(found)
 
 
 def _hub_headers(repo: str, revision: str | None) -> ModelSource:

@@ -5,6 +5,7 @@ Also the planned parameters of a model that is not loaded. Packed directories ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
@@ -151,6 +152,9 @@ class Parameters:
             ConfigError: its values do not fit into the requested dtype or scheme.
             Unsupported: its elements have a dtype that ferrum does not compute with.
         """
+        kept = self._kept(name)
+        if kept is not None:
+            return self._integers(name, shape, kept)
         values = self._read(name, shape)
         try:
             dense = self._cast(values)
@@ -163,6 +167,22 @@ class Parameters:
         self._formats.add(dense.dtype.name)
         self._mark_used(name, values.size)
         return weight
+
+    def _kept(self, name: str) -> str | None:
+        """Return the integer format that a matrix has in the checkpoint and keeps, or None."""
+        unchanged = self._dtype == "auto" and self.scheme is None and name in self._checkpoint.tensors
+        return self._checkpoint.integer_format(name) if unchanged else None
+
+    def _integers(self, name: str, shape: tuple[int, int], format: str) -> Weight:
+        self._check(name, shape)
+        weight = self._held(name, shape, format)
+        self.format = self.format or "float32"
+        self._formats.add(format)
+        self._mark_used(name, math.prod(shape))
+        return weight
+
+    def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - for plans
+        return self._checkpoint.integers(name)
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return a matrix in the requested dtype."""
@@ -277,6 +297,9 @@ class PlannedParameters(Parameters):
         self._check(name, shape)
         format = self._checkpoint.tensors[name].format
         return super()._read(name, shape) if format is None else _zeros(shape, FORMATS[format])
+
+    def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - no tensor is read
+        return self._quantizer(format, _zeros(shape, FORMATS["float32"]), DEFAULT_GROUP)
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         return _zeros(values.shape, values.dtype if self._dtype == "auto" else FORMATS[self._dtype])

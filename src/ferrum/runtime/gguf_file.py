@@ -1,0 +1,225 @@
+"""GGUF files, mapped: the header is read and checked at once, a tensor when it is used. Versions 2 and 3.
+
+A file is the magic, a version, the counts of tensors and of metadata, the metadata, a record of each tensor, and after
+padding to the alignment the tensors' data. All numbers are little-endian. Source: the format's specification in the
+repository of ggml (docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.quant.gguf_blocks import BLOCKS, TYPE_NAMES
+from ferrum.text.model_files import POINTER_BYTES, refuse_pointer
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+
+MAX_ENTRIES: Final = 1 << 20
+"""More metadata or tensors than any model has: a larger count is damage, or an attack on the memory."""
+
+_NUMBERS: Final = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+"""Struct formats of the numeric types of metadata."""
+
+_STRING: Final = 8
+_ARRAY: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor in a file.
+
+    Attributes:
+        kind: name of its type, a key of `gguf_blocks.BLOCKS`.
+        shape: outermost dimension first, as in numpy.
+        begin, end: bytes from the start of the file.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class GgufFile:
+    """A mapped GGUF file.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        metadata: values by key; an array is a list.
+        tensors: by name, in the order of the file.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or damaged; the message says what is wrong and where.
+        Unsupported: another version, byte order or tensor type.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not path.is_file():
+                raise CheckpointError(f"{path}: is not a file")
+            with path.open("rb") as file:
+                begin = file.read(POINTER_BYTES)
+                refuse_pointer(path, begin)
+                if begin[:4] != MAGIC:
+                    raise CheckpointError(f"{path}: is not a GGUF file: it begins with {begin[:4]!r}")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        reader = _Reader(path, self._map)
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        self._read_header(reader)
+
+    def _read_header(self, reader: _Reader) -> None:
+        reader.skip(len(MAGIC))
+        version = reader.number("<I")
+        if version not in VERSIONS:
+            if version and not version & 0xFFFF:
+                raise Unsupported(
+                    f"{self.path}: big-endian GGUF", "convert it to little-endian with gguf-convert-endian"
+                )
+            raise Unsupported(
+                f"{self.path}: GGUF version {version}", "versions 2 and 3 are read: convert the model again"
+            )
+        num_tensors, num_values = reader.count("tensors", 24), reader.count("metadata", 13)
+        for _ in range(num_values):
+            key = reader.string("a metadata key")
+            if key in self.metadata:
+                raise reader.damage(f"the metadata key {key!r} appears twice")
+            self.metadata[key] = reader.value(reader.number("<I"), key)
+        records = [self._read_record(reader) for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+            raise reader.damage(f"general.alignment must be a power of two from 8 up, not {alignment!r}")
+        data = -(-reader.at // alignment) * alignment
+        for name, kind, shape, offset in records:
+            self.tensors[name] = self._placed(reader, name, kind, shape, (data, offset, alignment))
+
+    def _read_record(self, reader: _Reader) -> tuple[str, str, tuple[int, ...], int]:
+        """Return name, type, shape and offset of the next tensor record."""
+        name = reader.string("a tensor's name")
+        dimensions = reader.number("<I")
+        if not 1 <= dimensions <= 4:
+            raise reader.damage(f"tensor {name!r} has {dimensions} dimensions, not 1 to 4")
+        shape = tuple(reader.number("<Q") for _ in range(dimensions))[::-1]
+        code = reader.number("<I")
+        if code not in TYPE_NAMES:
+            raise Unsupported(f"{self.path}: tensor {name!r} of GGUF type {code}", f"known: {', '.join(BLOCKS)}")
+        return name, TYPE_NAMES[code], shape, reader.number("<Q")
+
+    def _placed(
+        self, reader: _Reader, name: str, kind: str, shape: tuple[int, ...], place: tuple[int, int, int]
+    ) -> GgufTensor:
+        """Return a checked tensor. Its place is: begin of the data, offset, alignment."""
+        data, offset, alignment = place
+        if name in self.tensors:
+            raise reader.damage(f"the tensor {name!r} appears twice")
+        if kind not in BLOCKS:
+            raise Unsupported(f"{self.path}: tensor {name!r} of type {kind}", f"known: {', '.join(BLOCKS)}")
+        block = BLOCKS[kind]
+        if not all(shape) or shape[-1] % block.numbers:
+            raise reader.damage(f"tensor {name!r} of shape {list(shape)} cannot be of type {kind}")
+        begin = data + offset
+        end = begin + math.prod(shape) // block.numbers * block.nbytes
+        if offset % alignment or end > len(self._map):
+            raise reader.damage(f"tensor {name!r} lies at byte {begin} to {end} of {len(self._map)}: truncated?")
+        return GgufTensor(kind, shape, begin, end)
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """Return a tensor's blocks, uint8 [rows, blocks of a row, bytes]: a read-only view of the mapped file."""
+        tensor = self.tensors[name]
+        block = BLOCKS[tensor.kind]
+        flat = np.frombuffer(self._map, np.uint8, tensor.end - tensor.begin, tensor.begin)
+        return flat.reshape(-1, tensor.shape[-1] // block.numbers, block.nbytes)
+
+
+class _Reader:
+    """A cursor over a file's header. Every read is checked against the end of the file."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.at = 0
+        self._path, self._data, self._size = path, data, len(data)
+
+    def damage(self, reason: str) -> CheckpointError:
+        """Return the error of a damaged file."""
+        return CheckpointError(f"{self._path}: is damaged at byte {self.at}: {reason}")
+
+    def skip(self, count: int) -> int:
+        """Advance, and return the position before. Raises CheckpointError at the end of the file."""
+        begin, self.at = self.at, self.at + count
+        if self.at > self._size:
+            self.at = begin
+            raise self.damage(f"{count} more bytes expected, but the file ends at {self._size}")
+        return begin
+
+    def number(self, format: str) -> Any:
+        """Read a number of a struct format."""
+        return struct.unpack_from(format, self._data, self.skip(struct.calcsize(format)))[0]
+
+    def count(self, what: str, least: int) -> int:
+        """Read a count of things that take at least so many bytes each."""
+        count: int = self.number("<Q")
+        if count > min(MAX_ENTRIES, (self._size - self.at) // least):
+            raise self.damage(f"{count} {what} do not fit into the file")
+        return count
+
+    def string(self, what: str) -> str:
+        """Read a string. Invalid UTF-8 is damage."""
+        length = self.number("<Q")
+        if length > self._size - self.at:
+            raise self.damage(f"{what} of {length} bytes passes the end of the file")
+        begin = self.skip(length)
+        try:
+            return self._data[begin : begin + length].decode()
+        except UnicodeDecodeError as error:
+            raise self.damage(f"{what} is not UTF-8: {error}") from error
+
+    def value(self, code: int, key: str) -> Any:
+        """Read a metadata value of a type."""
+        if code in _NUMBERS:
+            return self.number(_NUMBERS[code])
+        if code == _STRING:
+            return self.string(f"the value of {key}")
+        if code == _ARRAY:
+            return self._array(key)
+        raise self.damage(f"the metadata key {key!r} has the unknown type {code}")
+
+    def _array(self, key: str) -> list[Any]:
+        code, length = self.number("<I"), self.number("<Q")
+        if code in _NUMBERS:
+            item = struct.calcsize(_NUMBERS[code])
+            if length > (self._size - self.at) // item:
+                raise self.damage(f"{length} numbers of {key!r} pass the end of the file")
+            begin = self.skip(length * item)
+            values: list[Any] = np.frombuffer(self._data, np.dtype(_NUMBERS[code]), length, begin).tolist()
+            return values
+        if code != _STRING:
+            raise self.damage(f"the metadata key {key!r} is an array of the unknown type {code}")
+        if length > (self._size - self.at) // 8:
+            raise self.damage(f"{length} strings of {key!r} pass the end of the file")
+        return [self.string(f"a string of {key}") for _ in range(length)]

@@ -1,0 +1,184 @@
+"""`GgufModel`: a GGUF file as the source of a model. Its metadata answers for the small files of a directory.
+
+The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, its names in `models/gguf_names.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError
+from ferrum.models.gguf_names import ROPE_FACTORS, architecture_of, hf_config, hf_name, is_permuted
+from ferrum.quant.dense import FORMATS
+from ferrum.quant.gguf_blocks import BLOCKS
+from ferrum.quant.gguf_integers import HELD, integers_of
+from ferrum.quant.weight import GroupedWeight
+from ferrum.runtime.checkpoint import TensorStore
+from ferrum.runtime.gguf_file import GgufFile, GgufTensor
+from ferrum.runtime.model_source import ModelSource
+from ferrum.runtime.tensor_file import TensorInfo
+
+_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_FLOATS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_PIECE: Final = 1 << 22
+"""Numbers dequantised at a time."""
+
+
+def open_shards(path: Path) -> tuple[GgufFile, ...]:
+    """Open a file and the others of a split model, whichever of them is named.
+
+    Raises:
+        CheckpointError, Unsupported: as `GgufFile`; or a part is missing.
+    """
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return (GgufFile(path),)
+    count = int(found["count"])
+    return tuple(
+        GgufFile(path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")) for number in range(1, count + 1)
+    )
+
+
+class GgufTensors(TensorStore):
+    """The tensors of a GGUF model under their names in the Hugging Face layout.
+
+    Floats are views of the mapped file. Other types are dequantised to float32 when read, with exactly the numbers of
+    the file. Rows that the converter has permuted are put back.
+
+    Args:
+        path: of the file, or of one part of a split model.
+
+    Attributes: see `TensorStore`.
+
+    Raises:
+        CheckpointError: the file is damaged, or lacks what the architecture needs.
+        Unsupported: a type, an architecture or a metadata key that is not understood.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.directory = path
+        self.headless = False
+        shards = open_shards(path)
+        self.metadata = shards[0].metadata
+        self._places: dict[str, tuple[GgufFile, str]] = {}
+        factors = None
+        for shard in shards:
+            for name in shard.tensors:
+                if name == ROPE_FACTORS:
+                    factors = shard.blocks(name)
+                    continue
+                full = hf_name(name)
+                if full is None or full in self._places:
+                    raise CheckpointError(f"{shard.path}: tensor {name!r} is {'repeated' if full else 'not known'}")
+                self._places[full] = shard, name
+        self._architecture = architecture_of(self.metadata)[1]
+        self.tensors = {full: _info(shard.tensors[name]) for full, (shard, name) in self._places.items()}
+        embedding = self.tensors.get("model.embed_tokens.weight")
+        if embedding is None:
+            raise CheckpointError(f"{path}: has no tensor token_embd.weight; is it a whole model?")
+        names = {name for _, name in self._places.values()}
+        self.config = {**hf_config(self.metadata, names, embedding.shape[0]), **_ids(self.metadata)}
+        if factors is not None:
+            numbers = np.ascontiguousarray(factors).view(np.float32).ravel().tolist()
+            self.config["rope_scaling"] = {"rope_type": "factors", "factors": numbers}
+
+    def file_of(self, name: str) -> str:
+        return self._places[name][0].path.name
+
+    def read(self, name: str) -> NDArray[Any]:
+        tensor, blocks = self._blocks(name)
+        if tensor.kind in _FLOATS:
+            floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[_FLOATS[tensor.kind]])
+            return floats.reshape(tensor.shape)
+        out = np.empty((len(blocks), tensor.shape[-1]), np.float32)
+        step = max(1, _PIECE // tensor.shape[-1])
+        for begin in range(0, len(out), step):
+            piece = blocks[begin : begin + step]
+            out[begin : begin + step] = (
+                BLOCKS[tensor.kind].dequantize(piece.reshape(-1, piece.shape[2])).reshape(len(piece), -1)
+            )
+        return out.reshape(tensor.shape)
+
+    def integer_format(self, name: str) -> str | None:
+        shard, own = self._places[name]
+        return HELD.get(shard.tensors[own].kind)
+
+    def integers(self, name: str) -> GroupedWeight:
+        tensor, blocks = self._blocks(name)
+        return integers_of(tensor.kind, blocks)
+
+    def _blocks(self, name: str) -> tuple[GgufTensor, NDArray[np.uint8]]:
+        """Return a tensor and its blocks [rows, blocks, bytes], rows in the order of the Hugging Face layout."""
+        shard, own = self._places[name]
+        tensor, blocks = shard.tensors[own], shard.blocks(own)
+        if self._architecture.permuted and is_permuted(name):
+            heads = self.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            count = math.prod(tensor.shape[:-1]) if len(tensor.shape) > 1 else tensor.shape[0]
+            order = np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+            blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
+        return tensor, blocks
+
+
+def _info(tensor: GgufTensor) -> TensorInfo:
+    """Return a tensor's place; other types than floats are read as float32."""
+    kind = tensor.kind if tensor.kind in _FLOATS else "F32"
+    return TensorInfo(kind, tensor.shape, tensor.begin, tensor.end)
+
+
+def _ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    from ferrum.text.gguf_tokenizer import end_tokens
+
+    ends, begin = end_tokens(metadata), metadata.get("tokenizer.ggml.bos_token_id")
+    return {"bos_token_id": begin, "eos_token_id": ends or None}
+
+
+class GgufModel(ModelSource):
+    """A GGUF file, or the first part of a split one.
+
+    Args:
+        path: the file.
+
+    Attributes: see `ModelSource`.
+    """
+
+    path: Path
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+
+    def checkpoint(self) -> TensorStore:
+        return GgufTensors(self.path)
+
+    def digest(self, memory: Path) -> str:
+        from ferrum.runtime.model_digest import files_digest
+
+        return files_digest([shard.path for shard in open_shards(self.path)], memory)
+
+    def read_file(self, name: str) -> bytes | None:
+        """Return what the metadata says in the place of a small file."""
+        from ferrum.text import gguf_tokenizer as text
+
+        if name not in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            return None
+        metadata = _metadata(self.path, self.path.stat().st_mtime_ns)
+        if name == "tokenizer.json":
+            found = text.tokenizer_json(metadata)
+            return None if found is None else text.as_json(found)
+        return text.as_json(text.tokenizer_config(metadata) if name == "tokenizer_config.json" else _ids(metadata))
+
+    def where(self, name: str) -> str:
+        return f"{self.name} ({name})" if name else self.name
+
+
+@cache
+def _metadata(path: Path, changed: int) -> Mapping[str, Any]:  # noqa: ARG001 - a changed file is read again
+    return open_shards(path)[0].metadata

@@ -1,0 +1,66 @@
+"""Tokenizers from GGUF metadata give the ids that llama.cpp publishes for its vocabularies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferrum.core.errors import Unsupported
+from ferrum.runtime.gguf_file import GgufFile
+from ferrum.text.gguf_tokenizer import SPLITS, as_json, end_tokens, tokenizer_config, tokenizer_json
+from ferrum.text.model_files import ModelFiles
+from ferrum.text.tokenizer import Tokenizer, load_tokenizer
+
+VOCABULARIES = Path(__file__).parents[1] / "data" / "vocab"
+
+
+class MetadataFiles(ModelFiles):
+    """The tokenizer files of some metadata."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._made = {"tokenizer.json": tokenizer_json, "tokenizer_config.json": tokenizer_config}
+        self._metadata = metadata
+
+    def read_file(self, name: str) -> bytes | None:
+        return as_json(self._made[name](self._metadata)) if name in self._made else None
+
+    def file_names(self, folder: str = "") -> list[str]:
+        return []
+
+    def where(self, name: str) -> str:
+        return name
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    found = load_tokenizer(MetadataFiles(GgufFile(VOCABULARIES / f"ggml-vocab-{name}.gguf").metadata))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm"])
+def test_ids_are_the_published_ones_and_decode_to_the_text(name: str) -> None:
+    texts = (VOCABULARIES / f"ggml-vocab-{name}.gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
+    expected = (VOCABULARIES / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
+    tokenizer = tokenizer_of(name)
+    assert len(texts) - 1 <= len(expected) and len(expected) > 40
+    for text, line in zip(texts, expected, strict=False):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert ids == [int(each) for each in line.split()], text
+        assert tokenizer.decode(ids).lstrip(" ") == text.lstrip(" ")
+
+
+def test_an_unknown_split_rule_is_refused_by_name() -> None:
+    metadata = GgufFile(VOCABULARIES / "ggml-vocab-gpt-2.gguf").metadata
+    with pytest.raises(Unsupported) as caught:
+        tokenizer_json({**metadata, "tokenizer.ggml.pre": "new-rule"})
+    assert "new-rule" in str(caught.value) and all(name in str(caught.value) for name in SPLITS)
+
+
+def test_begin_and_end_tokens_come_from_the_metadata() -> None:
+    tokenizer = tokenizer_of("llama-spm")
+    assert tokenizer.bos_token_id == 1 and tokenizer.eos_token_ids == (2,)
+    assert tokenizer.encode("a")[0] == 1, "the file asks for a begin token"
+    ids = {"eos": 2, "eot": 7, "eom": 2}
+    assert end_tokens({f"tokenizer.ggml.{key}_token_id": value for key, value in ids.items()}) == [2, 7]

@@ -1,0 +1,75 @@
+"""GGUF files of tiny models, written by the `gguf` library as the converter of llama.cpp writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from ferrum.models.gguf_names import ARCHITECTURES, hf_name
+
+KINDS = {entry.name: kind for kind, entry in ARCHITECTURES.items()}
+
+
+def permuted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Return the rows of q or k in the order for rotation of adjacent pairs."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def gguf_names(layers: int) -> dict[str, str]:
+    """Return GGUF's name of every tensor by its Hugging Face name."""
+    attention = [f"attn_{each}" for each in ("q", "k", "v", "output", "q_norm", "k_norm", "norm")]
+    parts = attention + [f"ffn_{each}" for each in ("norm", "gate", "up", "down")]
+    stems = ["token_embd", "output_norm", "output", *(f"blk.{i}.{part}" for i in range(layers) for part in parts)]
+    names = [f"{stem}.{kind}" for stem in stems for kind in ("weight", "bias")]
+    return {str(hf_name(name)): name for name in names}
+
+
+def write_gguf(directory: Path, target: Path, kind: str = "F32", **metadata: Any) -> dict[str, NDArray[np.float32]]:
+    """Write a model's directory as a GGUF file with matrices of a type.
+
+    Returns: the numbers that the file holds, by Hugging Face name.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    name = KINDS[config["architectures"][0]]
+    writer = GGUFWriter(target, name)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or {}).get("rope_theta", 10000.0))
+    writer.add_rope_dimension_count(head_dim)
+    for key, value in metadata.items():
+        writer.add_key_value(key.replace("__", "."), *value)
+    names, held = gguf_names(config["num_hidden_layers"]), {}
+    for full, values in load_file(directory / "model.safetensors").items():
+        numbers = np.ascontiguousarray(values, np.float32)
+        stored, type = numbers, GGMLQuantizationType.F32
+        if name == "llama" and (".q_proj." in full or ".k_proj." in full):
+            stored = permuted(numbers, heads if ".q_proj." in full else kv_heads)
+        if kind != "F32" and numbers.ndim == 2:
+            type = GGMLQuantizationType[kind]
+            blocks = quantize(stored, type)
+            writer.add_tensor(names[full], blocks, raw_dtype=type)
+            numbers = dequantize(quantize(numbers, type), type).reshape(numbers.shape)
+        else:
+            writer.add_tensor(names[full], stored)
+        held[full] = numbers
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
