@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType
 
+from ferrum import LLM, SamplingParams
 from ferrum.core.config import ModelConfig
 from ferrum.core.errors import CheckpointError, FerrumError, Unsupported
-from ferrum.runtime.gguf_model import GgufTensors
+from ferrum.runtime.gguf_model import GgufModel, GgufTensors
 from ferrum.runtime.load import load_executor, plan_model
-from gguf_twin import write_gguf
+from ferrum.runtime.packing import pack_directory
+from gguf_twin import TOKENIZER, write_gguf
 from tiny import Case, directory_of, find
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = Case("llama-gguf", "LlamaConfig", {**WIDE, "head_dim": 32})
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 100, 7]
 
 
@@ -68,11 +71,11 @@ def test_rope_factors_scale_the_frequencies(tmp_path: Path) -> None:
     from ferrum.models.config_reader import FamilyConfig
     from ferrum.models.rope import rope_spec
 
-    frequencies = [10000.0 ** -(2 * i / 32) for i in range(16)]
     factors = [float(np.float32(1 + i)) for i in range(16)]
     values = {"rope_scaling": {"rope_type": "factors", "factors": factors}, "rope_theta": 10000.0}
+    plain_spec = rope_spec(FamilyConfig({"rope_theta": 10000.0}), 32)
     assert rope_spec(FamilyConfig(values), 32).frequencies == tuple(
-        frequency / factor for frequency, factor in zip(frequencies, factors, strict=True)
+        frequency / factor for frequency, factor in zip(plain_spec.frequencies, factors, strict=True)
     )
 
 
@@ -89,6 +92,16 @@ def test_a_key_that_is_not_understood_is_refused_by_name(tmp_path: Path, key: st
     with pytest.raises(Unsupported) as caught:
         load_executor(str(tmp_path / "model.gguf"))
     assert key.replace("__", ".") in str(caught.value)
+
+
+def test_a_packed_file_keeps_its_tokenizer_template_and_end(tmp_path: Path) -> None:
+    write_gguf(directory_of(LLAMA), tmp_path / "model.gguf", **TOKENIZER)
+    pack_directory(GgufModel(tmp_path / "model.gguf"), tmp_path / "packed", "int8")
+    with LLM(tmp_path / "model.gguf", quantize="int8") as ours, LLM(tmp_path / "packed") as packed:
+        outputs = [llm.chat([{"role": "user", "content": "abcab"}], GREEDY)[0] for llm in (ours, packed)]
+        assert ours.client.tokenizer.eos_token_ids == packed.client.tokenizer.eos_token_ids == (9,)
+    assert outputs[0].prompt_token_ids == [8, 2, 8]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_directory_takes_precedence_over_the_hub(hub, tmp_path, monkeypatch):
     with pytest.raises(ConfigError):
         resolve_model("maker/model", revision="main")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ModelNotFound, match="is not a directory"):
+    with pytest.raises(ModelNotFound, match="neither a directory"):
         resolve_model(str(tmp_path / "model.safetensors"))
     with pytest.raises(ModelNotFound, match=r"did you mean .*model"):
         resolve_model(str(tmp_path / "maker" / "modell"))

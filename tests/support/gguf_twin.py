@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from ferrum.models.gguf_names import ARCHITECTURES, hf_name
+
+TOKENIZER: dict[str, Any] = {
+    "tokenizer__ggml__model": ("gpt2", GGUFValueType.STRING),
+    "tokenizer__ggml__pre": ("gpt-2", GGUFValueType.STRING),
+    "tokenizer__ggml__tokens": ([*"abcdefgh", "ab", "<end>"], GGUFValueType.ARRAY),
+    "tokenizer__ggml__token_type": ([1] * 9 + [3], GGUFValueType.ARRAY),
+    "tokenizer__ggml__merges": (["a b"], GGUFValueType.ARRAY),
+    "tokenizer__ggml__eos_token_id": (9, GGUFValueType.UINT32),
+    "tokenizer__chat_template": ("{{ messages[0].content }}", GGUFValueType.STRING),
+}
+"""Metadata of a small tokenizer."""
 
 KINDS = {entry.name: kind for kind, entry in ARCHITECTURES.items()}
 

@@ -54,7 +54,7 @@ app.command("serve")(bench_serve.serve)
 @app.command("run")
 @with_options(model_fields(), "Model")
 def measure(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A directory, or a hub id.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a hub id.")] = None,
     shape: Annotated[
         str | None, typer.Option(help="Random weights in the shape of qwen3-0.6b, 1.7b, 4b or 8b instead of MODEL.")
     ] = None,

@@ -45,7 +45,7 @@ QUOTES: Final = '"""'
 @with_options(engine_fields(), "Model and engine")
 @with_options(sampling_fields(), "Sampling", {"max_tokens": "the rest of the context"})
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory or a hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file, or a hub id.")],
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     **options: Any,
 ) -> None:

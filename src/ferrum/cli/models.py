@@ -21,7 +21,12 @@ def list_models() -> None:
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id: org/name or org/name@revision.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A hub id: org/name, org/name@revision, or org/name:Q4_K_M for a GGUF file."
+        ),
+    ],
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit.")] = None,
 ) -> None:
     """Download a model from the hub, so that it loads without a network."""

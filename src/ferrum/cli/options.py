@@ -53,7 +53,7 @@ COMMON: Final = frozenset(
 
 OPTION: Final = inspect.Parameter.KEYWORD_ONLY
 
-MODEL_HELP: Final = "A directory, a hub id, or ferrum-tiny."
+MODEL_HELP: Final = "A directory, a GGUF file, a hub id, or ferrum-tiny."
 
 
 def writable(path: Path | None) -> Path | None:

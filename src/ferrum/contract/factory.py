@@ -114,7 +114,7 @@ class ExecutorConfig(JsonRecord):
     """The description of an executor to create.
 
     Attributes:
-        model_info: the model; `model_id` is the directory or hub id to load.
+        model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
         executor_options: `quantize`, `group`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
             `replay` and `cache_prefix`, as `load_executor` takes them.

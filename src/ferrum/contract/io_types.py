@@ -62,7 +62,7 @@ class ModelInfo(JsonRecord):
     """The description of a model.
 
     Attributes:
-        model_id: the directory or hub id that it was loaded from.
+        model_id: the directory, GGUF file or hub id that it was loaded from.
         family: the architecture's name in its configuration.
         num_parameters: numbers in the checkpoint; a tied head counts once.
         vocab_size: upper limit of token ids.

@@ -114,7 +114,7 @@ MAX_RUN_AHEAD: Final = 4
 class ModelConfig(JsonRecord):
     """The options of loading a model. Raises ConfigError for an invalid value; `param` names the field."""
 
-    model: str = field(metadata=about("Directory or hub id of the model."))
+    model: str = field(metadata=about("Directory, GGUF file or hub id of the model."))
     device: str = option("cpu", "Device to compute on.", DEVICES, refused=("cuda",))
     dtype: str = option("auto", "Format of the weights; auto takes the checkpoint's.", DTYPES)
     quantize: str | None = option(

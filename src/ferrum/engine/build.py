@@ -159,7 +159,7 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
     """Return the parts of a client for a model.
 
     Args:
-        model: a directory, a hub id, or the name of the built-in model.
+        model: a directory, a GGUF file, a hub id, or the name of the built-in model.
         child: the process of the engine, for the host `process`; None: a new one.
         source: the model itself, which `model` then only names; None opens the model of that name.
         options: see `engine_config`.

@@ -21,7 +21,7 @@ class EngineClient(ABC):
     It serves the process that opened it. In a forked process every request is refused with EngineDead.
 
     Args:
-        model: a directory, a hub id, or the name of the built-in model.
+        model: a directory, a GGUF file, a hub id, or the name of the built-in model.
         options: of the model and the engine, see `ferrum.core.config`; and `source`, see `build`.
 
     Attributes:

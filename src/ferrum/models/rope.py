@@ -169,7 +169,7 @@ def _yarn_scaling(section: FamilyConfig, factor: float) -> float:
 
 
 def _factors(rope: _Rope) -> RopeSpec:
-    """Divide each frequency by a factor of its own, as GGUF files carry the scaling of Llama 3.1."""
+    """Divide each frequency by its factor, as GGUF files carry the scaling of Llama 3.1."""
     factors = rope.section.values.get("factors")
     plain = rope.plain()
     if not isinstance(factors, list) or len(factors) != len(plain):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.gguf_blocks import BLOCKS, TYPE_NAMES
 from ferrum.text.model_files import POINTER_BYTES, refuse_pointer
+
+_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -158,6 +161,21 @@ class GgufFile:
         return flat.reshape(-1, tensor.shape[-1] // block.numbers, block.nbytes)
 
 
+def open_shards(path: Path) -> tuple[GgufFile, ...]:
+    """Open a file and the others of a split model, whichever of them is named.
+
+    Raises:
+        CheckpointError, Unsupported: as `GgufFile`; or a part is missing.
+    """
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return (GgufFile(path),)
+    count = int(found["count"])
+    return tuple(
+        GgufFile(path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")) for number in range(1, count + 1)
+    )
+
+
 class _Reader:
     """A cursor over a file's header. Every read is checked against the end of the file."""
 
@@ -182,7 +200,7 @@ class _Reader:
         return struct.unpack_from(format, self._data, self.skip(struct.calcsize(format)))[0]
 
     def count(self, what: str, least: int) -> int:
-        """Read a count of things that take at least so many bytes each."""
+        """Read a count of entries of at least `least` bytes each."""
         count: int = self.number("<Q")
         if count > min(MAX_ENTRIES, (self._size - self.at) // least):
             raise self.damage(f"{count} {what} do not fit into the file")

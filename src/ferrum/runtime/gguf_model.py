@@ -6,7 +6,6 @@ The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, its nam
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -22,29 +21,16 @@ from ferrum.quant.gguf_blocks import BLOCKS
 from ferrum.quant.gguf_integers import HELD, integers_of
 from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore
-from ferrum.runtime.gguf_file import GgufFile, GgufTensor
+from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.tensor_file import TensorInfo
 
-_SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _FLOATS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
+"""Small files that the metadata stands for."""
+
 _PIECE: Final = 1 << 22
 """Numbers dequantised at a time."""
-
-
-def open_shards(path: Path) -> tuple[GgufFile, ...]:
-    """Open a file and the others of a split model, whichever of them is named.
-
-    Raises:
-        CheckpointError, Unsupported: as `GgufFile`; or a part is missing.
-    """
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
-        return (GgufFile(path),)
-    count = int(found["count"])
-    return tuple(
-        GgufFile(path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf")) for number in range(1, count + 1)
-    )
 
 
 class GgufTensors(TensorStore):
@@ -167,13 +153,16 @@ class GgufModel(ModelSource):
         """Return what the metadata says in the place of a small file."""
         from ferrum.text import gguf_tokenizer as text
 
-        if name not in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        if name not in (*_FILES, "config.json"):
             return None
         metadata = _metadata(self.path, self.path.stat().st_mtime_ns)
         if name == "tokenizer.json":
             found = text.tokenizer_json(metadata)
             return None if found is None else text.as_json(found)
         return text.as_json(text.tokenizer_config(metadata) if name == "tokenizer_config.json" else _ids(metadata))
+
+    def file_names(self, folder: str = "") -> list[str]:
+        return [] if folder else [name for name in _FILES if self.read_file(name) is not None]
 
     def where(self, name: str) -> str:
         return f"{self.name} ({name})" if name else self.name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnreachable, ModelGated, ModelNotFound
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import has_weights, read_config
+from ferrum.runtime.gguf_file import open_shards
+from ferrum.runtime.hub_gguf import SUFFIX, HubFile, fetch, files_of, hub_file, models_in, tag_of
 from ferrum.runtime.packed import METHOD
 from ferrum.runtime.parameters import refuse_quantized
 from ferrum.text.model_files import DirectoryFiles
@@ -25,9 +27,6 @@ from ferrum.text.pooling import pooling_file
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
-
-SUFFIX: Final = ".gguf"
-"""Ending of GGUF files, which are models too."""
 
 BUILT_IN: Final = "ferrum-tiny"
 
@@ -46,7 +45,7 @@ class LocalModel:
 
     Attributes:
         name: what `resolve_model` takes.
-        path: its directory.
+        path: its directory or file.
         nbytes: bytes of its files.
         family: the architecture in its configuration; empty if that cannot be read.
     """
@@ -58,13 +57,14 @@ class LocalModel:
 
 
 def resolve_model(name: str, *, revision: str | None = None, offline: bool | None = None) -> Path:
-    """Return the directory of a model; a hub model is downloaded first.
+    """Return the directory of a model, or its GGUF file; a hub model is downloaded first.
 
     A directory of that name takes precedence over a hub id. Only a hub model's safetensors weights and the files next
     to them are fetched, never pickles. If the hub cannot be reached, a complete cached download is used.
 
     Args:
-        name: "ferrum-tiny", a directory, or `organisation/name[@revision]`.
+        name: "ferrum-tiny", a directory, a GGUF file, `organisation/name[@revision]`, or a GGUF file of the hub (see
+            `hub_gguf`).
         revision: branch, tag or commit of a hub model.
         offline: True only uses the cache; otherwise HF_HUB_OFFLINE decides.
 
@@ -77,11 +77,16 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool | Non
         ConfigError: two revisions, or a revision of a model without any.
     """
     found = locate(name, revision)
+    if isinstance(found, HubFile):
+        return fetch(found, offline=bool(offline))
     return found if isinstance(found, Path) else snapshot(*found, offline=bool(offline))
 
 
-def locate(name: str, revision: str | None = None) -> Path | tuple[str, str | None]:
-    """Return a model's directory, or its repository on the hub and the revision. Errors as `resolve_model`."""
+def locate(name: str, revision: str | None = None) -> Path | HubFile | tuple[str, str | None]:
+    """Return a model's directory or file, its GGUF file on the hub, or its repository there and the revision.
+
+    Errors as `resolve_model`.
+    """
     if not name:
         raise ModelNotFound("must not be empty; `ferrum list` shows the local models", param="model")
     path = _built_in() if name == BUILT_IN else _path(name)
@@ -91,6 +96,11 @@ def locate(name: str, revision: str | None = None) -> Path | tuple[str, str | No
         return path
     if name == BUILT_IN:
         raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
+    file = None if path.exists() else hub_file(name)
+    if file is not None:
+        if revision is not None and file.revision is not None:
+            raise ConfigError(f"{name!r} already names a revision", param="revision")
+        return replace(file, revision=revision or file.revision)
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
         reason = (
@@ -128,7 +138,11 @@ def list_models() -> list[LocalModel]:
     cached = {
         repo.repo_id: _current_snapshot(repo) for repo in repos if repo.repo_type == "model"
     } | _padded_snapshots()
-    models += [_describe(name, path) for name, path in sorted(cached.items()) if path is not None and _is_model(path)]
+    for name, path in sorted(cached.items()):
+        if path is not None and _is_model(path):
+            models.append(_describe(name, path))
+        elif path is not None:
+            models += _describe_files(name, path)
     return models
 
 
@@ -193,15 +207,26 @@ def _is_model(directory: Path) -> bool:
     return (directory / "config.json").is_file() and has_weights(directory)
 
 
-def _describe(name: str, directory: Path) -> LocalModel:
+def _describe(name: str, path: Path) -> LocalModel:
+    if path.is_file():
+        return _file(name, path.parent, [each.path.name for each in open_shards(path)])
     try:
-        architectures = read_config(directory).get("architectures")
+        architectures = read_config(path).get("architectures")
     except CheckpointError:
         architectures = None
     family = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    return LocalModel(
-        name, directory, sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()), family
-    )
+    return LocalModel(name, path, sum(each.stat().st_size for each in path.rglob("*") if each.is_file()), family)
+
+
+def _describe_files(repo: str, directory: Path) -> list[LocalModel]:
+    """Return the GGUF models of a cached repository."""
+    files = [path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}")]
+    return [_file(f"{repo}:{tag_of(model)}", directory, parts) for model, parts in models_in(files).items()]
+
+
+def _file(name: str, directory: Path, parts: list[str]) -> LocalModel:
+    paths = [directory / part for part in parts]
+    return LocalModel(name, paths[0], sum(path.stat().st_size for path in paths), "GGUF")
 
 
 def _suggestion(name: str, others: Iterable[str] = ()) -> str:
@@ -231,7 +256,10 @@ def _fetch(repo: str, revision: str | None, *, offline: bool) -> Path:
     with hub_errors(repo, revision) as named:
         fetch = partial(snapshot_download, repo, revision=revision, local_files_only=offline)
         if not _has_sound_config(repo, revision):  # before the weights, which may take a hundred GB
-            _refuse(Path(fetch(allow_patterns=["config.json"])), named)
+            configured = Path(fetch(allow_patterns=["config.json"]))
+            if not (configured / "config.json").is_file() and (file := _only_gguf(repo, revision, offline=offline)):
+                return file
+            _refuse(configured, named)
         try:
             path = Path(fetch(allow_patterns=list(_WANTED), ignore_patterns=list(_UNWANTED)))
         except LocalEntryNotFoundError as error:
@@ -244,6 +272,12 @@ def _fetch(repo: str, revision: str | None, *, offline: bool) -> Path:
             raise HubUnreachable(f"{reason}; run `ferrum pull {named}` with a connection", param="model")
         raise CheckpointError(f"{named!r} {NO_WEIGHTS}")
     return path
+
+
+def _only_gguf(repo: str, revision: str | None, *, offline: bool) -> Path | None:
+    """Return the preferred GGUF file of a repository without a configuration; None if it has no GGUF file."""
+    wanted = HubFile(repo, revision=revision)
+    return fetch(wanted, offline=offline) if models_in(files_of(wanted, offline=offline)) else None
 
 
 def _has_sound_config(repo: str, revision: str | None) -> bool:

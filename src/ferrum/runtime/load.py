@@ -85,7 +85,7 @@ def load_executor(
     """Load a model. The executor is ready: `status().is_ready` is true before the first step.
 
     Args:
-        model: directory or hub id.
+        model: directory, GGUF file or hub id.
         device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
             kv_capacity: see `ModelConfig`.
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ferrum.core.errors import CheckpointError, HubUnreachable
 from ferrum.runtime.checkpoint import has_weights
-from ferrum.runtime.hub import SUFFIX, locate, resolve_model, snapshot
+from ferrum.runtime.hub import locate, resolve_model, snapshot
+from ferrum.runtime.hub_gguf import SUFFIX, HubFile, fetch
 from ferrum.runtime.model_source import DirectoryModel, ModelSource
 
 
@@ -24,6 +25,8 @@ def open_model(name: str, *, headers_only: bool = False) -> ModelSource:
     Raises: as `resolve_model`, and as `Checkpoint` if headers are fetched.
     """
     found = locate(name) if headers_only else resolve_model(name)
+    if isinstance(found, HubFile):
+        found = fetch(found, offline=False)
     if not isinstance(found, Path):
         return _hub_headers(*found)
     if found.suffix == SUFFIX:

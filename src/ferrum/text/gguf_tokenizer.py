@@ -58,10 +58,13 @@ SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_QWEN2,)),
     "deepseek-llm": _DEEPSEEK_LLM,
 }
-"""Patterns of each split rule, applied one after the other; every match is a word of its own."""
+"""Patterns of each split rule, applied one after the other; every match is one word."""
 
 _IGNORE_MERGES: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"})
 """Rules of vocabularies in which a word that is a token is never split."""
+
+_BEGINNING: Final = frozenset({"llama"})
+"""Kinds of tokenizers that put a begin token first unless the file says otherwise."""
 
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 """Rules of vocabularies whose text is put into Unicode's normal form C first."""
@@ -81,12 +84,10 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
     if not isinstance(types, list) or len(types) != len(tokens):
         raise CheckpointError("tokenizer.ggml.token_type must have a type for each token")
-    if kind == "gpt2":
-        parts = _byte_level(metadata, tokens)
-    elif kind == "llama":
-        parts = _sentence_piece(metadata, tokens)
-    else:
-        raise Unsupported(f"tokenizer.ggml.model={kind!r}", "gpt2 and llama are read")
+    builders = {"gpt2": _byte_level, "llama": _sentence_piece}
+    if str(kind) not in builders:
+        raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{' and '.join(builders)} are read")
+    parts = builders[str(kind)](metadata, tokens)
     added = [
         _added(token, index, special=kind != TokenType.USER_DEFINED)
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -111,8 +112,8 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(index, int) and 0 <= index < len(tokens):
             config[name] = tokens[index]
-    default = metadata.get("tokenizer.ggml.model") == "llama"
-    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+    begins = str(metadata.get("tokenizer.ggml.model")) in _BEGINNING
+    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", begins))
     config["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     templates = {
         key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": value
