@@ -346,6 +346,10 @@ def test_strict_mode_refuses_only_unknown_fields() -> None:
         assert server.chat(user="u").headers["x-ferrum-ignored"] == "user"
 
 
+def test_a_field_without_a_name_is_reported_like_any_other(server: Served) -> None:
+    assert server.chat(user="u", **{"": 1}).headers["x-ferrum-ignored"] == '"", user'
+
+
 def test_max_logprobs_limits_top_tokens_on_every_route() -> None:
     with serving(max_logprobs=3) as server:
         for field in ("prompt_logprobs", "top_logprobs", "logprobs"):

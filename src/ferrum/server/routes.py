@@ -279,7 +279,8 @@ def caller_of(service: Service, request: Request) -> Caller:
 def ignored(body: Body, *, strict: bool, also: Sequence[str] = ()) -> dict[str, str]:
     """Return the header that names fields without effect, and `also`. Raises as `Body.ignored_fields`."""
     names = [*also, *body.ignored_fields(strict=strict)]
-    shown = [quote(name[:128], safe="[]") for name in names[:MAX_NAMED]]
+    # A header must not end with a space, so an empty name is written as two quotation marks.
+    shown = [quote(name[:128], safe="[]") or '""' for name in names[:MAX_NAMED]]
     return {"x-ferrum-ignored": ", ".join(shown)} if shown else {}
 
 
