@@ -92,7 +92,7 @@ inline vf multiply_flushed(vf a, vf b) { return fused_flushed(a, b, -vf{}); }
 
 // Have these numbers at this point: computed before, used after.
 template <int MR, int NV>
-inline void hold(vf (&numbers)[MR][NV]) {
+inline void hold([[maybe_unused]] vf (&numbers)[MR][NV]) {
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
@@ -101,6 +101,8 @@ inline void hold(vf (&numbers)[MR][NV]) {
             asm volatile("" : "+v"(numbers[r][v]));
 #elif defined(__x86_64__)
             asm volatile("" : "+x"(numbers[r][v]));
+#elif defined(__aarch64__)
+            asm volatile("" : "+w"(numbers[r][v]));
 #endif
         }
 }
