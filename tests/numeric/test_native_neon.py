@@ -10,7 +10,7 @@ import pytest
 from conformance_program import against_reference, build, need, output_of
 from shared_models import folder
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]  # emulation is slow
 
 STRIDE = "37"  # every such number of rows up to 600: emulation takes a hundred times as long
 TARGET = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DCMAKE_EXE_LINKER_FLAGS=-static")
