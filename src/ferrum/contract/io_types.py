@@ -133,7 +133,24 @@ GenericKvCacheHandle = KvCacheHandle
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillInput:
+class TokenInput:
+    """Tokens of one sequence; see its two kinds, `PrefillInput` and `DecodeInput`."""
+
+    input_ids: Any
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.input_ids)
+
+    @property
+    def sequence_length(self) -> int:
+        """S: tokens of this input alone."""
+        return len(self.input_ids[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInput(TokenInput):
     """A prompt, or the next chunk of one.
 
     Attributes:
@@ -166,27 +183,17 @@ class PrefillInput:
         if not is_one_of(self.logits, (LogitsPolicy.LAST, LogitsPolicy.ALL)):
             raise RequestError(f"must be 'last' or 'all', not {shown(self.logits)}", param="logits")
 
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        return len(self.input_ids)
-
-    @property
-    def sequence_length(self) -> int:
-        """S: tokens of this input alone."""
-        return len(self.input_ids[0])
-
     def with_kv_cache(self, kv_cache: KvCacheHandle) -> PrefillInput:
         """Return a copy that continues this sequence."""
         return replace(self, kv_cache=kv_cache)
 
-    def with_attention_mask(self, attention_mask: Any) -> PrefillInput:
-        """Return a copy with this mask."""
-        return replace(self, attention_mask=attention_mask)
-
     def with_position_ids(self, position_ids: Any) -> PrefillInput:
         """Return a copy with these positions."""
         return replace(self, position_ids=position_ids)
+
+    def with_attention_mask(self, attention_mask: Any) -> PrefillInput:
+        """Return a copy with this mask."""
+        return replace(self, attention_mask=attention_mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +226,7 @@ class PrefillOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeInput:
+class DecodeInput(TokenInput):
     """One more token of a cached sequence.
 
     Attributes:
@@ -247,22 +254,12 @@ class DecodeInput:
         if self.position_ids is not None:
             object.__setattr__(self, "position_ids", integer_matrix("position_ids", self.position_ids))
 
-    @property
-    def batch_size(self) -> int:
-        """B, which is 1."""
-        return len(self.input_ids)
-
-    @property
-    def sequence_length(self) -> int:
-        """S, which is 1: tokens of this input alone."""
-        return len(self.input_ids[0])
-
     def with_kv_cache(self, kv_cache: KvCacheHandle) -> DecodeInput:
         """Return a copy that continues this sequence."""
         return replace(self, kv_cache=kv_cache)
 
     def with_position_ids(self, position_ids: Any) -> DecodeInput:
-        """Return a copy with this position."""
+        """Return a copy with these positions."""
         return replace(self, position_ids=position_ids)
 
     @property

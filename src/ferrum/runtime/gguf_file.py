@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
 from ferrum.quant.gguf_blocks import BLOCKS, TYPE_NAMES
-from ferrum.text.model_files import POINTER_BYTES, refuse_pointer
+from ferrum.runtime.tensor_file import mapped, opened
 
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -83,15 +83,11 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not path.is_file():
-                raise CheckpointError(f"{path}: is not a file")
-            with path.open("rb") as file:
-                begin = file.read(POINTER_BYTES)
-                refuse_pointer(path, begin)
+            with opened(path) as (file, begin):
                 if begin[:4] != MAGIC:
                     raise CheckpointError(f"{path}: is not a GGUF file: it begins with {begin[:4]!r}")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+                self._map = mapped(file.fileno())
+        except ValueError as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
         reader = _Reader(path, self._map)
         self.metadata: dict[str, Any] = {}

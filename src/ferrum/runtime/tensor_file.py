@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import mmap
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,18 +72,12 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not path.is_file():
-                raise CheckpointError(f"{path}: is not a file")
-            with path.open("rb") as file:
-                begin = file.read(POINTER_BYTES)
-                refuse_pointer(path, begin)
+            with opened(path) as (file, begin):
                 header = _header_of(path, begin[:8], path.stat().st_size)
                 _check_with_library(path)
                 file.seek(8)
                 entries = json.loads(file.read(header), object_pairs_hook=_without_repeats)
-                self._map = _mapped(file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+                self._map = mapped(file.fileno())
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: is not a valid safetensors file: {error}") from error
         entries.pop("__metadata__", None)
@@ -141,7 +135,27 @@ def file_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> byt
     return len(text).to_bytes(8, "little") + text
 
 
-def _mapped(file: int) -> mmap.mmap:
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
+    """Open a file of tensors.
+
+    Yields: the file and its first bytes.
+
+    Raises:
+        CheckpointError: it is missing, cannot be read, or is a pointer to a file that was not downloaded.
+    """
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is not a file")
+        with path.open("rb") as file:
+            begin = file.read(POINTER_BYTES)
+            refuse_pointer(path, begin)
+            yield file, begin
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def mapped(file: int) -> mmap.mmap:
     """Map a file, on huge pages if the system can: they are faster to touch and to read repeatedly."""
     memory = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_HUGEPAGE"):
