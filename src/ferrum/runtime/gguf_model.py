@@ -23,9 +23,8 @@ from ferrum.quant.weight import GroupedWeight
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
-from ferrum.runtime.tensor_file import TensorInfo
+from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
 
-_FLOATS: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 """Small files that the metadata stands for."""
 
@@ -81,8 +80,8 @@ class GgufTensors(TensorStore):
 
     def read(self, name: str) -> NDArray[Any]:
         tensor, blocks = self._blocks(name)
-        if tensor.kind in _FLOATS:
-            floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[_FLOATS[tensor.kind]])
+        if tensor.kind in FORMAT_OF:
+            floats: NDArray[Any] = np.ascontiguousarray(blocks).view(FORMATS[FORMAT_OF[tensor.kind]])
             return floats.reshape(tensor.shape)
         out = np.empty((len(blocks), tensor.shape[-1]), np.float32)
         step = max(1, _PIECE // tensor.shape[-1])
@@ -115,7 +114,7 @@ class GgufTensors(TensorStore):
 
 def _info(tensor: GgufTensor) -> TensorInfo:
     """Return a tensor's place; other types than floats are read as float32."""
-    kind = tensor.kind if tensor.kind in _FLOATS else "F32"
+    kind = tensor.kind if tensor.kind in FORMAT_OF else "F32"
     return TensorInfo(kind, tensor.shape, tensor.begin, tensor.end)
 
 

@@ -98,9 +98,7 @@ def locate(name: str, revision: str | None = None) -> Path | HubFile | tuple[str
         raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
     file = None if path.exists() else hub_file(name)
     if file is not None:
-        if revision is not None and file.revision is not None:
-            raise ConfigError(f"{name!r} already names a revision", param="revision")
-        return replace(file, revision=revision or file.revision)
+        return replace(file, revision=_one_revision(name, file.revision, revision))
     found = _HUB_ID.fullmatch(name)
     if found is None or path.exists():
         reason = (
@@ -109,9 +107,14 @@ def locate(name: str, revision: str | None = None) -> Path | HubFile | tuple[str
             else "is neither a directory nor organisation/name on the hub"
         )
         raise ModelNotFound(f"{name!r} {reason}{_suggestion(name, _sibling_folders(path))}", param="model")
-    if revision is not None and found["revision"] is not None:
+    return found["repo"], _one_revision(name, found["revision"], revision)
+
+
+def _one_revision(name: str, named: str | None, given: str | None) -> str | None:
+    """Return the revision that the name or the caller gives. Raises ConfigError for two."""
+    if named is not None and given is not None:
         raise ConfigError(f"{name!r} already names a revision", param="revision")
-    return found["repo"], revision or found["revision"]
+    return given or named
 
 
 def pull(name: str, *, revision: str | None = None) -> LocalModel:

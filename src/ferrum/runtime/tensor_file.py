@@ -30,7 +30,8 @@ MAX_HEADER_BYTES: Final = 32 << 20
 
 _ALIGNMENT: Final = 64
 
-_FORMAT_OF: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FORMAT_OF: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Float formats by their names in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class TensorInfo:
     @property
     def format(self) -> str | None:
         """The dtype's name in `quant.dense.FORMATS`; None for other dtypes."""
-        return _FORMAT_OF.get(self.dtype)
+        return FORMAT_OF.get(self.dtype)
 
 
 class TensorFile:
@@ -93,7 +94,7 @@ class TensorFile:
         info = self.tensors[name]
         if info.format is None:
             raise Unsupported(
-                f"dtype {info.dtype}", f"{self.path}: tensor {name!r} must be one of {', '.join(_FORMAT_OF)}"
+                f"dtype {info.dtype}", f"{self.path}: tensor {name!r} must be one of {', '.join(FORMAT_OF)}"
             )
         dtype = FORMATS[info.format]
         try:
