@@ -1,7 +1,7 @@
 // How one step of a product of floats goes, per format, and the one inner loop that they all share: the panels of a
 // weight, the keys of a page, its values. step() takes an input spread over all lanes, step_each() spreads it itself.
 //
-// An output is one f32 accumulator that adds its terms in ascending k. So its bits do not depend on rows, panels or
+// An output is one f32 accumulator that adds its terms in one fixed order. So its bits do not depend on rows, panels or
 // threads. More accumulators hide the latency; k is never split. A step with more terms than an instruction adds has
 // several parts: all accumulators take one part before the next, whose factors then need no registers.
 #pragma once

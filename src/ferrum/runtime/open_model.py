@@ -1,7 +1,4 @@
-"""From a model's name to its `ModelSource`. The one place that knows the forms in which models are stored.
-
-Names are looked up and models downloaded in `hub.py`.
-"""
+"""From a model's name to its `ModelSource`. It chooses the class; `hub.py` finds the place."""
 
 from __future__ import annotations
 
