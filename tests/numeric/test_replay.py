@@ -48,7 +48,7 @@ def test_live_values_never_share_a_buffer(case):
             holder = living.get(buffer)
             assert holder is None or last[holder] < index, f"{op.name} overwrites a value that is still read"
             assert program.buffers[buffer][0] is value.extent
-            assert program.buffers[buffer][1] >= value.columns
+            assert program.buffers[buffer][1] >= value.row_bytes
             living[buffer] = value
     assert len(program.buffers) < 14, "memory is reused from layer to layer"
 

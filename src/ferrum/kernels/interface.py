@@ -276,7 +276,23 @@ class Replay(Protocol):
         """Return the bytes of the buffers of that extent."""
 
 
-class Kernels(Operations, ParameterForms, Protocol):
+class RawPages(Protocol):
+    """The pages of a KV pool as bytes, wherever they are. Kernels have them, and so have several ranks."""
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy whole pages of keys and values, before a step writes to the targets. Repeating it changes nothing."""
+
+    def page_bytes(self, group: str) -> int:
+        """Return the bytes of `read_page`, the same for all kernels of one `numerics_id`."""
+
+    def read_page(self, group: str, page: int) -> Bytes:
+        """Return the raw bytes of a page, u8 [page_bytes], for any kernels of the same `numerics_id`."""
+
+    def write_page(self, group: str, page: int, data: Bytes) -> None:
+        """Write the bytes from `read_page` to any page of a group with the same shape."""
+
+
+class Kernels(Operations, ParameterForms, RawPages, Protocol):
     """A backend bound to one pool. `begin` sets the step's tables; the operations then read them.
 
     Attributes:
@@ -346,18 +362,6 @@ class Kernels(Operations, ParameterForms, Protocol):
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
         """Return the bytes of a page of that group, with padding. `allocate` need not have run."""
-
-    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Copy whole pages of keys and values, before a step writes to the targets."""
-
-    def page_bytes(self, group: str) -> int:
-        """Return the bytes of `read_page`, the same for all kernels of one `numerics_id`."""
-
-    def read_page(self, group: str, page: int) -> Bytes:
-        """Return the raw bytes of a page, u8 [page_bytes], for any kernels of the same `numerics_id`."""
-
-    def write_page(self, group: str, page: int, data: Bytes) -> None:
-        """Write the bytes from `read_page` to any page of a group with the same shape."""
 
     def begin(self, tables: StepTables) -> None:
         """Start a step and keep its tables."""

@@ -24,10 +24,7 @@ class Interpreter(Replay):
     def __init__(self, program: Program, limits: Mapping[Extent, int]) -> None:
         self.program = program
         self._limits = dict(limits)
-        self._memory: list[NDArray[Any]] = [
-            np.zeros(self._limits[extent] * columns, np.bool_ if extent is Extent.SPANS else np.float32)
-            for extent, columns in program.buffers
-        ]
+        self._memory = [np.zeros(self._limits[extent] * size, np.uint8) for extent, size in program.buffers]
 
     def nbytes(self, extent: Extent) -> int:
         buffers = zip(self.program.buffers, self._memory, strict=True)
@@ -61,8 +58,8 @@ class Interpreter(Replay):
 
     def _view(self, value: Value, counts: Mapping[Extent, int]) -> NDArray[Any]:
         rows = counts[value.extent]
-        memory = self._memory[self.program.placement[value]].view(value.dtype)
-        return memory[: rows * value.columns].reshape(rows, value.columns)
+        memory = self._memory[self.program.placement[value]][: rows * value.row_bytes]
+        return memory.view(value.dtype).reshape(rows, value.columns)
 
 
 def row_counts(tables: StepTables, limits: Mapping[Extent, int] | None = None) -> dict[Extent, int]:

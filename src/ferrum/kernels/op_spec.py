@@ -49,11 +49,16 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A result of an operation: [extent, columns] of bool for `Extent.SPANS`, else of f32 or int32."""
+    """A result of an operation: [extent, columns] of `dtype`."""
 
     extent: Extent
     columns: int
     dtype: type[np.generic] = np.float32
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.columns * np.dtype(self.dtype).itemsize
 
     def like(self, columns: int | None = None) -> Value:
         """Return another value with as many rows, of f32 and by default as wide."""
@@ -133,7 +138,7 @@ class Program:
 
     Attributes:
         ops: in order.
-        buffers: per buffer its extent, and the columns of its widest value.
+        buffers: per buffer its extent, and the bytes of a row of its widest value.
         placement: buffer number of each value.
         output: the results of the network, as in `NetworkOutput`.
     """

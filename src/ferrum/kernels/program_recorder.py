@@ -48,12 +48,12 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
         for value in op.results:
             fitting = [buffer for buffer in free if extents[buffer] is value.extent]
             if fitting:
-                chosen = min(fitting, key=_misfit(widths, value.columns))
+                chosen = min(fitting, key=_misfit(widths, value.row_bytes))
                 free.remove(chosen)
-                widths[chosen] = max(widths[chosen], value.columns)
+                widths[chosen] = max(widths[chosen], value.row_bytes)
             else:
                 chosen = len(widths)
-                widths.append(value.columns)
+                widths.append(value.row_bytes)
                 extents.append(value.extent)
             placement[value] = chosen
         dying = {value for value in (*op.results, *op.operands()) if last_use[value] == index}
@@ -61,6 +61,6 @@ def _plan(ops: list[Op], output: NetworkOutput) -> tuple[tuple[tuple[Extent, int
     return tuple(zip(extents, widths, strict=True)), placement
 
 
-def _misfit(widths: list[int], columns: int) -> Callable[[int], tuple[int, int]]:
-    """Rank buffers by how many columns they must grow, then by how many stay unused."""
-    return lambda buffer: (max(0, columns - widths[buffer]), max(0, widths[buffer] - columns))
+def _misfit(widths: list[int], wanted: int) -> Callable[[int], tuple[int, int]]:
+    """Rank buffers by how many bytes of a row they must grow, then by how many stay unused."""
+    return lambda buffer: (max(0, wanted - widths[buffer]), max(0, widths[buffer] - wanted))

@@ -186,7 +186,7 @@ class NativeKernels(Kernels):
         self.lowering.runtime.allocate([_sizes(group) for group in groups])
 
     def planned_page_bytes(self, group: PoolGroup) -> int:
-        # The library decides the padding, so ask a pool without pages.
+        # A pool without pages answers without the modules of the reference, which would take longer to import.
         runtime = self.lowering.library.Runtime(self.tier, 1)
         runtime.allocate([_sizes(replace(group, num_pages=0))])
         return int(runtime.page_bytes(0))

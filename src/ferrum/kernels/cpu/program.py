@@ -30,7 +30,7 @@ class NativeProgram(Replay):
         self.program = program  # keeps the weights and vectors alive that the operations borrow
         self._limits = dict(limits)
         self._kernels = kernels
-        self._sizes = [self._buffer_bytes(extent, columns) for extent, columns in program.buffers]
+        self._sizes = [limits[extent] * size for extent, size in program.buffers]
         starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes)])
         arena = np.zeros(int(starts[-1]) + _ALIGNMENT, np.uint8)
         offset = -arena.ctypes.data % _ALIGNMENT
@@ -64,16 +64,13 @@ class NativeProgram(Replay):
         kernels.begin(tables)
         return counts
 
-    def _buffer_bytes(self, extent: Extent, columns: int) -> int:
-        return self._limits[extent] * columns * (1 if extent is Extent.SPANS else 4)
-
     def _memory(self, value: Value) -> NDArray[Any]:
-        return self._buffers[self.program.placement[value]].view(value.dtype)
+        memory = self._buffers[self.program.placement[value]]
+        return memory[: self._limits[value.extent] * value.row_bytes].view(value.dtype)
 
     def _matrix(self, value: Value) -> NDArray[Any]:
         """Return the memory of a value with its maximum number of rows."""
-        rows = self._limits[value.extent]
-        return self._memory(value)[: rows * value.columns].reshape(rows, value.columns)
+        return self._memory(value).reshape(self._limits[value.extent], value.columns)
 
     def _operand(self, value: Value) -> Operand:
         return Operand(self._memory(value), EXTENTS[value.extent], value.columns, self._limits[value.extent])

@@ -73,7 +73,7 @@ class PackedWeight:
         return int(self.native.nbytes)
 
     def matmul(self, x: F32) -> F32:
-        """Multiply x [M, K] f32 -> [M, N] f32, each element in ascending k."""
+        """Multiply x [M, K] f32 -> [M, N] f32, with the bits of the original weight's product."""
         x = np.ascontiguousarray(x, np.float32)
         out = np.empty((len(x), self.shape[0]), np.float32)
         product = self.library.linear(self.runtime, x, [(self.native, None, None, out)], len(x), len(x))

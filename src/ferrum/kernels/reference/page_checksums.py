@@ -18,8 +18,7 @@ def page_sums(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
     Word i of a page, 64 bits, counts as (low + a_i) x (high + b_i) + itself, where b_i, a_i are the halves of
     (i + 1) x 0x9e3779b97f4a7c15; the halves are added modulo 2^32, all else modulo 2^64. (The products are those of NH,
     "UMAC: fast and secure message authentication", Black and others 1999, section 3; the word itself is added for the
-    one
-    value in 2^32 that would hide its other half.)
+    one value in 2^32 that would hide its other half.)
     """
     whole = data[: len(data) // _PAGE * _PAGE].reshape(-1, _PAGE)
     end = np.zeros((-(-len(data) // _PAGE) - len(whole), _PAGE), np.uint8)

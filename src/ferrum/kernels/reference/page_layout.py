@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Bytes, PoolGroup
 from ferrum.kernels.reference.reference_attention import STEP
+from ferrum.kernels.reference.store import ELEMENT
 
 KEY_SIDE: Final = 16
 """Adjacent tokens of keys."""
@@ -73,7 +74,7 @@ class PageLayout:
     @property
     def _item(self) -> int:
         """Bytes of an element."""
-        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.group.format]
+        return int(ELEMENT[self.group.format].itemsize)
 
     @property
     def _scale(self) -> int:

@@ -66,9 +66,9 @@ class ReferenceKernels(Kernels):
         self._tables = tables
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        index = {group.name: i for i, group in enumerate(self._groups)}
         for copy in copies:
-            for store in (self._keys[index[copy.group]], self._values[index[copy.group]]):
+            at = self._index(copy.group)
+            for store in (self._keys[at], self._values[at]):
                 store.copy(copy.source, copy.target)
 
     def page_bytes(self, group: str) -> int:

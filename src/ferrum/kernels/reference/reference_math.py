@@ -1,7 +1,8 @@
 """Elementary f32 functions whose bits depend only on their arguments.
 
-They use IEEE additions, multiplications, divisions and integer bit operations, element by element. So every array
-shape, every machine and C++ compiled without contraction give the same bits. Sums have a documented order.
+They use IEEE additions, multiplications, divisions, fused sums (`fused_sums`) and integer bit operations, element by
+element. So every array shape, every machine and C++ compiled without contraction give the same bits. Sums have a
+documented order.
 """
 
 from __future__ import annotations

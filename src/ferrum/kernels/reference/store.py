@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ferrum.kernels.interface import F32, Int32, PoolGroup
 from ferrum.kernels.reference.reference_math import round_whole
 
-_ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
+ELEMENT: Final = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 
 LEVELS: Final = 127
 """The largest int8 code."""
@@ -54,7 +54,7 @@ class Store:
     def __init__(self, group: PoolGroup, dim: int) -> None:
         lead = (group.num_layers, group.num_pages, group.page_size, group.num_kv_heads)
         self._page_size = group.page_size
-        self._elements: NDArray[Any] = np.zeros((*lead, dim), _ELEMENT[group.format])
+        self._elements: NDArray[Any] = np.zeros((*lead, dim), ELEMENT[group.format])
         self._scales = np.zeros(lead, np.float32) if group.format == "int8" else None
 
     def write(self, layer: int, pages: Int32, offsets: Int32, x: F32) -> None:
