@@ -48,6 +48,13 @@ class Gate:
         assert self._open.acquire(timeout=SECONDS)
         return self._run(batch)
 
+    async def hold(self, call: Awaitable[Any]) -> asyncio.Future[Any]:
+        """Start a call and wait until its step runs. The step waits for `end`."""
+        self.closed = True
+        task = asyncio.ensure_future(call)
+        await self.begun()
+        return task
+
     async def begun(self) -> None:
         """Wait until a step runs."""
         assert await asyncio.to_thread(self._begun.acquire, timeout=SECONDS)
@@ -75,9 +82,7 @@ def play(body: Body, **options: int) -> None:
 
 async def cancelled(executor: AsyncModelExecutor, call: Awaitable[object], gate: Gate, *, late: bool = False) -> None:
     """Cancel a call while its step runs, or after the step has ended and before the loop has its result."""
-    gate.closed = True
-    task = asyncio.ensure_future(call)
-    await gate.begun()
+    task = await gate.hold(call)
     if late:
         gate.end()
         executor._thread.submit(int).result(SECONDS)  # blocks the loop until the call has ended
@@ -128,9 +133,7 @@ def test_a_cancelled_call_leaves_every_sequence_as_it_was(verb: str, late: bool)
 def test_later_calls_wait_for_the_undo() -> None:
     async def body(executor: AsyncModelExecutor, gate: Gate) -> None:
         handle = (await executor.prefill(PROMPT)).kv_cache
-        gate.closed = True
-        first = asyncio.ensure_future(executor.decode(DecodeInput([5], handle)))
-        await gate.begun()
+        first = await gate.hold(executor.decode(DecodeInput([5], handle)))
         second = asyncio.ensure_future(executor.decode(DecodeInput([6], handle)))
         await asyncio.sleep(0)
         first.cancel()
@@ -148,9 +151,7 @@ def test_later_calls_wait_for_the_undo() -> None:
 def test_a_cancelled_call_that_waits_never_runs() -> None:
     async def body(executor: AsyncModelExecutor, gate: Gate) -> None:
         handle = (await executor.prefill(PROMPT)).kv_cache
-        gate.closed = True
-        first = asyncio.ensure_future(executor.prefill(OTHER))
-        await gate.begun()
+        first = await gate.hold(executor.prefill(OTHER))
         waiting = [
             asyncio.ensure_future(call)
             for call in (executor.decode(DecodeInput([5], handle)), executor.release_cache(handle), executor.reset())
@@ -173,9 +174,7 @@ def test_a_cancelled_call_that_waits_never_runs() -> None:
 def test_a_call_behind_a_cancelled_step_can_be_cancelled_too() -> None:
     async def body(executor: AsyncModelExecutor, gate: Gate) -> None:
         handle = (await executor.prefill(PROMPT)).kv_cache
-        gate.closed = True
-        first = asyncio.ensure_future(executor.decode(DecodeInput([5], handle)))
-        await gate.begun()
+        first = await gate.hold(executor.decode(DecodeInput([5], handle)))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -202,9 +201,7 @@ def test_calls_run_in_order_and_never_on_the_loops_thread() -> None:
 
 def test_the_loop_runs_during_a_step_and_queries_do_not_wait() -> None:
     async def body(executor: AsyncModelExecutor, gate: Gate) -> None:
-        gate.closed = True
-        task = asyncio.ensure_future(executor.prefill(PROMPT))
-        await gate.begun()
+        task = await gate.hold(executor.prefill(PROMPT))
         assert executor.status().current_batch_size == 1 and executor.kv_capacity() > 0
         assert executor.capabilities() and executor.metrics() and executor.info is executor.executor.info
         gate.end()
@@ -267,9 +264,7 @@ def test_a_chunk_beyond_a_window_is_released_when_it_cannot_be_undone() -> None:
 def test_sequences_of_other_threads_survive_an_undo() -> None:
     async def body(executor: AsyncModelExecutor, gate: Gate) -> None:
         handle = (await executor.prefill(PROMPT)).kv_cache
-        gate.closed = True
-        task = asyncio.ensure_future(executor.decode(DecodeInput([5], handle)))
-        await gate.begun()
+        task = await gate.hold(executor.decode(DecodeInput([5], handle)))
         gate.closed = False
         direct = asyncio.ensure_future(asyncio.to_thread(executor.executor.prefill, OTHER))
         task.cancel()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ferrum.contract.capabilities import AttentionType, head_sharing
 from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig
+from ferrum.core.config import MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, auto_kv_dtype
 from ferrum.core.errors import CapacityError, ConfigError, RequestError, Unsupported
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.option_fields import check_flag, check_number
@@ -292,7 +292,7 @@ def _wrong_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _page_bytes(config: ExecutorConfig) -> int:
     """Return the bytes of one page of keys and values, without padding, which only the loaded kernels know."""
     asked = config.executor_options.get("kv_dtype", "auto")
-    auto = DataType.BFLOAT16 if config.dtype is DataType.BFLOAT16 else DataType.FLOAT32
+    auto = DataType(auto_kv_dtype(config.dtype))
     kv_dtype = next((each for each in DataType if is_one_of(asked, [each])), auto)
     info, page_size = config.model_info, config.attention_config.block_size or PAGE_SIZE
     return page_size * info.kv_bytes_per_token(kv_dtype)

@@ -61,6 +61,14 @@ _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
 
 
+def auto_kv_dtype(dtype: str) -> str:
+    """Return the format of keys and values for weights of a dtype: never less exact than theirs.
+
+    There is no float16 store, and bfloat16 has 3 bits less than float16: float16 weights take float32.
+    """
+    return "bfloat16" if dtype == "bfloat16" else "float32"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches(JsonRecord):
     """The switches in the environment. Raises ConfigError for a value that is neither on nor off."""

@@ -169,3 +169,8 @@ class RecordMismatch(RequestError):
 
     status = 409
     code = "record_mismatch"
+
+
+def as_step_error(error: Exception) -> FerrumError:
+    """Return a FerrumError as it is, and any other error as a `StepError` that can be pickled."""
+    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

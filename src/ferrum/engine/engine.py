@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Final, Protocol
 
-from ferrum.core.errors import FerrumError, StepError
+from ferrum.core.errors import FerrumError, as_step_error
 from ferrum.core.step import PendingStep, StepBatch
 from ferrum.core.types import FinishReason, Request, TokenEvent
 from ferrum.engine.hosts.inbox import Inbox
@@ -195,11 +195,6 @@ class Engine:
         if self._recorded:
             self._computed_steps.append(computed_step(self._committed, plan, output))
         return self._scheduler.commit(plan, output)
-
-
-def as_step_error(error: Exception) -> FerrumError:
-    """Return a FerrumError as it is, and any other error as a `StepError` that can be pickled."""
-    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")
 
 
 def _drop_frames(events: Iterable[TokenEvent]) -> bool:

@@ -15,9 +15,8 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError
+from ferrum.core.errors import EngineDead, FerrumError, QueueFull, RequestError, as_step_error
 from ferrum.core.types import Request, TokenEvent
-from ferrum.engine.engine import as_step_error
 from ferrum.engine.hosts.host import Host
 from ferrum.engine.messages import Abort, Ended, EngineInfo, EngineStats, Events, Report
 from ferrum.engine.output_stream import RequestStream

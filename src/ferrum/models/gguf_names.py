@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.models.tensor_names import LAYERS
 
 _LAYER: Final = {
     "attn_q": "self_attn.q_proj",
@@ -44,15 +45,22 @@ _KEYS: Final = {
 }
 """Metadata keys, without the architecture before them, and their fields of `config.json`."""
 
-_READ_HERE: Final = {"attention.value_length", "rope.dimension_count", "vocab_size", "attention.sliding_window"}
-_SCALING: Final = {
+_READ_HERE: Final = {
+    "attention.value_length",
+    "rope.dimension_count",
+    "vocab_size",
+    "attention.sliding_window",
     "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
 }
+_SCALING: Final = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+"""Metadata keys of rope scaling, and their names in `config.json`."""
+
 _WITHOUT_EFFECT: Final = {"rope.scaling.finetuned"}
 
 
@@ -140,17 +148,7 @@ def _rope_scaling(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn"):
         raise Unsupported(f"GGUF metadata {prefix}.rope.scaling.type={kind!r}", "linear and yarn are read")
-    names = {
-        "factor": "factor",
-        "original_context_length": "original_max_position_embeddings",
-        "attn_factor": "attention_factor",
-        "yarn_beta_fast": "beta_fast",
-        "yarn_beta_slow": "beta_slow",
-    }
-    found = {
-        theirs: values[f"rope.scaling.{ours}"] for ours, theirs in names.items() if f"rope.scaling.{ours}" in values
-    }
-    return {"rope_type": kind, **found}
+    return {"rope_type": kind, **{theirs: values[ours] for ours, theirs in _SCALING.items() if ours in values}}
 
 
 def hf_name(name: str) -> str | None:
@@ -163,7 +161,7 @@ def hf_name(name: str) -> str | None:
     block, _, part = stem.removeprefix("blk.").partition(".")
     if not stem.startswith("blk.") or not block.isdecimal() or part not in _LAYER:
         return None
-    return f"model.layers.{int(block)}.{_LAYER[part]}.{kind}"
+    return f"{LAYERS}.{int(block)}.{_LAYER[part]}.{kind}"
 
 
 def is_permuted(name: str) -> bool:

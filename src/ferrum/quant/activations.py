@@ -25,7 +25,7 @@ from ferrum.kernels.reference.fused_sums import fused
 from ferrum.kernels.reference.reference_math import round_whole
 from ferrum.quant.scale_groups import GROUPS, group_count, in_groups
 
-NUMERICS_ID: Final = "grouped-3"
+PRODUCTS_ID: Final = "grouped-3"
 """Version of this arithmetic. Packed directories record it; another version refuses to load them."""
 
 BLOCK: Final = 128

@@ -57,7 +57,7 @@ class DenseWeight:
         return self.values.nbytes
 
     def matmul(self, x: F32) -> F32:
-        """Multiply x [M, K] f32 -> [M, N] f32, with terms added in ascending k."""
+        """Multiply x [M, K] f32 -> [M, N] f32, terms in the order of `reference_math.product`."""
         return product(x, self.values)
 
     def rows(self, ids: Int32) -> F32:

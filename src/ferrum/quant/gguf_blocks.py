@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32
+from ferrum.kernels.interface import F32, Bytes
 
-Bytes: TypeAlias = NDArray[np.uint8]
 """Blocks [n, bytes]."""
 
 _NL: Final = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
@@ -46,7 +44,7 @@ def _half(blocks: Bytes, at: int) -> F32:
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(codes: Bytes) -> Bytes:
+def nibbles(codes: Bytes) -> Bytes:
     """Return the low four bits of all bytes, then the high ones: [..., n] -> [..., 2n]."""
     return np.concatenate((codes & 15, codes >> 4), axis=-1)
 
@@ -75,20 +73,20 @@ def _q8_0(blocks: Bytes) -> F32:
 
 
 def _q4_0(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
+    return _half(blocks, 0) * (nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
 
 
 def _q4_1(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
+    return _half(blocks, 0) * nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> F32:
-    codes = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    codes = nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
     return _half(blocks, 0) * (codes.astype(np.float32) - np.float32(16))
 
 
 def _q5_1(blocks: Bytes) -> F32:
-    codes = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    codes = nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
     return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
 
 
@@ -145,15 +143,15 @@ def _q3_k(blocks: Bytes) -> F32:
     high = _shifted(blocks[:, :32], 32, tuple(range(8)), 1)
     numbers = low - (high ^ 1).astype(np.int8) * np.int8(4)
     packed = blocks[:, 96:108]
-    nibbles = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), axis=1)
+    lower = nibbles(packed[:, :8])
     upper = (packed[:, None, 8:] >> np.array((0, 2, 4, 6), np.uint8)[:, None] & 3).reshape(len(blocks), 16)
-    scales = (nibbles | upper << 4).astype(np.int8) - np.int8(32)
+    scales = (lower | upper << 4).astype(np.int8) - np.int8(32)
     factor: F32 = _half(blocks, 108) * scales.astype(np.float32)
     return (factor[..., None] * numbers.reshape(len(blocks), 16, 16).astype(np.float32)).reshape(len(blocks), 256)
 
 
 def _iq4_nl(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * _NL[_nibbles(blocks[:, 2:])]
+    return _half(blocks, 0) * _NL[nibbles(blocks[:, 2:])]
 
 
 def _iq4_xs(blocks: Bytes) -> F32:
@@ -162,14 +160,14 @@ def _iq4_xs(blocks: Bytes) -> F32:
     low = (blocks[:, 4:8, None] >> np.array((0, 4), np.uint8) & 15).reshape(len(blocks), 8)
     scales = (low | high << 4).astype(np.int8) - np.int8(32)
     factor = _half(blocks, 0) * scales.astype(np.float32)
-    codes = _nibbles(blocks[:, 8:].reshape(len(blocks), 8, 16))
+    codes = nibbles(blocks[:, 8:].reshape(len(blocks), 8, 16))
     return (factor[..., None] * _NL[codes]).reshape(len(blocks), 256)
 
 
 def _mxfp4(blocks: Bytes) -> F32:
     exponent = blocks[:, :1].astype(np.uint32)  # of half the scale, because the table holds twice the numbers
     bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (exponent - np.uint32(1)) << np.uint32(23))
-    return bits.astype(np.uint32).view(np.float32) * _FP4[_nibbles(blocks[:, 1:])]
+    return bits.astype(np.uint32).view(np.float32) * _FP4[nibbles(blocks[:, 1:])]
 
 
 BLOCKS: Final[dict[str, BlockFormat]] = {

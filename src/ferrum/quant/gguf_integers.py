@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.quant.gguf_blocks import nibbles
 from ferrum.quant.int4 import Int4Weight, pack_nibbles
 from ferrum.quant.int8 import Int8Weight
 from ferrum.quant.weight import GroupedWeight
@@ -27,7 +28,5 @@ def integers_of(kind: str, blocks: NDArray[np.uint8]) -> GroupedWeight:
     if kind == "Q8_0":
         codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(rows, -1)
         return Int8Weight(scales=scales, inputs=32 * count, group=32, codes=codes)
-    nibbles = blocks[:, :, 2:]
-    codes8 = np.concatenate((nibbles & 15, nibbles >> 4), axis=2)
-    packed = pack_nibbles(codes8.astype(np.float32) - np.float32(8))
+    packed = pack_nibbles(nibbles(blocks[:, :, 2:]).view(np.int8) - np.int8(8))
     return Int4Weight(scales=scales, inputs=32 * count, group=32, packed=packed)

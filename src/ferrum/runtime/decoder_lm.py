@@ -14,15 +14,14 @@ from operator import attrgetter
 
 from ferrum.cache.page_table import PageCopy, PageTable
 from ferrum.contract.decoder_llm import LlmRuntimeConfig, StepwiseLLM
-from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported
+from ferrum.core.errors import ContextOverflow, FerrumError, KvExhausted, StepError, Unsupported, as_step_error
 from ferrum.core.span_checks import refuse_span
 from ferrum.core.step import CARRY, Outcome, Span, SpanResult, StepBatch, StepOutput
-from ferrum.kernels.interface import F32, Array, Kernels, Network, NetworkOutput, StepTables
+from ferrum.kernels.interface import F32, Array, Kernels, Network, NetworkOutput, RawPages, StepTables
 from ferrum.kernels.interpreter import run_eager
 from ferrum.kernels.op_spec import Extent
 from ferrum.kernels.program_recorder import record
-from ferrum.kernels.raw_pages import RawPages
-from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
+from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.flights import Flights, carries
 from ferrum.runtime.sharded_replay import ShardedReplay
 from ferrum.runtime.span_results import SpanRows
@@ -150,14 +149,14 @@ class DecoderLM(StepwiseLLM):
             batch,
             spans,
             outcomes,
-            {span.cache_id: SpanRows(span, self.sampler, self.kernels.host) for span in spans},
+            self._rows(spans),
             [],
         )
         try:
             step.passes += [(pieces, stage(pieces, self.pages)) for pieces in self._passes(step.rows)] if spans else []
         except Exception as error:  # noqa: BLE001 - no memory for the tables: others go on
             step.spans = ()
-            outcomes.update((span.cache_id, failure(error)) for span in spans)
+            outcomes.update((span.cache_id, as_step_error(error)) for span in spans)
             self._free_refused(outcomes, new)
         self._flights.depart(step.spans, new)
         if len(step.passes) == 1 and not outcomes and all(map(is_decode, batch.spans)):
@@ -266,13 +265,17 @@ class DecoderLM(StepwiseLLM):
         carried = (self._flights.token(span),) if span.tokens[0] == CARRY else ()
         return Verification(logits, (best,), (), span.sampling, start=span.start + 1, carried=carried)
 
+    def _rows(self, spans: Sequence[Span]) -> dict[str, SpanRows]:
+        """Return what collects the rows of each span."""
+        return {span.cache_id: SpanRows(span, self.sampler, self.kernels.host) for span in spans}
+
     def _attempt(self, step: PreparedStep, spans: Sequence[Span]) -> dict[str, Outcome]:
         """Return the uncommitted results of spans: at first of the whole step, then of some of them alone."""
         if step.rows and len(spans) == len(step.spans):
             passes, rows, step.rows = step.passes, step.rows, {}
         else:
-            rows = {span.cache_id: SpanRows(span, self.sampler, self.kernels.host) for span in spans}
-            decodes = [] if step.decodes is None else [(_pieces(step.spans), step.decodes)]
+            rows = self._rows(spans)
+            decodes = [] if step.decodes is None else [(step.spans, step.decodes)]
             kept = KeptRows(self.pages.groups, step.passes or decodes)
             passes = [(pieces, stage(pieces, kept)) for pieces in self._passes(rows)]
         self._replace_carried(passes, rows)
@@ -337,8 +340,3 @@ class DecoderLM(StepwiseLLM):
 
 
 _cache_id, _length = attrgetter("cache_id"), attrgetter("length")  # these run no Python code per span
-
-
-def _pieces(spans: Sequence[Span]) -> list[Piece]:
-    """Return the pieces of spans that decode."""
-    return [Piece(span.cache_id, span.start, span.tokens, range(1), range(0)) for span in spans]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ferrum.core.errors import FerrumError, NonFiniteLogits, StepError
+from ferrum.core.errors import FerrumError, NonFiniteLogits, as_step_error
 from ferrum.core.step import Outcome, Rows, Span, Want
 
 Attempt: TypeAlias = Callable[[Sequence[Span]], Mapping[str, Outcome]]
@@ -56,7 +56,7 @@ def _run_with_fallback(spans: Sequence[Span], attempt: Attempt) -> Mapping[str, 
         return attempt(spans)
     except Exception as error:  # noqa: BLE001 - any exception of a kernel or model fails its own sequence only
         if len(spans) == 1:
-            return {spans[0].cache_id: failure(error)}
+            return {spans[0].cache_id: as_step_error(error)}
     return {name: outcome for span in spans for name, outcome in _run_with_fallback([span], attempt).items()}
 
 
@@ -66,8 +66,3 @@ def _may_be_draft_fault(span: Span, outcome: Outcome) -> bool:
 
 def _without_drafts(span: Span) -> Span:
     return replace(span, tokens=span.tokens[: -span.drafts], drafts=0, rows=Rows.LAST)
-
-
-def failure(error: Exception) -> FerrumError:
-    """Return the outcome of a span that ended with this exception."""
-    return error if isinstance(error, FerrumError) else StepError(f"{type(error).__name__}: {error}")

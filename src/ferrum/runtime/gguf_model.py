@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
 from ferrum.models.gguf_names import ROPE_FACTORS, architecture_of, hf_config, hf_name, is_permuted
+from ferrum.models.tensor_names import EMBEDDING
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.gguf_blocks import BLOCKS
 from ferrum.quant.gguf_integers import HELD, integers_of
@@ -66,7 +67,7 @@ class GgufTensors(TensorStore):
                 self._places[full] = shard, name
         self._architecture = architecture_of(self.metadata)[1]
         self.tensors = {full: _info(shard.tensors[name]) for full, (shard, name) in self._places.items()}
-        embedding = self.tensors.get("model.embed_tokens.weight")
+        embedding = self.tensors.get(EMBEDDING)
         if embedding is None:
             raise CheckpointError(f"{path}: has no tensor token_embd.weight; is it a whole model?")
         names = {name for _, name in self._places.values()}

@@ -1,4 +1,4 @@
-"""From a model's name to its directory: the built-in model, a directory, or a model of the Hugging Face hub.
+"""From a model's name to its directory or file: the built-in model, a local one, or one of the Hugging Face hub.
 
 Downloads, cache and credentials are the `huggingface_hub` library's, with its environment (HF_HOME, HF_ENDPOINT,
 HF_HUB_OFFLINE, HF_TOKEN). It is imported at use: the built-in model does not need it.
@@ -19,7 +19,18 @@ from ferrum.core.errors import CheckpointError, ConfigError, FerrumError, HubUnr
 from ferrum.models.families import decoder_spec
 from ferrum.runtime.checkpoint import has_weights, read_config
 from ferrum.runtime.gguf_file import open_shards
-from ferrum.runtime.hub_gguf import SUFFIX, HubFile, fetch, files_of, hub_file, models_in, tag_of
+from ferrum.runtime.hub_gguf import (
+    REVISION,
+    SUFFIX,
+    HubFile,
+    fetch,
+    files_in,
+    files_of,
+    hub_file,
+    incomplete_snapshot,
+    models_in,
+    tag_of,
+)
 from ferrum.runtime.packed import METHOD
 from ferrum.runtime.parameters import refuse_quantized
 from ferrum.text.model_files import DirectoryFiles
@@ -33,7 +44,7 @@ BUILT_IN: Final = "ferrum-tiny"
 NO_CONFIG: Final = "has no config.json"
 NO_WEIGHTS: Final = "has no safetensors weights, and other kinds are not read"
 
-_HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?", re.ASCII)
+_HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)" + REVISION, re.ASCII)
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
 # Folders, and Mistral's consolidated file, hold the same weights for other programs.
 _UNWANTED: Final = ("*/*.json", "*/*.safetensors", "*/*.txt", "consolidated*.safetensors")
@@ -92,7 +103,7 @@ def locate(name: str, revision: str | None = None) -> Path | HubFile | tuple[str
     path = _built_in() if name == BUILT_IN else _path(name)
     if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         if revision is not None:
-            raise ConfigError(f"{name!r} is a directory and has no revisions", param="revision")
+            raise ConfigError(f"{name!r} is on this machine and has no revisions", param="revision")
         return path
     if name == BUILT_IN:
         raise ModelNotFound(f"{name} is missing from this installation: install ferrum again", param="model")
@@ -223,8 +234,8 @@ def _describe(name: str, path: Path) -> LocalModel:
 
 def _describe_files(repo: str, directory: Path) -> list[LocalModel]:
     """Return the GGUF models of a cached repository."""
-    files = [path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}")]
-    return [_file(f"{repo}:{tag_of(model)}", directory, parts) for model, parts in models_in(files).items()]
+    models = models_in(files_in(directory))
+    return [_file(f"{repo}:{tag_of(model)}", directory, parts) for model, parts in models.items()]
 
 
 def _file(name: str, directory: Path, parts: list[str]) -> LocalModel:
@@ -309,11 +320,11 @@ def _usable_snapshot(error: Exception) -> Path:
 
     Another program may have fetched it without its licence, for example. Raises the error if more is missing.
     """
-    found = getattr(error, "snapshot_path", None)
-    if found is not None:  # older versions of the library lack it
-        path = Path(found)
-        if _is_model(path) and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-            return path
+    path = incomplete_snapshot(error)
+    if path is None or not _is_model(path):
+        raise error
+    if any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return path
     raise error
 
 
@@ -347,8 +358,8 @@ def hub_errors(repo: str, revision: str | None) -> Iterator[str]:
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"{repo!r} has no revision {revision!r}", param="revision") from error
     except LocalEntryNotFoundError as error:
-        found = getattr(error, "snapshot_path", None)
-        lacks = "" if found is None or has_weights(Path(found)) else ": it has no safetensors weights there"
+        found = incomplete_snapshot(error)
+        lacks = "" if found is None or has_weights(found) else ": it has no safetensors weights there"
         reason = f"{named!r} is not complete in the local cache{lacks}, and the hub is unreachable"
         raise HubUnreachable(f"{reason} ({error.__cause__ or 'offline'}){_suggestion(repo)}", param="model") from error
     except (transport, OSError) as error:

@@ -23,9 +23,11 @@ SUFFIX: Final = ".gguf"
 PREFERRED: Final = ("Q4_K_M", "Q8_0")
 """The order of preference that llama.cpp's users know."""
 
+REVISION: Final = r"(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?"
+"""Pattern of the end of a name, which may be a revision."""
+
 _NAME: Final = re.compile(
-    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<tag>[\w.-]+)|/(?P<file>[\w./-]+\.gguf))(@(?P<revision>(?!.*\.\.)[\w.-][\w./-]*))?",
-    re.ASCII,
+    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(:(?P<tag>[\w.-]+)|/(?P<file>[\w./-]+\.gguf))" + REVISION, re.ASCII
 )
 _PART: Final = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
 _OTHER: Final = re.compile(r"(^|/)(mmproj|imatrix)|\.imatrix", re.IGNORECASE)
@@ -124,8 +126,12 @@ def files_of(wanted: HubFile, *, offline: bool) -> list[str]:
 
     if not offline:
         return list(HfApi().list_repo_files(wanted.repo, revision=wanted.revision))
-    folder = _cached(wanted)
-    return [path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}")]
+    return files_in(_cached(wanted))
+
+
+def files_in(directory: Path) -> list[str]:
+    """Return the paths of the GGUF files in a directory and its folders."""
+    return [path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}")]
 
 
 def _cached(wanted: HubFile) -> Path:
@@ -136,7 +142,13 @@ def _cached(wanted: HubFile) -> Path:
     try:
         return Path(snapshot_download(wanted.repo, revision=wanted.revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        found = getattr(error, "snapshot_path", None)
+        found = incomplete_snapshot(error)
         if found is None:
             raise
-        return Path(found)
+        return found
+
+
+def incomplete_snapshot(error: Exception) -> Path | None:
+    """Return the directory that the hub library calls incomplete; older versions of the library do not say."""
+    found = getattr(error, "snapshot_path", None)
+    return None if found is None else Path(found)

@@ -103,8 +103,7 @@ def hash_of(arrays: Sequence[Answer]) -> str:
 
 
 def _dense_products(kernels: Kernels, inputs: Inputs, format: str) -> list[Answer]:
-    with np.errstate(all="ignore"):
-        weight = DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS).astype(FORMATS[format]))
+    weight = DenseWeight(inputs.numbers(_OUTPUTS, _INPUTS).astype(FORMATS[format]))
     return _products(kernels, inputs, weight)
 
 

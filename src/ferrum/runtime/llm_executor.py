@@ -13,14 +13,14 @@ from ferrum.contract.executor import ModelExecutor
 from ferrum.contract.io_types import DataType, LogitsPolicy, ModelInfo
 from ferrum.contract.sequences import StoreGroup
 from ferrum.core import config as limits
-from ferrum.core.errors import ConfigError, FerrumError, UnknownSequence, Unsupported
+from ferrum.core.errors import ConfigError, FerrumError, UnknownSequence, Unsupported, as_step_error
 from ferrum.core.memory_plan import MemoryPlan, PoolPart
 from ferrum.core.option_fields import check_number
 from ferrum.core.snapshots import PrefixCounts
 from ferrum.core.span_checks import check_kind, refuse_span
 from ferrum.core.step import Array, Hidden, Outcome, Span, StepBatch, StepOutput
 from ferrum.kernels.reference.reference_math import best_tokens
-from ferrum.runtime.fault_isolation import failure, run_isolated, split_refused
+from ferrum.runtime.fault_isolation import run_isolated, split_refused
 from ferrum.runtime.span_results import SpanRows, result_alone
 
 MAX_BATCH_SIZE: Final = 32
@@ -89,7 +89,7 @@ class LlmExecutor(ModelExecutor):
                 self._model.truncate_kv(span.cache_id, result.length)
         except Exception as error:  # noqa: BLE001 - the others have advanced: any fault fails its own sequence only
             self._take_back(span)
-            return failure(error)
+            return as_step_error(error)
         self._sequences.advance(span.cache_id)
         return result
 

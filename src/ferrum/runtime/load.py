@@ -15,7 +15,7 @@ from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
 from ferrum.contract.io_types import DataType, Device, ModelInfo
-from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches
+from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
 from ferrum.core.memory_plan import MemoryPlan, size
@@ -200,7 +200,7 @@ def _assemble(
     context = _context(spec, config.max_sequence_length)
     panels = chosen.kernels.quantizer() is not None
     if not planning and panels:
-        refuse_too_large(config, checkpoint, spec)
+        refuse_too_large(config, checkpoint, asks.shapes)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
         parameters.expect(asks.shapes, spec.ignored_names)
@@ -217,7 +217,7 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=bytes_to_load(config, checkpoint, spec, panels=panels) if planning else None,
+        bytes_to_load=bytes_to_load(config, checkpoint, asks.shapes, panels=panels) if planning else None,
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
         device_memory=chosen.kernels.device_memory(),
     )
@@ -259,13 +259,8 @@ def _context(spec: DecoderSpec, asked: int | None) -> int:
 
 
 def _kv_format(kv_dtype: str, dtype: str) -> str:
-    """Return the format of keys and values; auto is never less exact than the weights' format.
-
-    There is no float16 store, and bfloat16 has 3 bits less than float16: float16 weights take float32.
-    """
-    if kv_dtype != "auto":
-        return kv_dtype
-    return "bfloat16" if dtype == "bfloat16" else "float32"
+    """Return the format of keys and values."""
+    return auto_kv_dtype(dtype) if kv_dtype == "auto" else kv_dtype
 
 
 def _language_model(

@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ from ferrum.core.errors import CapacityError, ConfigError
 from ferrum.core.kv_shape import KvShape
 from ferrum.core.memory_plan import PoolPart, size
 from ferrum.kernels.interface import PoolGroup
-from ferrum.models.decoder import parameter_shapes
-from ferrum.models.spec import DecoderSpec
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.packed import is_packed
 from ferrum.runtime.parameters import PlannedParameters
@@ -37,26 +35,28 @@ def memory_for(what: str) -> Iterator[None]:
         raise CapacityError(f"not enough memory for {what}") from error
 
 
-def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec, *, panels: bool) -> int:
+def bytes_to_load(
+    config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]], *, panels: bool
+) -> int:
     """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
 
     Args:
-        config, checkpoint, spec: the model.
+        config, checkpoint: the model.
+        shapes: of its parameters, by name.
         panels: see `PlannedParameters`.
     """
     if is_packed(checkpoint):
         return 0
     sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize, group=config.group, panels=panels)
-    shapes = parameter_shapes(spec).items()
-    return sum(sized.matrix(name, (shape[0], shape[1])).nbytes for name, shape in shapes if len(shape) == 2)
+    return sum(sized.matrix(name, (shape[0], shape[1])).nbytes for name, shape in shapes.items() if len(shape) == 2)
 
 
-def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, spec: DecoderSpec) -> None:
+def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError."""
     free = free_memory()
     if 2 * checkpoint.nbytes <= free:  # the usual case; no format takes more than twice the file
         return
-    wanted = bytes_to_load(config, checkpoint, spec, panels=True)
+    wanted = bytes_to_load(config, checkpoint, shapes, panels=True)
     if wanted > free:
         reason = f"{size(free)} are free, {size(wanted - free)} too little"
         raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")

@@ -25,7 +25,7 @@ from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
-from ferrum.quant.activations import NUMERICS_ID
+from ferrum.quant.activations import PRODUCTS_ID
 from ferrum.quant.dense import FORMATS
 from ferrum.quant.formats import SCHEMES, layout_of
 from ferrum.quant.panel_weight import over_panels
@@ -61,7 +61,7 @@ class PackedHeader:
         header = {
             "quant_method": METHOD,
             "version": VERSION,
-            "numerics_id": NUMERICS_ID,
+            "numerics_id": PRODUCTS_ID,
             "scheme": self.scheme,
             "group": self.group,
             "dtype": self.dtype,
@@ -95,7 +95,7 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     found = checkpoint.config.get("quantization_config")
     if not isinstance(found, dict):
         raise CheckpointError(f"{checkpoint.directory}: config.json: quantization_config must be an object")
-    for name, ours in (("version", VERSION), ("numerics_id", NUMERICS_ID)):
+    for name, ours in (("version", VERSION), ("numerics_id", PRODUCTS_ID)):
         if found.get(name) != ours:
             reason = f"{checkpoint.directory}: this release reads {ours!r}; recreate it with `ferrum quantize`"
             raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)

@@ -50,10 +50,12 @@ class KeptRows:
 
     Args:
         groups: of the page table.
-        passes: pieces and tables of a step's passes.
+        passes: spans or pieces of them, and tables, of a step's passes.
     """
 
-    def __init__(self, groups: Sequence[PageGroup], passes: Sequence[tuple[Sequence[Piece], StepTables]]) -> None:
+    def __init__(
+        self, groups: Sequence[PageGroup], passes: Sequence[tuple[Sequence[Piece | Span], StepTables]]
+    ) -> None:
         self.groups = groups
         self._rows: Mapping[str, dict[str, Sequence[int]]] = {
             piece.cache_id: {

@@ -19,9 +19,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from ferrum.core.errors import EngineDead
+from ferrum.core.errors import EngineDead, as_step_error
 from ferrum.core.logging import log_objects
-from ferrum.engine.engine import as_step_error
 from ferrum.engine.hosts import wire
 from ferrum.engine.hosts.host import JOIN_SECONDS, Deliver, Recipe, serve
 from ferrum.engine.hosts.inbox import SocketInbox

@@ -17,7 +17,7 @@ from typing import Final
 from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import HashedPage, PageHash
 from ferrum.cache.tiered_restore import PageTier, WantedPage
-from ferrum.kernels.raw_pages import RawPages
+from ferrum.kernels.interface import RawPages
 from ferrum.runtime.kv_tiers.page_files import PageFiles
 
 _LOG: Final = logging.getLogger(__name__)
