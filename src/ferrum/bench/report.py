@@ -1,6 +1,6 @@
 """Reports as JSON documents: samples of each workload, their medians and the share of the limit reached.
 
-`ServeReport` in `serve_report.py` is the other kind of document.
+`ServeReport` in `serve_report.py` and `QualityReport` in `quality.py` are the other kinds of document.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import ClassVar, Self
 
 from ferrum.bench.limits import Rates
+from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.core.errors import RequestError
 from ferrum.core.json_record import JsonRecord
+from ferrum.core.version import installed_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +29,12 @@ class Setting(JsonRecord):
         formats: of the weights, ordered by bytes held, most first ("int8", "bfloat16").
         kv_format: of keys and values.
         threads: of the kernels.
-        group: inputs that share a scale of quantised weights; None: the default.
     """
 
     model: str
     formats: tuple[str, ...]
     kv_format: str
     threads: int
-    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Origin(JsonRecord):
         numerics_id: the arithmetic and its version.
         started: UTC, ISO 8601.
         processor: the CPU's name.
-        prober: how the machine was probed.
+        prober: how the machine was probed; empty if speed was not measured.
         kernels: the kernels in use, with their instruction tier.
     """
 
@@ -53,8 +54,20 @@ class Origin(JsonRecord):
     numerics_id: str
     started: str
     processor: str
-    prober: str
+    prober: str = ""
     kernels: str = ""
+
+    @classmethod
+    def of(cls, traits: ExecutorTraits, processor: str, prober: str = "") -> Self:
+        """Return the origin of a measurement that begins now."""
+        return cls(
+            ferrum=installed_version(),
+            numerics_id=traits.numerics_id,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            processor=processor,
+            prober=prober,
+            kernels=traits.kernels,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,25 @@
 """`ferrum bench`: a model's speed against this machine's limit, and comparisons of two reports.
 
-`bench serve` is in `bench_serve.py`. Scripts in the repository's bench/ folder measure everything else.
+`bench serve` is in `bench_serve.py`, `bench quality` in `bench_quality.py`. Scripts in the repository's bench/ folder
+measure everything else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from ferrum.cli import bench_serve
+from ferrum.cli import bench_quality, bench_serve
 from ferrum.cli.doctor import processor_name
 from ferrum.cli.options import ReportFile, chosen, model_fields, with_options, written
-from ferrum.cli.tables import print_table
+from ferrum.cli.tables import bar, print_table
 from ferrum.core.errors import ConfigError, RequestError
 from ferrum.core.memory_plan import size
-from ferrum.core.version import installed_version
 
 if TYPE_CHECKING:
     from ferrum.bench.compare import Change
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 REGRESSED: Final = 1
 """Exit code of a comparison that found a regression."""
-
-BAR: Final = 20
-"""Length in characters of a bar that reaches the limit."""
 
 
 class MeasureByDefault(TyperGroup):
@@ -47,8 +43,12 @@ class MeasureByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else [self.default_command, *args])
 
 
-app = typer.Typer(cls=MeasureByDefault, help="Measure a model's speed against this machine's limit, or a server.")
+app = typer.Typer(
+    cls=MeasureByDefault,
+    help="Measure a model's speed against this machine's limit, what its formats cost, or a server.",
+)
 app.command("serve")(bench_serve.serve)
+app.command("quality")(bench_quality.quality)
 
 
 @app.command("run")
@@ -129,24 +129,16 @@ def origin_of(subject: ExecutorSubject, prober: Prober) -> Origin:
     """Return version, time and machine, for a report."""
     from ferrum.bench.report import Origin
 
-    return Origin(
-        ferrum=installed_version(),
-        numerics_id=subject.executor.traits.numerics_id,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        processor=processor_name(),
-        prober=prober.description,
-        kernels=subject.executor.traits.kernels,
-    )
+    return Origin.of(subject.executor.traits, processor_name(), prober.description)
 
 
 def print_report(report: Report) -> None:
     """Print the setting, the machine, and a table with a bar for each share of the limit."""
     setting, best = report.setting, report.best
-    groups = "" if setting.group is None else f" in groups of {setting.group}"
     peaks = ", ".join(f"{getattr(best, name) / 1e9:.0f} {name}" for name in ("float32", "bfloat16", "int8", "int4"))
     print_table(
         [
-            ("model", f"{setting.model} in {'+'.join(setting.formats)}{groups}, KV in {setting.kv_format}"),
+            ("model", f"{setting.model} in {'+'.join(setting.formats)}, KV in {setting.kv_format}"),
             ("weights", size(report.weight_bytes)),
             ("kernels", f"{report.origin.kernels}, {setting.threads} threads on {report.origin.processor}"),
             ("probes", report.origin.prober),
@@ -165,12 +157,6 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{part:.1%}"
-
-
-def bar(share: float) -> str:
-    """Return a bar in eighths of a character; the limit is a full one."""
-    full, rest = divmod(round(8 * BAR * min(max(share, 0.0), 1.0)), 8)
-    return "█" * full + " ▏▎▍▌▋▊▉"[rest].strip()
 
 
 @app.command("compare")
