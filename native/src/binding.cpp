@@ -125,11 +125,15 @@ OperationPointer linear(Runtime& runtime, const Out<float>& x, const std::vector
     std::vector<Product> all;
     for (const auto& [weight, up, bias, y] : products) {
         require(weight->inputs() == std::get<0>(products.front())->inputs(), "weights have different input sizes");
-        require(up == nullptr || (up->format() == weight->format() && up->outputs() == weight->outputs() &&
-                                  up->inputs() == weight->inputs()),
-                "gate and up differ in shape or format");
+        require(up == nullptr || (up->outputs() == weight->outputs() && up->inputs() == weight->inputs()), "gate and up differ in shape");
         require(!bias || static_cast<int64_t>(bias->size()) == weight->outputs(), "expected one bias per output");
-        all.push_back({weight, up, data_or_null(bias), y.data()});
+        if (up != nullptr && up->format() != weight->format()) {
+            require(products.size() == 1 && !bias, "gate and up of two formats must be alone");
+            all.push_back({up, nullptr, nullptr, y.data()});
+            all.push_back({weight, nullptr, nullptr, y.data(), true});
+        } else {
+            all.push_back({weight, up, data_or_null(bias), y.data()});
+        }
     }
     return std::make_shared<Linear>(runtime, Rows{x.data(), extent}, std::move(all), max_rows);
 }
@@ -269,6 +273,7 @@ NB_MODULE(_native, module) {
     const auto as_is_or_none = nb::arg().noconvert().none();
     module.attr("NUMERICS") = kNumerics;
     module.attr("MAX_HEAD_DIM") = kMaxHead;
+    module.attr("BLOCK_FORMATS") = block_format_names();
     module.def("tiers", &tier_names);
     module.def("blank", &blank);
     nb::class_<Weight>(module, "Weight")
@@ -289,6 +294,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("pool_bytes", [](const Runtime& r) { return r.pool.nbytes(); })
         .def_prop_ro("scratch_bytes", &Runtime::scratch_bytes)
         .def("pack", &pack)
+        .def("pack_blocks", &pack_blocks)
         .def("quantize", &quantize)
         .def("over_panels", &over_panels)
         .def("sum_pages", &sum_pages, as_is, as_is)

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "block_format.hpp"
+
 namespace ferrum {
 
 namespace {
@@ -14,15 +16,17 @@ struct Name {
 constexpr Name kNames[] = {{"float32", Format::f32},
                            {"float16", Format::f16},
                            {"bfloat16", Format::bf16},
-                           {"int8_32", Format::int8},
-                           {"int8_64", Format::int8_64},
-                           {"int8_128", Format::int8_128},
-                           {"int4_32", Format::int4},
-                           {"int4_64", Format::int4_64},
-                           {"int4_128", Format::int4_128},
-                           {"int4_zero_32", Format::int4_zero_32},
-                           {"int4_zero_64", Format::int4_zero_64},
-                           {"int4_zero_128", Format::int4_zero_128}};
+                           {"q8_0", Format::q8_0},
+                           {"q4_0", Format::q4_0},
+                           {"q4_1", Format::q4_1},
+                           {"q5_0", Format::q5_0},
+                           {"q5_1", Format::q5_1},
+                           {"q4_k", Format::q4_k},
+                           {"q5_k", Format::q5_k},
+                           {"q6_k", Format::q6_k},
+                           {"iq4_nl", Format::iq4_nl},
+                           {"iq4_xs", Format::iq4_xs},
+                           {"mxfp4", Format::mxfp4}};
 
 }  // namespace
 
@@ -30,6 +34,13 @@ Format format_of(const std::string& name) {
     for (const Name& known : kNames)
         if (name == known.name) return known.format;
     throw std::invalid_argument("unknown weight format: " + name);
+}
+
+std::vector<std::string> block_format_names() {
+    std::vector<std::string> names;
+    for (const Name& known : kNames)
+        if (block_format(known.format).inputs != 0) names.emplace_back(known.name);
+    return names;
 }
 
 KvFormat kv_format_of(const std::string& name) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "kernel_table.hpp"
 
@@ -10,6 +11,9 @@ namespace ferrum {
 // Return a format by name: "float32", "float16", "bfloat16", or integers with a group size, "int8_32", "int4_64",
 // "int4_zero_128". Throws std::invalid_argument.
 Format format_of(const std::string& name);
+
+// Names of the formats of quantised weights.
+std::vector<std::string> block_format_names();
 
 // Return a KV format by name: "float32", "bfloat16" or "int8".
 KvFormat kv_format_of(const std::string& name);

@@ -9,10 +9,10 @@
 
 namespace ferrum {
 
-// int8 and int4: integers in groups of 32 inputs, or of the size in the name (see grouping.hpp).
-enum class Format { f32, bf16, f16, int8, int4, int8_64, int8_128, int4_64, int4_128, int4_zero_32, int4_zero_64, int4_zero_128 };
+// Floats, and the formats of block_format.hpp.
+enum class Format { f32, bf16, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
 
-constexpr int kNumerics = 1;  // equals VERSION in kernels/numerics.py
+constexpr int kNumerics = 2;  // equals VERSION in kernels/numerics.py
 
 constexpr int64_t kPanel = 32;  // outputs of a panel: a step of every format is a whole number of cache lines
 constexpr int64_t kStep = 64;   // keys per step of attention, for any page size
@@ -34,13 +34,21 @@ struct MatrixArgs {
 // The error of a matrix in quantisation, the worst last.
 enum class Rounding { fine, too_large, not_finite };
 
+// Quantisation to a format of blocks: with the importance of each input up to the end of the last block, or null.
+struct QuantizeArgs {
+    Format format;
+    const float* importance;
+    bool thorough;
+};
+
 // Rows packed for products with weights of a format. The tile height changes no bit.
 struct TiledRows {
     Format format;
     int64_t rows;
 };
 
-// A product y = x w^T + bias of rows packed by the same tier; with `up`, y = silu(x w^T) * (x up^T).
+// A product y = x w^T + bias of rows packed by the same tier; with `up`, y = silu(x w^T) * (x up^T); if it gates,
+// y = silu(x w^T) * y.
 struct ProductArgs {
     TiledRows tiled;
     const std::byte* x;
@@ -50,6 +58,7 @@ struct ProductArgs {
     const float* bias;
     int64_t outputs;
     float* y;
+    bool gates;
 };
 
 // The panels of weight and up that a thread multiplies next, or null. The kernel prefetches them.
@@ -150,7 +159,7 @@ struct KernelTable {
     int64_t (*packed_bytes)(Format, int64_t rows, int64_t depth);
     int64_t (*row_tiles)(const TiledRows&);
     void (*pack_panels)(const MatrixArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
-    Rounding (*quantize)(const MatrixArgs&, Format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
+    Rounding (*quantize)(const MatrixArgs&, const QuantizeArgs&, int64_t panel_begin, int64_t panel_end, std::byte* panels);
     void (*pack)(const TiledRows&, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
     // A part of a product: one panel by a block of rows that fits in the second-level cache.
     int64_t (*row_blocks)(const TiledRows&);

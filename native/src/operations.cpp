@@ -51,7 +51,7 @@ Linear::Linear(Runtime& runtime, Rows x, std::vector<Product> products, int64_t 
 void Linear::run(Runtime& runtime, int thread) {
     const int64_t rows = runtime.step.count(x_.extent);
     if (rows == 0) return;
-    // Almost always all weights have one format, so this loop runs once.
+    // Most operations have one or two formats. The rows are packed for each.
     for (size_t i = 0; i < products_.size(); ++i) {
         const Format format = products_[i].weight->format();
         bool done = false;
@@ -105,7 +105,7 @@ void Linear::multiply(Runtime& runtime, const TiledRows& tiled, int thread) cons
         const NextPanel next = goes_on ? find(tiled.format, panel + 1).panels() : NextPanel{};
         const Weight& w = *p.weight;
         const std::byte* up = p.up != nullptr ? p.up->data() : nullptr;
-        const ProductArgs args{tiled, runtime.shared(), w.inputs(), w.data(), up, p.bias, w.outputs(), p.y};
+        const ProductArgs args{tiled, runtime.shared(), w.inputs(), w.data(), up, p.bias, w.outputs(), p.y, p.gates};
         runtime.kernels.product(args, block, place, next);
     }
 }

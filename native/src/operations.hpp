@@ -47,11 +47,13 @@ private:
     int64_t extent_;
 };
 
-// A weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T).
+// A weight of a linear operation: y = x w^T + bias, or with `up` silu(x w^T) * (x up^T), or if it gates silu(x w^T) * y
+// after an earlier product of another format.
 struct Product {
     WeightPointer weight, up;
     const float* bias;
     float* y;
+    bool gates = false;
 };
 
 class Linear final : public Operation {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "block_types.hpp"
 #include "format_names.hpp"
-#include "grouping.hpp"
 
 namespace nb = nanobind;
 
@@ -16,7 +16,7 @@ namespace {
 constexpr uintptr_t kLine = 64;
 
 MatrixArgs matrix_of(const std::string& format, const Matrix& matrix) {
-    require(matrix.ndim() == 2 && grouping(format_of(format)).inputs == 0, "expected a matrix of floats");
+    require(matrix.ndim() == 2 && block_format(format_of(format)).inputs == 0, "expected a matrix of floats");
     const MatrixArgs args{format_of(format), static_cast<const std::byte*>(matrix.data()), static_cast<int64_t>(matrix.shape(0)),
                           static_cast<int64_t>(matrix.shape(1))};
     require(static_cast<int64_t>(matrix.itemsize()) == item_bytes(args.format), "element size does not match the format");
@@ -58,13 +58,28 @@ Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix) {
                 [&](int64_t begin, int64_t end, std::byte* panels) { runtime.kernels.pack_panels(m, begin, end, panels); });
 }
 
-std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to) {
+Bytes pack_blocks(Runtime& runtime, const std::string& type, const In<uint8_t>& blocks) {
+    require(blocks.ndim() == 3, "expected rows of blocks");
+    const auto rows = static_cast<int64_t>(blocks.shape(0)), count = static_cast<int64_t>(blocks.shape(1));
+    const BlockType& from = block_type_of(type);
+    require(static_cast<int64_t>(blocks.shape(2)) == from.bytes, "block size does not match the type");
+    const MatrixArgs m{from.format, reinterpret_cast<const std::byte*>(blocks.data()), rows, count * block_format(from.format).inputs};
+    return made(runtime, from.format, m,
+                [&](int64_t begin, int64_t end, std::byte* panels) { lay_out_blocks(from, m, begin, end, panels); });
+}
+
+std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to,
+                               const In<float>& importance, bool thorough) {
     const MatrixArgs m = matrix_of(from, matrix);
     const Format format = format_of(to);
-    require(grouping(format).inputs != 0, "expected an integer format");
+    const int64_t block = block_format(format).inputs;
+    require(block != 0 && block_format(format).table == nullptr, "expected a format of blocks without a table");
+    const auto given = static_cast<int64_t>(importance.size());
+    require(given == 0 || given == (m.inputs + block - 1) / block * block, "expected the importance of each input");
+    const QuantizeArgs args{format, given == 0 ? nullptr : importance.data(), thorough};
     std::atomic<int> worst{0};
     Bytes panels = made(runtime, format, m, [&](int64_t begin, int64_t end, std::byte* to_panels) {
-        const int found = static_cast<int>(runtime.kernels.quantize(m, format, begin, end, to_panels));
+        const int found = static_cast<int>(runtime.kernels.quantize(m, args, begin, end, to_panels));
         for (int known = worst; found > known && !worst.compare_exchange_weak(known, found);) {
         }
     });

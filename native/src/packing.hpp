@@ -13,9 +13,14 @@ namespace ferrum {
 
 using Bytes = nanobind::ndarray<nanobind::numpy, uint8_t, nanobind::ndim<1>>;
 
-// Make panels of a float matrix on the whole team: unchanged, or quantised with a Rounding code.
+// Make panels on the whole team: of a float matrix, or of rows of blocks of a GGUF type [rows, blocks, bytes].
 Bytes pack(Runtime& runtime, const std::string& format, const Matrix& matrix);
-std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to);
+Bytes pack_blocks(Runtime& runtime, const std::string& type, const In<uint8_t>& blocks);
+
+// Quantise a float matrix [N, K] to panels on the whole team, with a Rounding code. `importance` has a number per input
+// up to the end of the last block, or none.
+std::pair<Bytes, int> quantize(Runtime& runtime, const std::string& from, const Matrix& matrix, const std::string& to,
+                               const In<float>& importance, bool thorough);
 
 // Make a weight over panels and keep them alive. Copies them only if they do not begin on a cache line.
 std::shared_ptr<Weight> over_panels(Runtime& runtime, const std::string& format, const In<uint8_t>& panels, int64_t outputs, int64_t inputs);

@@ -1,9 +1,10 @@
 #include "weight.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "grouping.hpp"
+#include "block_format.hpp"
 
 namespace ferrum {
 
@@ -31,26 +32,41 @@ float read_float(const std::byte* floats, Format format, int64_t index) {
     return format == Format::bf16 ? from_bits(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
 }
 
-// Element k of an output's group, as stored in a panel.
-int stored_code(const uint8_t* group, const Grouping& g, int64_t lane, int64_t k) {
-    const int64_t row = g.nibbles ? k / 8 : k / 4;
-    const int byte = group[(row * kPanel + lane) * 4 + k % 4];
-    if (!g.nibbles) return byte;
-    return k / 4 % 2 == 1 ? byte >> 4 : byte & 15;
-}
-
-uint16_t read_u16(const uint8_t* numbers, int64_t index) {
+uint16_t read_u16(const std::byte* numbers, int64_t index) {
     uint16_t value;
     std::memcpy(&value, numbers + 2 * index, sizeof value);
     return value;
 }
 
-void grouped_row(const std::byte* panel, const Grouping& g, int64_t lane, int64_t inputs, float* to) {
-    for (int64_t k = 0; k < inputs; ++k) {
-        const auto* group = reinterpret_cast<const uint8_t*>(panel) + k / g.inputs * g.bytes;
-        const uint8_t* scales = group + g.code_bytes;
-        const int zero = g.zero_points ? read_u16(scales + kPanel * 2, lane) : g.nibbles ? 8 : 128;
-        to[k] = static_cast<float>(stored_code(group, g, lane, k % g.inputs) - zero) * half_to_float(read_u16(scales, lane));
+// The stored code of input k of a group.
+int stored_code(const uint8_t* rows, const BlockFormat& f, int64_t lane, int64_t k) {
+    const auto at = [&](int64_t row) { return rows[(row * kPanel + lane) * 4 + k % 4]; };
+    if (f.bits == 8) return at(k / 4);
+    const int low = (k / 4 % 2 == 1 ? at(k / 8) >> 4 : at(k / 8)) & 15, width = f.bits - 4;
+    if (width == 0) return low;
+    return low | (at(f.code_rows()) >> (k / 4 * width) & ((1 << width) - 1)) << 4;
+}
+
+void block_row(const std::byte* block, const BlockFormat& f, int64_t lane, int64_t count, float* to) {
+    const auto half = [&](int64_t index) {
+        const uint16_t bits = read_u16(block, index);
+        return f.wide_range ? from_bits(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
+    };
+    const auto byte = [&](int64_t at) { return static_cast<uint8_t>(block[at + lane]); };
+    const float d = half(lane), m = f.minima ? half(kPanel + lane) : 0.0f;
+    for (int64_t k = 0; k < count; ++k) {
+        const int64_t group = k / f.group, sub = f.sub_at() + group * kPanel;
+        const auto* rows = reinterpret_cast<const uint8_t*>(block) + f.header_bytes() + group * f.code_bytes();
+        const int code = stored_code(rows, f, lane, k % f.group), number = f.table != nullptr ? f.table[code] : code - f.offset;
+        float scale = d, minimum = m;
+        if (f.scales == Scales::unsigned_subs) {
+            scale = d * static_cast<float>(byte(sub));
+            minimum = -(m * static_cast<float>(byte(f.sub_m_at() + group * kPanel)));
+        } else if (f.scales == Scales::signed_subs) {
+            scale = d * static_cast<float>(static_cast<int8_t>(byte(sub)));
+        }
+        to[k] = static_cast<float>(number) * scale;
+        if (f.minima) to[k] += minimum;
     }
 }
 
@@ -59,7 +75,7 @@ void grouped_row(const std::byte* panel, const Grouping& g, int64_t lane, int64_
 int64_t panel_count(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
 int64_t panel_bytes(Format format, int64_t inputs) {
-    if (const Grouping g = grouping(format); g.inputs != 0) return (inputs + g.inputs - 1) / g.inputs * g.bytes;
+    if (const BlockFormat f = block_format(format); f.inputs != 0) return (inputs + f.inputs - 1) / f.inputs * f.bytes();
     const int64_t depth = depth_of(format);
     return (inputs + depth - 1) / depth * depth * kPanel * item_bytes(format);
 }
@@ -70,7 +86,11 @@ Weight::Weight(Format format, int64_t outputs, int64_t inputs, const std::byte* 
 void Weight::row(int64_t output, float* to) const {
     const int64_t lane = output % kPanel;
     const std::byte* panel = data_ + output / kPanel * panel_bytes(format_, inputs_);
-    if (const Grouping g = grouping(format_); g.inputs != 0) return grouped_row(panel, g, lane, inputs_, to);
+    if (const BlockFormat f = block_format(format_); f.inputs != 0) {
+        for (int64_t k = 0; k < inputs_; k += f.inputs, panel += f.bytes())
+            block_row(panel, f, lane, std::min(f.inputs, inputs_ - k), to + k);
+        return;
+    }
     const int64_t depth = depth_of(format_);
     for (int64_t k = 0; k < inputs_; ++k) to[k] = read_float(panel, format_, (k / depth * kPanel + lane) * depth + k % depth);
 }

@@ -3,7 +3,7 @@
 //   f32       per k            32 floats
 //   f16       per k            32 halves
 //   bf16      per pair of k    32 words (k, k + 1)
-//   integers  per group of k   codes, scales, zero points: see grouping.hpp
+//   blocks    per block of k   scales and codes: see block_format.hpp
 #pragma once
 
 #include <cstddef>

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention.hpp"
+#include "block_format.hpp"
 #include "format_names.hpp"
 #include "numbers.hpp"
 #include "operations.hpp"
@@ -61,17 +62,28 @@ std::vector<std::byte> elements(Format format, const std::vector<float>& values)
     return all;
 }
 
-WeightPointer weight_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, const std::vector<float>& values,
+// Panels of any codes and integer scales; d and m are numbers of the style as 16 bits of a float.
+WeightPointer blocks_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, Numbers& numbers, Style style) {
+    const BlockFormat f = block_format(format);
+    const int64_t bytes = panel_count(outputs) * panel_bytes(format, inputs);
+    const std::shared_ptr<std::byte> memory = runtime.heap.take(bytes);
+    for (int64_t at = 0; at < bytes; ++at) {
+        memory.get()[at] = static_cast<std::byte>(numbers.word());
+        if (at % f.bytes() >= f.sub_at() || at % 2 == 0) continue;
+        float number = numbers.number(style);
+        if (!f.wide_range && style == Style::plain) number *= 0x1p-112f;  // whose upper half is a small float16
+        std::memcpy(memory.get() + at - 1, reinterpret_cast<const char*>(&number) + 2, 2);
+    }
+    return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);
+}
+
+WeightPointer weight_of(Runtime& runtime, Format format, int64_t outputs, int64_t inputs, Numbers& numbers, Style style,
                         Outcome& outcome) {
+    if (format > Format::f16) return blocks_of(runtime, format, outputs, inputs, numbers, style);
     const int64_t panels = panel_count(outputs), bytes = panels * panel_bytes(format, inputs);
     const std::shared_ptr<std::byte> memory = runtime.heap.take(bytes);
-    const bool integers = format > Format::f16;
-    const std::vector<std::byte> from = elements(integers ? Format::f32 : format, values);
-    const MatrixArgs matrix{integers ? Format::f32 : format, from.data(), outputs, inputs};
-    if (integers)
-        runtime.kernels.quantize(matrix, format, 0, panels, memory.get());
-    else
-        runtime.kernels.pack_panels(matrix, 0, panels, memory.get());
+    const std::vector<std::byte> from = elements(format, numbers.floats(outputs * inputs, style));
+    runtime.kernels.pack_panels({format, from.data(), outputs, inputs}, 0, panels, memory.get());
     const auto* packed = reinterpret_cast<const uint8_t*>(memory.get());
     outcome.bytes.insert(outcome.bytes.end(), packed, packed + bytes);
     return std::make_shared<Weight>(format, outputs, inputs, memory.get(), memory);
@@ -81,10 +93,9 @@ Outcome linear(Runtime& runtime, Format format, int64_t rows, uint64_t seed) {
     Outcome outcome;
     Numbers numbers(seed);
     const int64_t outputs = 37, inputs = 1 + numbers.below(150);
-    // Integer formats refuse weights that are not finite.
-    const Style style = style_of(seed), of_weight = format > Format::f16 ? Style::plain : style;
-    const auto weight = weight_of(runtime, format, outputs, inputs, numbers.floats(outputs * inputs, of_weight), outcome);
-    const auto up = weight_of(runtime, format, outputs, inputs, numbers.floats(outputs * inputs, of_weight), outcome);
+    const Style style = style_of(seed);
+    const auto weight = weight_of(runtime, format, outputs, inputs, numbers, style, outcome);
+    const auto up = weight_of(runtime, format, outputs, inputs, numbers, style, outcome);
     std::vector<float> x = numbers.floats(rows * inputs, style), bias = numbers.floats(outputs, style);
     std::vector<float> y(static_cast<size_t>(rows * outputs)), gated(y.size());
     const std::vector<Product> products{{weight, nullptr, bias.data(), y.data()}, {weight, up, nullptr, gated.data()}};
@@ -203,9 +214,10 @@ struct Named {
 
 std::vector<Named> all_cases() {
     std::vector<Named> cases;
-    for (const char* name : {"float32", "float16", "bfloat16", "int8_32", "int8_64", "int8_128", "int4_32", "int4_64", "int4_128",
-                             "int4_zero_32", "int4_zero_64", "int4_zero_128"})
-        cases.push_back({std::string("linear ") + name, [format = format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
+    std::vector<std::string> formats = block_format_names();
+    formats.insert(formats.begin(), {"float32", "float16", "bfloat16"});
+    for (const std::string& name : formats)
+        cases.push_back({"linear " + name, [format = format_of(name)](Runtime& runtime, int64_t size, uint64_t seed) {
                              return linear(runtime, format, size, seed);
                          }});
     for (const char* name : {"float32", "bfloat16", "int8"})

@@ -26,21 +26,22 @@ WeightPointer weight_over(Runtime& runtime, Format format, int64_t outputs, int6
     return std::make_shared<Weight>(format, outputs, inputs, copy.get(), copy);
 }
 
-// Return the matrix under `key`: floats are packed here, integer panels come from the case.
+// Return the matrix under `key`: floats are packed here, panels of blocks come from the case, with their numbers.
 WeightPointer weight_of(Runtime& runtime, const Case& from, const std::string& key) {
     const Format format = format_of(from.text("format"));
     const int64_t outputs = from.extent(key, 0), inputs = from.extent(key, 1);
-    Field panels;
-    panels.bytes.resize(static_cast<size_t>(panel_count(outputs) * panel_bytes(format, inputs)));
-    const MatrixArgs matrix{from.has(key + " panels") ? Format::f32 : format, from.data<std::byte>(key), outputs, inputs};
     if (!from.has(key + " panels")) {
+        Field panels;
+        panels.bytes.resize(static_cast<size_t>(panel_count(outputs) * panel_bytes(format, inputs)));
+        const MatrixArgs matrix{format, from.data<std::byte>(key), outputs, inputs};
         runtime.kernels.pack_panels(matrix, 0, panel_count(outputs), panels.bytes.data());
-    } else {
-        if (runtime.kernels.quantize(matrix, format, 0, panel_count(outputs), panels.bytes.data()) != Rounding::fine)
-            throw std::runtime_error(key + ": quantisation failed");
-        expect_bytes(from, key + " panels", panels.bytes.data());
+        return weight_over(runtime, format, outputs, inputs, panels);
     }
-    return weight_over(runtime, format, outputs, inputs, panels);
+    WeightPointer weight = weight_over(runtime, format, outputs, inputs, from.field(key + " panels"));
+    std::vector<float> numbers(static_cast<size_t>(outputs * inputs));
+    for (int64_t output = 0; output < outputs; ++output) weight->row(output, numbers.data() + output * inputs);
+    expect(from, key, numbers.data());
+    return weight;
 }
 
 void run(Runtime& runtime, std::shared_ptr<Operation> operation) { run_all(runtime, {std::move(operation)}); }

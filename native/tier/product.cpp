@@ -21,15 +21,17 @@ auto with_tiles(Format format, Work work) {
     switch (format) {
         case Format::bf16: return work(FloatTiles<Bf16>{});
         case Format::f16: return work(FloatTiles<F16>{});
-        case Format::int8: return work(GroupTiles<Int8, 32, false>{});
-        case Format::int4: return work(GroupTiles<Int4, 32, false>{});
-        case Format::int8_64: return work(GroupTiles<Int8, 64, false>{});
-        case Format::int8_128: return work(GroupTiles<Int8, 128, false>{});
-        case Format::int4_64: return work(GroupTiles<Int4, 64, false>{});
-        case Format::int4_128: return work(GroupTiles<Int4, 128, false>{});
-        case Format::int4_zero_32: return work(GroupTiles<Int4, 32, true>{});
-        case Format::int4_zero_64: return work(GroupTiles<Int4, 64, true>{});
-        case Format::int4_zero_128: return work(GroupTiles<Int4, 128, true>{});
+        case Format::q8_0: return work(GroupTiles<Format::q8_0>{});
+        case Format::q4_0: return work(GroupTiles<Format::q4_0>{});
+        case Format::q4_1: return work(GroupTiles<Format::q4_1>{});
+        case Format::q5_0: return work(GroupTiles<Format::q5_0>{});
+        case Format::q5_1: return work(GroupTiles<Format::q5_1>{});
+        case Format::q4_k: return work(GroupTiles<Format::q4_k>{});
+        case Format::q5_k: return work(GroupTiles<Format::q5_k>{});
+        case Format::q6_k: return work(GroupTiles<Format::q6_k>{});
+        case Format::iq4_nl: return work(GroupTiles<Format::iq4_nl>{});
+        case Format::iq4_xs: return work(GroupTiles<Format::iq4_xs>{});
+        case Format::mxfp4: return work(GroupTiles<Format::mxfp4>{});
         default: return work(FloatTiles<F32>{});
     }
 }
@@ -111,7 +113,10 @@ void tile_by_panel(const ProductArgs& a, int64_t panel, const NextPanel& next, c
             const int64_t column = panel * kPanel + (vector + v) * kLanes, left = a.outputs - column;
             if (left <= 0) break;
             const vf bias = a.bias != nullptr ? load_part(a.bias + column, left) : -vf{};  // x + -0 is x, also for x = -0
-            for (int r = 0; r < MR; ++r) store_part(a.y + (tile.row + r) * a.outputs + column, total[r][v] + bias, left);
+            for (int r = 0; r < MR; ++r) {
+                float* y = a.y + (tile.row + r) * a.outputs + column;
+                store_part(y, a.gates ? silu(total[r][v]) * load_part(y, left) : total[r][v] + bias, left);
+            }
         }
     }
 }

@@ -49,7 +49,7 @@ constexpr int kProductRows = kLanes == 16 ? 12 : kLanes == 8 || kManyRegisters ?
 constexpr int product_vectors(int rows) { return rows <= (kManyRegisters ? 6 : 3) ? 4 : 2; }
 constexpr int kGroupRows = kManyRegisters ? 6 : 4;
 constexpr int group_vectors(int rows) { return kLanes <= 8 && rows <= 2 ? 4 : 2; }
-constexpr int kPartSums = kManyRegisters ? 12 : 4;  // up to this, the sums of a group and of a block are in registers together
+constexpr int kTotalSums = kManyRegisters ? 12 : 4;  // up to this, the sums of a group and the totals are in registers together
 #if defined(FERRUM_FUSES)
 constexpr bool kFuses = true;
 #else

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrum.cache.page_table import PageCopy
-from ferrum.kernels.cpu.native_kernels import NativeKernels
-from ferrum.quant.backend_quantizer import quantizer_of
-from ferrum.quant.formats import QUANTIZERS
 from native_search import examples, seeds
 from native_twin import TIERS, Twin, group_of, normal, same_bits, shape_of, tables_of
-from native_weights import DTYPES, INTEGERS, weight_of, wild
+from native_weights import BLOCKS, DTYPES, weight_of, wild
 
 teams = st.integers(1, 2)
 rows = st.one_of(st.integers(0, 40), st.integers(0, 600))
 widths = st.one_of(st.integers(1, 70), st.integers(1, 600))
 
 
-@pytest.mark.parametrize("format", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("format", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
 @examples(4)
 @given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths, biased=st.booleans())
@@ -35,7 +31,7 @@ def test_products(tier, format, threads, seed, rows, inputs, outputs, biased):
     np.testing.assert_array_equal(packed.rows(ids), weight.rows(ids))
 
 
-@pytest.mark.parametrize("format", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("format", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
 @examples(2)
 @given(seed=seeds, threads=teams, rows=rows, inputs=widths, outputs=widths)
@@ -71,7 +67,7 @@ def test_embeddings_gathers_and_finite_flags(tier, threads, seed, spans, columns
     logit_rows, hidden_rows = (tuple(sorted(set(data.draw(some)))) for _ in range(2))
     tables = tables_of(rng, spans, (), logit_rows, hidden_rows, vocabulary=50)
     twin.begin(tables._replace(embeddings=normal(rng, count, columns)) if given_rows else tables)
-    format = data.draw(st.sampled_from([*DTYPES, *INTEGERS]))
+    format = data.draw(st.sampled_from([*DTYPES, *BLOCKS]))
     np.testing.assert_array_equal(*twin.both("embed", weight_of(rng, 50, columns, format)))
     x = normal(rng, count, columns)
     np.testing.assert_array_equal(*twin.both("gather", x))
@@ -117,18 +113,3 @@ def test_rotation_store_and_attention(
     twin.begin(tables)
     q = normal(rng, sum(size for _, size in spans), kv_heads * share * dim)
     same_bits(*twin.both("attention", q, shape))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("tier", TIERS)
-@examples(4)
-@given(seed=seeds, threads=teams, inputs=widths, outputs=st.integers(1, 100), size=st.floats(-9, 2))
-def test_quantisation_to_panels(tier, dtype, threads, seed, inputs, outputs, size):
-    kernels = NativeKernels(tier, threads)
-    quantizer = quantizer_of(kernels)
-    values = (np.random.default_rng(seed).standard_t(3, (outputs, inputs)) * 10**size).astype(dtype)
-    values[~np.isfinite(values.astype(np.float32))] = 1
-    for name in QUANTIZERS:
-        for group in (32, 64, 128):
-            ours, theirs = quantizer(name, values, group), QUANTIZERS[name](values, group)
-            np.testing.assert_array_equal(ours.panels, theirs.panels)

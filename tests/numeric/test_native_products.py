@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ferrum.kernels.cpu.native_kernels import NativeKernels
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import DenseWeight
-from ferrum.quant.int4 import Int4Weight
-from ferrum.quant.int8 import Int8Weight
-from ferrum.quant.scale_groups import GROUPS
 from native_twin import TEAMS, TIERS, Twin, normal, same_bits
-from native_weights import DTYPES, INTEGERS, dense, extreme, weight_of, wild
+from native_weights import BLOCKS, DTYPES, block_rows, dense, extreme, weight_of, wild
 
 SHAPES = ((1, 1), (33, 17), (64, 128), (100, 33), (31, 1000), (257, 96))
 ROWS = (1, 2, 3, 5, 7, 12, 13, 25, 70)
@@ -33,9 +34,9 @@ def test_products_equal_the_reference(team, dtype):
             np.testing.assert_array_equal(plain + bias, ours)
 
 
-@pytest.mark.parametrize("format", INTEGERS)
+@pytest.mark.parametrize("format", BLOCKS)
 @pytest.mark.parametrize("team", TEAMS)
-def test_integer_products_equal_the_reference_in_every_tier(team, format):
+def test_block_products_equal_the_reference_in_every_tier(team, format):
     rng, twin = np.random.default_rng(7), Twin(*team)
     for outputs, inputs in SHAPES:
         weight, bias = weight_of(rng, outputs, inputs, format), normal(rng, outputs)
@@ -92,57 +93,44 @@ def test_only_bfloat16_products_take_subnormal_inputs_as_zeros(tier):
             same_bits(y, expected)
 
 
-def terms(total: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes of a group of weights and inputs, each with a 127, with products that sum to `total`."""
+def terms(total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return 32 integers of weights and of inputs, each with a 127, with products that sum to `total`."""
     whole, rest = divmod(total, 127 * 127)
     weights, inputs = [127] * whole + [127, 1], [127] * whole + list(divmod(rest, 127))
-    pad = [0] * (group - len(weights))
-    return np.array(weights + pad, np.int8), np.array(inputs + pad, np.float32)
+    pad = [0] * (32 - len(weights))
+    return np.array(weights + pad, np.int16), np.array(inputs + pad, np.float32)
 
 
-@pytest.mark.parametrize(
-    ("group", "parts", "expected"),
-    [
-        # Per group: sum, weight scale, input scale. The total differs from the middle of two floats by less than double
-        # precision: 2^-24 above 2^30 + 64, and below 2^30 + 7 x 64.
-        (64, [(1 << 15, 2.0**15, 1), (704_093, 1525 * 2.0**-24, 1)], 2.0**30 + 128),
-        (64, [(762_601, 11 * 2.0**7, 1), (1_015_839, 1057 * 2.0**-24, 1)], 2.0**30 + 3 * 128),
-        # By 2^-22 - 2^-25, which is odd as a double.
-        (128, [(762_601, 11 * 2.0**7, 1), (795_659, 1, 2699 * 2.0**-25)], 2.0**30 + 3 * 128),
-    ],
-)
 @pytest.mark.parametrize("team", TEAMS)
-def test_fused_product_is_rounded_once(team, group, parts, expected):
-    twin = Twin(*team)
-    made = [terms(total, group) for total, _, _ in parts]
-    row = np.concatenate([codes for codes, _ in made])
-    scales = np.array([[scale for _, scale, _ in parts]] * 2, np.float16)
-    weight = Int8Weight(scales=scales, inputs=len(row), group=group, codes=np.stack([row, -row]))
+def test_fused_product_is_rounded_once(team):
+    """The sum differs from the middle of two floats, 2^30 + 64, by 2^-24: less than double precision."""
+    parts = [(1 << 15, 2.0**15, 1), (429_325, 1, 2501 * 2.0**-24)]  # sum, weight scale, input scale
+    made = [terms(total) for total, _, _ in parts]
+    row = np.concatenate([integers for integers, _ in made])
+    codes = (np.stack([row, -row]) + 128).astype(np.uint8).reshape(2, 2, 32)
+    whole = BlockRows(codes=codes, d=np.array([[scale for _, scale, _ in parts]] * 2, np.float16))
     x = np.concatenate([inputs * np.float32(scale) for (_, inputs), (_, _, scale) in zip(made, parts, strict=True)])
-    for (y,) in twin.both("linear", x[None], (weight,), (None,)):
-        np.testing.assert_array_equal(y, [[expected, -expected]])
+    weight = RowWeight(kind=BLOCK_FORMATS["q8_0"], shape=(2, 64), whole=whole)
+    for (y,) in Twin(*team).both("linear", x[None], (weight,), (None,)):
+        np.testing.assert_array_equal(y, [[2.0**30 + 128, -(2.0**30) - 128]])
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("format", BLOCKS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_integer_products_of_extreme_codes_are_exact(tier, group):
-    """With codes of largest magnitude, sums of a group reach 128 x 127 x 128, and sums of pairs 16 bits."""
-    kernels = NativeKernels(tier, 1)
-    x = np.full((3, 2 * group), 127, np.float32) * np.array([[1], [-1], [1]], np.float32)
+def test_products_of_extreme_codes_are_exact(tier, format):
+    """With codes of largest magnitude, sums of pairs of products reach 16 bits in some tiers."""
+    kernels, kind = NativeKernels(tier, 1), BLOCK_FORMATS[format]
+    x = np.full((3, 512), 127, np.float32) * np.array([[1], [-1], [1]], np.float32)
     x[2, ::3] *= -1
-    scales = np.full((33, 2), 0.5, np.float16)
-    shape = {"scales": scales, "inputs": 2 * group, "group": group}
-    for code, byte, zero_point in ((-128, 0x00, 15), (127, 0xFF, 0)):
-        packed = np.full((33, group), byte, np.uint8)
-        for weight in (
-            Int8Weight(**shape, codes=np.full((33, 2 * group), code, np.int8)),
-            Int4Weight(**shape, packed=packed),
-            Int4Weight(**shape, packed=packed, zero_points=np.full((33, 2), zero_point, np.uint8)),
-        ):
-            np.testing.assert_array_equal(kernels.weight(weight).matmul(x), weight.matmul(x))
+    rng = np.random.default_rng(8)
+    for code in (0, (1 << kind.bits) - 1):
+        rows = block_rows(rng, kind, 33, 512)
+        rows = replace(rows, codes=np.full_like(rows.codes, code))
+        weight = RowWeight(kind=kind, shape=(33, 512), whole=rows)
+        same_bits(kernels.weight(weight).matmul(x), weight.matmul(x))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("dtype", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("team", TEAMS)
 def test_gated_products_equal_the_reference(team, dtype):
     rng, twin = np.random.default_rng(2), Twin(*team)
@@ -152,17 +140,27 @@ def test_gated_products_equal_the_reference(team, dtype):
         same_bits(ours, theirs)
 
 
+@pytest.mark.parametrize(("gate", "up"), [("q5_0", "q5_1"), ("q6_k", np.float32), (DTYPES[-1], "q4_k")])
+@pytest.mark.parametrize("team", TEAMS)
+def test_gated_products_of_two_formats_equal_the_reference(team, gate, up):
+    rng, twin = np.random.default_rng(9), Twin(*team)
+    weights = [weight_of(rng, 75, 64, format) for format in (gate, up)]
+    for rows in ROWS:
+        ours, theirs = twin.both("gated_linear", normal(rng, rows, 64), *weights)
+        same_bits(ours, theirs)
+
+
 def test_products_of_several_formats_over_one_input():
     for team in TEAMS:
         rng, twin = np.random.default_rng(3), Twin(*team)
-        formats = (*DTYPES, *INTEGERS)
+        formats = (*DTYPES, *BLOCKS)
         weights = tuple(weight_of(rng, 33 + 7 * index, 40, format) for index, format in enumerate(formats))
         ours, theirs = twin.both("linear", normal(rng, 14, 40), weights, (None,) * len(formats))
         for y, expected in zip(ours, theirs, strict=True):
             same_bits(y, expected)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("dtype", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_row_bits_do_not_depend_on_batch_position_or_team(tier, dtype):
     rng = np.random.default_rng(4)
@@ -176,7 +174,7 @@ def test_row_bits_do_not_depend_on_batch_position_or_team(tier, dtype):
         np.testing.assert_array_equal(packed.matmul(x[begin : begin + rows]), whole[begin : begin + rows])
 
 
-@pytest.mark.parametrize("dtype", [DTYPES[-1], INTEGERS[0]])
+@pytest.mark.parametrize("dtype", [DTYPES[-1], BLOCKS[0]])
 def test_work_stealing_changes_no_bit(dtype):
     """With more threads than panels and cores, some threads own no panel and some wait for a core."""
     rng = np.random.default_rng(11)
@@ -190,7 +188,7 @@ def test_work_stealing_changes_no_bit(dtype):
 def test_number_of_threads_may_change_between_runs():
     """Threads that skip several runs take part again later."""
     rng = np.random.default_rng(12)
-    weight, x = weight_of(rng, 200, 96, INTEGERS[0]), normal(rng, 12, 96)
+    weight, x = weight_of(rng, 200, 96, BLOCKS[0]), normal(rng, 12, 96)
     crowd = NativeKernels(TIERS[0], 5).weight(weight)
     whole = NativeKernels(TIERS[0], 1).weight(weight).matmul(x)
     for part in rng.integers(-1, 8, 300):
@@ -198,7 +196,7 @@ def test_number_of_threads_may_change_between_runs():
         np.testing.assert_array_equal(crowd.matmul(x), whole)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *INTEGERS])
+@pytest.mark.parametrize("dtype", [*DTYPES, *BLOCKS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_packing_is_lossless(tier, dtype):
     rng = np.random.default_rng(5)
@@ -224,7 +222,7 @@ def test_special_float16_values_are_converted_exactly(tier):
 @pytest.mark.parametrize("tier", TIERS)
 def test_nan_and_infinity_stay_within_their_row(tier):
     rng = np.random.default_rng(6)
-    for dtype in (*DTYPES, *INTEGERS):
+    for dtype in (*DTYPES, *BLOCKS):
         packed = NativeKernels(tier, 2).weight(weight_of(rng, 40, 300, dtype))
         x = normal(rng, 14, 300)
         clean = packed.matmul(x)

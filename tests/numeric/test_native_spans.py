@@ -4,47 +4,43 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 
+from block_store import BlockStore
+from ferrum.core.config import ModelConfig, Switches
 from ferrum.core.step import Hidden, Rows, Span, StepBatch, Want
 from ferrum.kernels.numerics import NUMERICS_ID
 from ferrum.kernels.op_spec import Extent
-from ferrum.runtime.load import load_executor
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.runtime.load import build_executor
 from native_twin import TEAMS, TIERS
 from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
-FORMATS = ("float32", "float16", "bfloat16", "int8", "int4", "int4-all", "kv-int8")
-WIDE_GROUPS = (("qwen3-mqa-wide-head-tied", "int8/128"), ("qwen3-mqa-wide-head-tied", "int4/128"))
-"""Sizes of up to six whole groups, and incomplete ones."""
+FORMATS = ("float32", "float16", "bfloat16", "q8_0", "q5_1", "q4_k", "q6_k", "kv-int8")
+OTHERS = tuple(("qwen3-mqa-wide-head-tied", format) for format in BLOCK_FORMATS if format not in FORMATS)
 
 LENGTH = 150
 
 
-def executor_of(name: str, **options):
-    return load_executor(directory_of(find(name)), kernels="native", kv_capacity=4096, **options)
-
-
-def format_of(name: str) -> dict[str, Any]:
-    """Return the options for a weight format, written as format/group.
-
-    Quantised weights have a bfloat16 KV cache; "kv-int8" quantises only the KV cache.
-    """
-    if name == "kv-int8":
-        return {"dtype": "float32", "kv_dtype": "int8"}
-    if not name.startswith("int"):
-        return {"dtype": name}
-    scheme, _, group = name.partition("/")
-    return {"quantize": scheme, "group": int(group or 32), "kv_dtype": "bfloat16"}
+def executor_of(name: str, format: str = "auto", *, page_size: int = 64, max_rows: int = 512, **options):
+    """Load a model in a format; "kv-int8" quantises only the KV cache."""
+    directory = directory_of(find(name))
+    checkpoint = BlockStore(directory, format) if format in BLOCK_FORMATS else None
+    if format == "kv-int8":
+        options |= {"dtype": "float32", "kv_dtype": "int8"}
+    elif checkpoint is None:
+        options |= {"dtype": format}
+    config = ModelConfig(model=str(directory), kv_capacity=4096, **options)
+    return build_executor(config, checkpoint=checkpoint, page_size=page_size, max_rows=max_rows)
 
 
 @cache
 def alone(name: str, format: str, tier: str) -> np.ndarray:
     """Return the logits of a token list in one span, with one thread, in a separate executor."""
-    with executor_of(name, isa=tier, threads=1, **format_of(format)) as executor:
+    with executor_of(name, format, kernels="native", isa=tier, threads=1) as executor:
         span = Span("alone", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = executor.submit(StepBatch((span,))).result().results[0].logits
         return logits
@@ -74,14 +70,14 @@ def play(executor, name: str, expected: np.ndarray, rng: np.random.Generator) ->
             lengths[f"s{len(lengths)}"] = lengths[victim]
 
 
-@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *WIDE_GROUPS])
+@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *OTHERS])
 @pytest.mark.parametrize("team", TEAMS)
 def test_logits_do_not_depend_on_spans_or_batch(team, name, format):
     tier, threads = team
     expected = alone(name, format, tier)
     for page_size, max_rows, seed in ((64, 64, 0), (16, 33, 1)):
         options = {"isa": tier, "threads": threads, "page_size": page_size, "max_rows": max_rows}
-        with executor_of(name, **options, **format_of(format)) as executor:
+        with executor_of(name, format, **options) as executor:
             play(executor, name, expected, np.random.default_rng(seed))
 
 
@@ -90,11 +86,9 @@ def test_logits_do_not_depend_on_spans_or_batch(team, name, format):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", MODELS[:2])
 @pytest.mark.parametrize("tier", TIERS)
-def test_eager_steps_equal_replayed_steps(tier, name, format, monkeypatch):
-    options = {"isa": tier, "threads": 2, **format_of(format)}
-    replayed = executor_of(name, **options)
-    monkeypatch.setenv("FERRUM_DISABLE_GRAPHS", "1")
-    eager = executor_of(name, **options)
+def test_eager_steps_equal_replayed_steps(tier, name, format):
+    replayed = executor_of(name, format, isa=tier, threads=2)
+    eager = executor_of(name, format, isa=tier, threads=2, switches=Switches(disable_graphs=True))
     assert replayed.lm.replay is not None and eager.lm.replay is None
     for count in (*range(1, 41), 70):
         span = Span(f"s{count}", 0, tuple(tokens_of(find(name), count, count)), Want.LOGITS, Rows.ALL, Hidden.ALL)
@@ -108,13 +102,13 @@ def test_eager_steps_equal_replayed_steps(tier, name, format, monkeypatch):
 @cache
 def by_reference(name: str, format: str) -> np.ndarray:
     """Return the logits of the reference."""
-    with load_executor(directory_of(find(name)), kernels="reference", **format_of(format)) as reference:
+    with executor_of(name, format, kernels="reference") as reference:
         span = Span("it", 0, tuple(tokens_of(find(name), LENGTH)), Want.LOGITS, Rows.ALL)
         logits: np.ndarray = reference.submit(StepBatch((span,))).result().results[0].logits
         return logits
 
 
-@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *WIDE_GROUPS])
+@pytest.mark.parametrize(("name", "format"), [*product(MODELS, FORMATS), *OTHERS])
 @pytest.mark.parametrize("tier", TIERS)
 def test_logits_equal_the_reference(tier, name, format):
     np.testing.assert_array_equal(alone(name, format, tier), by_reference(name, format))

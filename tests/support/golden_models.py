@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from block_store import fixed_blocks
 from ferrum.core.config import ModelConfig
 from ferrum.core.step import Rows, Span, StepBatch, Want
 from ferrum.models.decoder import parameter_shapes
 from ferrum.models.families import decoder_spec
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import RowWeight
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.load import build_executor
 from ferrum.runtime.tensor_file import TensorInfo
@@ -49,18 +52,19 @@ FAMILY_FIELDS: dict[str, dict[str, Any]] = {
 """By architecture: what differs from `BASE`, so that every kind of part occurs."""
 
 DENSE = ("float32", "float16", "bfloat16")
-WEIGHTS = (*DENSE, *(f"{scheme} {group}" for scheme, group in product(("int8", "int4", "int4-all"), (32, 64, 128))))
+WEIGHTS = (*DENSE, *BLOCK_FORMATS)
 KV_FORMATS = ("float32", "bfloat16", "int8")
 CASES = tuple(product(FAMILY_FIELDS, WEIGHTS, KV_FORMATS))
 PROMPT, DECODED = 70, 8  # the prompt is longer than a step of 64 keys
 
 
 class FixedCheckpoint(TensorStore):
-    """A checkpoint in float32 whose numbers depend on the names of its tensors only."""
+    """A checkpoint whose numbers depend on the names of its tensors only: in float32, matrices perhaps in blocks."""
 
     headless = False
 
-    def __init__(self, architecture: str) -> None:
+    def __init__(self, architecture: str, format: str = "float32") -> None:
+        self._kind = BLOCK_FORMATS.get(format)
         self.directory = Path(architecture)
         self.config = {**BASE, "architectures": [architecture], **FAMILY_FIELDS[architecture]}
         shapes = parameter_shapes(decoder_spec(self.config))
@@ -72,6 +76,13 @@ class FixedCheckpoint(TensorStore):
         if len(shape) == 2:
             return numbers * np.float32(0.3)
         return numbers * np.float32(0.2) + np.float32(0 if name.endswith(".bias") else 1)
+
+    def block_format(self, name: str) -> str | None:
+        return None if self._kind is None else self._kind.name
+
+    def blocks(self, name: str) -> RowWeight:
+        assert self._kind is not None, "the checkpoint is in blocks"
+        return fixed_blocks(name, self._kind.name, self.tensors[name].shape)
 
 
 def key(family: str, weights: str, kv_format: str) -> str:
@@ -86,12 +97,11 @@ def logits_hash(family: str, weights: str, kv_format: str, **options: Any) -> st
         family, weights, kv_format: a case of `CASES`.
         options: of the model: kernels, isa, threads.
     """
-    scheme, _, group = weights.partition(" ")
-    formats = {"dtype": weights} if weights in DENSE else {"quantize": scheme, "group": int(group)}
-    config = ModelConfig(model=family, kv_dtype=kv_format, max_batch_size=1, kv_capacity=128, **formats, **options)
+    dtype = weights if weights in DENSE else "auto"
+    config = ModelConfig(model=family, dtype=dtype, kv_dtype=kv_format, max_batch_size=1, kv_capacity=128, **options)
     tokens = tuple(7 * i % BASE["vocab_size"] for i in range(PROMPT))
     digest = sha256()
-    with build_executor(config, checkpoint=FixedCheckpoint(family), max_rows=96) as executor:
+    with build_executor(config, checkpoint=FixedCheckpoint(family, weights), max_rows=96) as executor:
         start = 0
         for _ in range(1 + DECODED):
             span = Span("s", start, tokens, Want.LOGITS, Rows.ALL)

@@ -17,14 +17,14 @@ from ferrum.cache.page_table import PageCopy
 from ferrum.kernels.interface import StepTables, Weight
 from ferrum.kernels.reference import ReferenceKernels
 from ferrum.kernels.reference.reference_math import LOG2_E
+from ferrum.quant.block_weight import BlockWeight
 from ferrum.quant.dense import DenseWeight
-from ferrum.quant.formats import QUANTIZERS
 from ferrum.sampling.probability_mass import log_total, mass
 from ferrum.sampling.rules import Row, distribution
 from ferrum.sampling.sampler import draw, greedy
 from ferrum.sampling.top_k import top
 from native_twin import group_of, normal, shape_of, tables_of
-from native_weights import DTYPES, INTEGERS, wild
+from native_weights import BLOCKS, DTYPES, weight_of, wild
 from sampling_twin import request
 
 Fields = dict[str, Any]
@@ -68,18 +68,16 @@ def _write_field(file: BinaryIO, value: Any) -> None:
 
 
 def matrix(rng: np.random.Generator, key: str, shape: tuple[int, int], format) -> tuple[Weight, Fields]:
-    """Return a weight of any format and its fields: floats, or floats with the panels of their quantisation."""
-    values = normal(rng, *shape) / np.float32(np.sqrt(shape[1]))
-    if format not in INTEGERS:
-        weight = DenseWeight(values.astype(format))
+    """Return a weight of any format and its fields: floats, or the panels of blocks and their numbers."""
+    weight = weight_of(rng, *shape, format)
+    if isinstance(weight, DenseWeight):
         return weight, {key: weight.values, "format": weight.format}
-    name, group = format.split("/")
-    rounded = QUANTIZERS[name](values, int(group))
-    return rounded, {key: values, f"{key} panels": rounded.panels, "format": rounded.layout.name}
+    assert isinstance(weight, BlockWeight)
+    return weight, {key: weight.dequantize(), f"{key} panels": weight.panels, "format": weight.format}
 
 
 def linear(rng: np.random.Generator) -> Iterator[Case]:
-    for format in (*DTYPES, *INTEGERS):
+    for format in (*DTYPES, *BLOCKS):
         for rows, inputs, outputs in ((1, 64, 96), (2, 1, 1), (3, 33, 31), (7, 130, 65), (13, 97, 32), (40, 300, 40)):
             weight, fields = matrix(rng, "weight", (outputs, inputs), format)
             x, bias = wild(rng, rows, inputs), normal(rng, outputs)
@@ -112,7 +110,7 @@ def tables(prefix: str, made: StepTables) -> Fields:
 def rows(rng: np.random.Generator) -> Iterator[Case]:
     """Write cases of embeddings, gathers and the finite check."""
     kernels = ReferenceKernels()
-    for format in (*DTYPES, *INTEGERS):
+    for format in (*DTYPES, *BLOCKS):
         table, fields = matrix(rng, "table", (50, 37), format)
         made = tables_of(rng, [(0, 4), (9, 1), (0, 8)], (), logit_rows=(3, 4, 12), hidden_rows=(0, 12), vocabulary=50)
         kernels.begin(made)

@@ -6,13 +6,13 @@ import ml_dtypes
 import numpy as np
 
 from ferrum.kernels.interface import Weight
+from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
+from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import DenseWeight
-from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.scale_groups import GROUPS
 from native_twin import normal
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
-INTEGERS = tuple(f"{name}/{group}" for name in QUANTIZERS for group in GROUPS)
+BLOCKS = tuple(BLOCK_FORMATS)
 
 
 def dense(rng, outputs, inputs, dtype) -> DenseWeight:
@@ -20,11 +20,31 @@ def dense(rng, outputs, inputs, dtype) -> DenseWeight:
 
 
 def weight_of(rng, outputs, inputs, format) -> Weight:
-    """Return a weight of any format: a float dtype, or a quantiser with a group size."""
-    if format in INTEGERS:
-        name, group = format.split("/")
-        return QUANTIZERS[name](normal(rng, outputs, inputs) / np.sqrt(inputs), int(group))
+    """Return a weight of any format: a float dtype, or the name of a block format."""
+    if format in BLOCKS:
+        kind = BLOCK_FORMATS[format]
+        return RowWeight(kind=kind, shape=(outputs, inputs), whole=block_rows(rng, kind, outputs, inputs))
     return dense(rng, outputs, inputs, format)
+
+
+def block_rows(rng, kind: BlockFormat, outputs, inputs) -> BlockRows:
+    """Return rows of random codes; scales have very different magnitudes and both zeros."""
+    blocks = kind.blocks(inputs)
+    groups = blocks * kind.groups
+
+    def scales() -> np.ndarray:
+        numbers = np.ldexp(normal(rng, outputs, blocks), rng.integers(-20, 4, (outputs, blocks)))
+        numbers.flat[:3] = -0.0, 0.0, 6e-8
+        return numbers.astype(kind.scale)
+
+    subs = None if kind.sub is None else rng.integers(0, 256, (outputs, groups), np.uint8)
+    return BlockRows(
+        codes=rng.integers(0, 1 << kind.bits, (outputs, groups, kind.group), np.uint8),
+        d=scales(),
+        m=scales() if kind.minima else None,
+        sub=None if subs is None else subs.view(kind.sub),
+        sub_m=rng.integers(0, 256, (outputs, groups), np.uint8) if kind.minima and subs is not None else None,
+    )
 
 
 def wild(rng, rows, inputs) -> np.ndarray:

@@ -34,8 +34,8 @@ class Rates(JsonRecord):
     int4: float = 0.0
 
 
-_PEAKS: Final = frozenset({"bfloat16", "int8", "int4"})
-"""Formats with dot products of their own width; the others multiply in float32."""
+_BYTE_FORMATS: Final = frozenset({"q8_0", "iq4_nl", "iq4_xs", "mxfp4"})
+"""Formats of signed bytes, as stored or after a table; other blocks have small integers without a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,13 @@ def matrices(op: Op) -> tuple[Weight, ...]:
 
 def _product(weight: Weight, rows: int) -> Part:
     outputs, inputs = weight.shape
-    return Part(weight.nbytes, 2.0 * rows * outputs * inputs, weight.format if weight.format in _PEAKS else "float32")
+    return Part(weight.nbytes, 2.0 * rows * outputs * inputs, _peak_of(weight.format))
+
+
+def _peak_of(format: str) -> str:
+    """Return the peak that products of a format cannot exceed, a field of `Rates`."""
+    if format in ("float32", "float16"):
+        return "float32"
+    if format == "bfloat16":
+        return format
+    return "int8" if format in _BYTE_FORMATS else "int4"

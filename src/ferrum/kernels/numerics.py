@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Incremented with every change of the results or of raw pages; `kNumerics` of the native library equals it."""
 
 NUMERICS_ID: Final = f"ferrum-{VERSION}"

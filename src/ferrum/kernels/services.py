@@ -82,12 +82,16 @@ class RowSampler(Protocol):
 class PanelQuantizer(Protocol):
     """A quantiser of matrices directly into the panels that the backend multiplies with."""
 
-    def __call__(self, values: NDArray[Any], layout: str) -> tuple[NDArray[np.uint8], int]:
+    def __call__(
+        self, values: NDArray[Any], format: str, importance: F32 | None = None, *, thorough: bool = False
+    ) -> tuple[NDArray[np.uint8], int]:
         """Quantise a float matrix [N, K].
 
         Args:
             values: of any float format.
-            layout: name of a layout of `quant/panels.py`.
+            format: a key of `quant.block_quantizers.QUANTIZERS`.
+            importance: weights of the inputs' squared errors, f32, with zeros up to the end of the last block; or None.
+            thorough: whether to try many candidates.
 
         Returns: the panels, and 0, `TOO_LARGE`, or another number for an infinity or a NaN.
         """

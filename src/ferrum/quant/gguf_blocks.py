@@ -1,7 +1,6 @@
-"""The block formats of GGUF as numbers: every type that is read, dequantised exactly as ggml's reference does.
+"""The block types of GGUF files: their bytes to `BlockRows`, without a change of any number.
 
-A block is some numbers of a row with common scales. Formulas and bit layouts: ggml's `ggml-common.h` and
-`ggml-quants.c`; each operation here is a single f32 operation in the order written there.
+A block is some numbers of a row with common scales. Bit layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -12,36 +11,43 @@ from typing import Final
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
-from ferrum.kernels.interface import F32, Bytes
+from ferrum.kernels.interface import F32, Bytes, Int32
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockRows, BlockWeight
+from ferrum.quant.gguf_lattices import iq3_s, iq3_xxs
+from ferrum.quant.panels import panel_shape, panels_of
 
-"""Blocks [n, bytes]."""
-
-_NL: Final = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32)
-"""The 16 numbers of IQ4_NL and IQ4_XS."""
-
-_FP4: Final = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
-"""Twice the 16 numbers of FP4 (E2M1)."""
+_FLOATS: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
+class GgufType:
     """A type of GGUF tensors.
 
     Attributes:
         numbers: of a block.
         nbytes: of a block.
-        dequantize: blocks [n, nbytes] -> f32 [n, numbers].
+        format: that holds its numbers, a key of `BLOCK_FORMATS`; None for floats, Q2_K and IQ3_XXS.
+        rows: blocks [N, B, nbytes] -> `BlockRows` of that format.
     """
 
     numbers: int
     nbytes: int
-    dequantize: Callable[[Bytes], F32]
+    format: str | None = None
+    rows: Callable[[Bytes], BlockRows] | None = None
 
 
-def _half(blocks: Bytes, at: int) -> F32:
-    """Return the f16 at a byte of each block, [n, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+def _half(blocks: Bytes, at: int) -> NDArray[np.float16]:
+    """Return the f16 at a byte of each block, [N, B]."""
+    halves: NDArray[np.float16] = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
+    return halves
+
+
+def _groups(codes: Bytes, size: int = 32) -> Bytes:
+    """Return codes [N, B, numbers] in groups [N, G, size]."""
+    return codes.reshape(len(codes), -1, size)
 
 
 def nibbles(codes: Bytes) -> Bytes:
@@ -50,143 +56,131 @@ def nibbles(codes: Bytes) -> Bytes:
 
 
 def _bits(words: Bytes) -> Bytes:
-    """Return the 32 bits of a little-endian word, [n, 4] -> [n, 32]."""
-    return np.unpackbits(words, axis=1, bitorder="little")
-
-
-def _f32(blocks: Bytes) -> F32:
-    return np.ascontiguousarray(blocks).view(np.float32)
-
-
-def _f16(blocks: Bytes) -> F32:
-    return np.ascontiguousarray(blocks).view(np.float16).astype(np.float32)
-
-
-def _bf16(blocks: Bytes) -> F32:
-    floats: F32 = np.ascontiguousarray(blocks).view(ml_dtypes.bfloat16).astype(np.float32)
-    return floats
-
-
-def _q8_0(blocks: Bytes) -> F32:
-    codes: F32 = np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
-    return codes * _half(blocks, 0)
-
-
-def _q4_0(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * (nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
-
-
-def _q4_1(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
-
-
-def _q5_0(blocks: Bytes) -> F32:
-    codes = nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
-    return _half(blocks, 0) * (codes.astype(np.float32) - np.float32(16))
-
-
-def _q5_1(blocks: Bytes) -> F32:
-    codes = nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
-    return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
+    """Return the bits of little-endian words of 32 bits, [..., 4] -> [..., 32]."""
+    return np.unpackbits(words, axis=-1, bitorder="little")
 
 
 def _shifted(codes: Bytes, width: int, shifts: tuple[int, ...], mask: int) -> Bytes:
-    """Cut bytes into runs of `width`, each shifted by every shift: [n, w] -> [n, runs x shifts, width]."""
+    """Cut bytes into runs of `width`, each shifted by every shift: [N, B, w] -> [N, B x runs x shifts, width]."""
     runs = codes.reshape(len(codes), -1, 1, width) >> np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     cut: Bytes = (runs & np.uint8(mask)).reshape(len(codes), -1, width)
     return cut
 
 
-def _scales_and_minima(packed: Bytes) -> tuple[F32, F32]:
-    """Unpack eight scales and eight minima of six bits each from 12 bytes, [n, 8] each."""
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = np.concatenate((low & 63, (high & 15) | (low >> 2 & 48)), axis=1)
-    minima = np.concatenate((middle & 63, (high >> 4) | (middle >> 2 & 48)), axis=1)
-    return scales.astype(np.float32), minima.astype(np.float32)
+def _q8_0(blocks: Bytes) -> BlockRows:
+    return BlockRows(codes=_groups(blocks[..., 2:] ^ np.uint8(128)), d=_half(blocks, 0))
 
 
-def _with_minima(blocks: Bytes, codes: Bytes) -> F32:
-    """Return d * scale * code - dmin * minimum for codes [n, 8, 32] of a block that begins with these."""
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
-    factor, offset = _half(blocks, 0) * scales, _half(blocks, 2) * minima
-    return (factor[..., None] * codes.astype(np.float32) - offset[..., None]).reshape(len(blocks), 256)
+def _q4_0(blocks: Bytes) -> BlockRows:
+    return BlockRows(codes=_groups(nibbles(blocks[..., 2:])), d=_half(blocks, 0))
 
 
-def _q4_k(blocks: Bytes) -> F32:
-    return _with_minima(blocks, _shifted(blocks[:, 16:], 32, (0, 4), 15))
+def _q4_1(blocks: Bytes) -> BlockRows:
+    return BlockRows(codes=_groups(nibbles(blocks[..., 4:])), d=_half(blocks, 0), m=_half(blocks, 2))
 
 
-def _q5_k(blocks: Bytes) -> F32:
-    high = _shifted(blocks[:, 16:48], 32, tuple(range(8)), 1)
-    return _with_minima(blocks, _shifted(blocks[:, 48:], 32, (0, 4), 15) | high << np.uint8(4))
+def _q5_0(blocks: Bytes) -> BlockRows:
+    codes = nibbles(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << np.uint8(4)
+    return BlockRows(codes=_groups(codes), d=_half(blocks, 0))
 
 
-def _q6_k(blocks: Bytes) -> F32:
-    codes = _shifted(blocks[:, :128], 64, (0, 4), 15).reshape(len(blocks), 8, 32)
-    high = _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3)
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
-    numbers = (codes | high << 4).astype(np.int8) - np.int8(32)
-    factor = _half(blocks, 208) * scales
-    return (factor[..., None] * numbers.reshape(len(blocks), 16, 16).astype(np.float32)).reshape(len(blocks), 256)
+def _q5_1(blocks: Bytes) -> BlockRows:
+    codes = nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8]) << np.uint8(4)
+    return BlockRows(codes=_groups(codes), d=_half(blocks, 0), m=_half(blocks, 2))
+
+
+def _with_minima(blocks: Bytes, codes: Bytes) -> BlockRows:
+    """Return blocks that begin with d, m and eight scales and minima of six bits each in 12 bytes."""
+    low, middle, high = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = np.concatenate((low & 63, (high & 15) | (low >> 2 & 48)), axis=-1)
+    minima = np.concatenate((middle & 63, (high >> 4) | (middle >> 2 & 48)), axis=-1)
+    rows = len(blocks)
+    halves = {"d": _half(blocks, 0), "m": _half(blocks, 2)}
+    return BlockRows(codes=codes, **halves, sub=scales.reshape(rows, -1), sub_m=minima.reshape(rows, -1))
+
+
+def _q4_k(blocks: Bytes) -> BlockRows:
+    return _with_minima(blocks, _shifted(blocks[..., 16:], 32, (0, 4), 15))
+
+
+def _q5_k(blocks: Bytes) -> BlockRows:
+    high = _shifted(blocks[..., 16:48], 32, tuple(range(8)), 1)
+    return _with_minima(blocks, _shifted(blocks[..., 48:], 32, (0, 4), 15) | high << np.uint8(4))
+
+
+def _q6_k(blocks: Bytes) -> BlockRows:
+    codes = _groups(_shifted(blocks[..., :128], 64, (0, 4), 15))
+    codes = codes | _shifted(blocks[..., 128:192], 32, (0, 2, 4, 6), 3) << np.uint8(4)
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(len(blocks), -1)
+    return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 208), sub=scales)
+
+
+def _q3_k(blocks: Bytes) -> BlockRows:
+    low = _shifted(blocks[..., 32:96], 32, (0, 2, 4, 6), 3)
+    high = _shifted(blocks[..., :32], 32, tuple(range(8)), 1)
+    codes = low + (high << np.uint8(2)) + np.uint8(28)  # -4..3 as -32..31 of Q6_K
+    packed = blocks[..., 96:108]
+    shifts = np.array((0, 2, 4, 6), np.uint8)[:, None]
+    upper = (packed[..., None, 8:] >> shifts & np.uint8(3)).reshape(*packed.shape[:2], 16)
+    scales = (nibbles(packed[..., :8]) | upper << np.uint8(4)).view(np.int8) - np.int8(32)
+    return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 108), sub=scales.reshape(len(blocks), -1))
+
+
+def _iq4_xs(blocks: Bytes) -> BlockRows:
+    upper = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
+    high = (upper >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
+    low = (blocks[..., 4:8, None] >> np.array((0, 4), np.uint8) & np.uint8(15)).reshape(high.shape)
+    scales = (low | high << np.uint8(4)).view(np.int8) - np.int8(32)
+    codes = nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
+    return BlockRows(codes=_groups(codes), d=_half(blocks, 0), sub=scales.reshape(len(blocks), -1))
+
+
+def _mxfp4(blocks: Bytes) -> BlockRows:
+    # Half of the power of two, since the table has twice the numbers: bfloat16 holds it, as a subnormal if need be.
+    exponent = blocks[..., 0].astype(np.uint16)
+    bits = np.where(exponent < 2, np.uint16(0x20) << exponent, (exponent - np.uint16(1)) << np.uint16(7))
+    return BlockRows(codes=_groups(nibbles(blocks[..., 1:])), d=bits.astype("<u2").view(ml_dtypes.bfloat16))
+
+
+def _iq3_s(blocks: Bytes) -> BlockRows:
+    integers, scales = iq3_s(blocks)
+    codes = (integers + np.int8(32)).view(np.uint8)
+    return BlockRows(codes=_groups(codes, 16), d=_half(blocks, 0), sub=np.repeat(scales.reshape(len(blocks), -1), 2, 1))
 
 
 def _q2_k(blocks: Bytes) -> F32:
+    """Return the numbers of blocks [n, 84], f32 [n, 256]. No format of ours has minima for 16 inputs."""
     scales = blocks[:, :16]
-    factor = _half(blocks, 80) * (scales & 15).astype(np.float32)
-    offset = _half(blocks, 82) * (scales >> 4).astype(np.float32)
     codes = _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6), 3).reshape(len(blocks), 16, 16).astype(np.float32)
-    return (factor[..., None] * codes - offset[..., None]).reshape(len(blocks), 256)
+    with np.errstate(invalid="ignore"):
+        factor = _half(blocks, 80)[:, None].astype(np.float32) * (scales & 15).astype(np.float32)
+        offset = _half(blocks, 82)[:, None].astype(np.float32) * (scales >> 4).astype(np.float32)
+        numbers: F32 = (factor[..., None] * codes - offset[..., None]).reshape(len(blocks), 256)
+    return numbers
 
 
-def _q3_k(blocks: Bytes) -> F32:
-    low = _shifted(blocks[:, 32:96], 32, (0, 2, 4, 6), 3).astype(np.int8)
-    high = _shifted(blocks[:, :32], 32, tuple(range(8)), 1)
-    numbers = low - (high ^ 1).astype(np.int8) * np.int8(4)
-    packed = blocks[:, 96:108]
-    lower = nibbles(packed[:, :8])
-    upper = (packed[:, None, 8:] >> np.array((0, 2, 4, 6), np.uint8)[:, None] & 3).reshape(len(blocks), 16)
-    scales = (lower | upper << 4).astype(np.int8) - np.int8(32)
-    factor: F32 = _half(blocks, 108) * scales.astype(np.float32)
-    return (factor[..., None] * numbers.reshape(len(blocks), 16, 16).astype(np.float32)).reshape(len(blocks), 256)
+_NUMBERS: Final[dict[str, Callable[[Bytes], F32]]] = {"Q2_K": _q2_k, "IQ3_XXS": iq3_xxs}
+"""Readers of types that no format holds: blocks [n, nbytes] -> f32 [n, numbers]."""
 
-
-def _iq4_nl(blocks: Bytes) -> F32:
-    return _half(blocks, 0) * _NL[nibbles(blocks[:, 2:])]
-
-
-def _iq4_xs(blocks: Bytes) -> F32:
-    upper = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
-    high = (upper >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
-    low = (blocks[:, 4:8, None] >> np.array((0, 4), np.uint8) & 15).reshape(len(blocks), 8)
-    scales = (low | high << 4).astype(np.int8) - np.int8(32)
-    factor = _half(blocks, 0) * scales.astype(np.float32)
-    codes = nibbles(blocks[:, 8:].reshape(len(blocks), 8, 16))
-    return (factor[..., None] * _NL[codes]).reshape(len(blocks), 256)
-
-
-def _mxfp4(blocks: Bytes) -> F32:
-    exponent = blocks[:, :1].astype(np.uint32)  # of half the scale, because the table holds twice the numbers
-    bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (exponent - np.uint32(1)) << np.uint32(23))
-    return bits.astype(np.uint32).view(np.float32) * _FP4[nibbles(blocks[:, 1:])]
-
-
-BLOCKS: Final[dict[str, BlockFormat]] = {
-    "F32": BlockFormat(1, 4, _f32),
-    "F16": BlockFormat(1, 2, _f16),
-    "BF16": BlockFormat(1, 2, _bf16),
-    "Q8_0": BlockFormat(32, 34, _q8_0),
-    "Q4_0": BlockFormat(32, 18, _q4_0),
-    "Q4_1": BlockFormat(32, 20, _q4_1),
-    "Q5_0": BlockFormat(32, 22, _q5_0),
-    "Q5_1": BlockFormat(32, 24, _q5_1),
-    "Q2_K": BlockFormat(256, 84, _q2_k),
-    "Q3_K": BlockFormat(256, 110, _q3_k),
-    "Q4_K": BlockFormat(256, 144, _q4_k),
-    "Q5_K": BlockFormat(256, 176, _q5_k),
-    "Q6_K": BlockFormat(256, 210, _q6_k),
-    "IQ4_NL": BlockFormat(32, 18, _iq4_nl),
-    "IQ4_XS": BlockFormat(256, 136, _iq4_xs),
-    "MXFP4": BlockFormat(32, 17, _mxfp4),
+GGUF_TYPES: Final[dict[str, GgufType]] = {
+    "F32": GgufType(1, 4),
+    "F16": GgufType(1, 2),
+    "BF16": GgufType(1, 2),
+    "Q8_0": GgufType(32, 34, "q8_0", _q8_0),
+    "Q4_0": GgufType(32, 18, "q4_0", _q4_0),
+    "Q4_1": GgufType(32, 20, "q4_1", _q4_1),
+    "Q5_0": GgufType(32, 22, "q5_0", _q5_0),
+    "Q5_1": GgufType(32, 24, "q5_1", _q5_1),
+    "Q2_K": GgufType(256, 84),
+    "Q3_K": GgufType(256, 110, "q6_k", _q3_k),
+    "Q4_K": GgufType(256, 144, "q4_k", _q4_k),
+    "Q5_K": GgufType(256, 176, "q5_k", _q5_k),
+    "Q6_K": GgufType(256, 210, "q6_k", _q6_k),
+    "IQ3_XXS": GgufType(256, 98),
+    "IQ3_S": GgufType(256, 110, "q6_k", _iq3_s),
+    "IQ4_NL": GgufType(32, 18, "iq4_nl", _q4_0),
+    "IQ4_XS": GgufType(256, 136, "iq4_xs", _iq4_xs),
+    "MXFP4": GgufType(32, 17, "mxfp4", _mxfp4),
 }
 """The types that are read, by the names that files and programs use."""
 
@@ -197,3 +191,51 @@ TYPE_NAMES: Final = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 """Names of the codes of types, also of those that are not read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GgufWeight(BlockWeight):
+    """A `BlockWeight` over the blocks of a file, converted when they are used.
+
+    Attributes:
+        type: a key of `GGUF_TYPES`.
+        blocks: uint8 [N, B, bytes]; may be a read-only view of a mapped file.
+    """
+
+    type: str
+    blocks: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(panel_shape(self.kind, self.shape)))
+
+    @property
+    def panels(self) -> Bytes:
+        return panels_of(self.kind, self.stored(slice(None)))
+
+    @property
+    def gguf(self) -> tuple[str, Bytes]:
+        return self.type, self.blocks
+
+    def stored(self, rows: slice | Int32) -> BlockRows:
+        read = GGUF_TYPES[self.type].rows
+        assert read is not None, "a format holds the type"
+        return read(self.blocks[rows])
+
+
+def weight_of(type: str, blocks: Bytes) -> GgufWeight:
+    """Return a matrix of blocks [N, B, bytes] of a type that a format holds."""
+    found = GGUF_TYPES[type]
+    assert found.format is not None, "a format holds the type"
+    shape = len(blocks), blocks.shape[1] * found.numbers
+    return GgufWeight(kind=BLOCK_FORMATS[found.format], shape=shape, type=type, blocks=blocks)
+
+
+def dequantize(kind: str, blocks: Bytes) -> F32:
+    """Return the numbers of blocks [N, B, bytes], f32 [N, K], exactly as ggml's reference computes them."""
+    if kind in _FLOATS:
+        floats: F32 = np.ascontiguousarray(blocks).view(_FLOATS[kind]).astype(np.float32)
+        return floats.reshape(len(blocks), -1)
+    if kind in _NUMBERS:
+        return _NUMBERS[kind](blocks.reshape(-1, blocks.shape[2])).reshape(len(blocks), -1)
+    return weight_of(kind, blocks).dequantize()

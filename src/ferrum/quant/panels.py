@@ -1,112 +1,148 @@
 """Panels of 32 outputs: the layout of quantised matrices in packed directories and native kernels.
 
-    panel        outputs 32 p to 32 p + 31 (padded with zeros), its groups of inputs in order
-    int8         per group a row for every 4 inputs: 32 outputs of 4 bytes, each code + 128
-    int4         per group a row for every 8 inputs: 32 outputs of 4 bytes; in row j, byte i has input 8 j + i in its
-                 low four bits and input 8 j + 4 + i in its high four bits, each code + 8 or code + zero point
-    both         then the scales of the 32 outputs in float16, little-endian
-    zero points  then the zero points of the 32 outputs in 16 bits, little-endian, if the format has them
+A panel has outputs 32 p to 32 p + 31 (padded with zeros) and their blocks of inputs in order. A block of a panel is
 
-A group of a panel fills whole cache lines (1088 and 576 bytes for groups of 32). All instruction sets use the same
-bytes (`native/src/grouping.hpp` states the same layout).
+    d       of the 32 outputs, 2 bytes each, little-endian
+    m       likewise, if the format has minima
+    sub     for each group the integer scales of the 32 outputs, a byte each, if the format has them
+    sub_m   likewise
+    codes   for each group its rows
+
+where a row is 32 words of 4 bytes, one per output, for the words of 4 inputs in order:
+
+    8 bits       a row per word of inputs: the stored codes
+    4 to 6 bits  a row per two words: the low four bits of the first word's codes in the low halves of the bytes, those
+                 of the second word in the high halves
+    5 bits       then a row of fifth bits: bit i of byte j belongs to input 4 i + j
+    6 bits       then a row of upper bits: bits 2 i and 2 i + 1 of byte j belong to input 4 i + j
+
+Every part fills whole cache lines or is a half of one, and all instruction sets use the same bytes
+(`native/src/block_format.hpp` states the same layout).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.kernels.interface import Int32
-from ferrum.quant.scale_groups import group_count
+from ferrum.quant.block_format import BlockFormat
 
 LANES: Final = 32
 """Outputs of a panel."""
 
-_HALVES: Final = 2 * LANES  # bytes of 16-bit numbers, one per output
 
-
-@dataclass(frozen=True, slots=True)
-class PanelLayout:
-    """The layout of panels.
-
-    Attributes:
-        format: "int8" or "int4".
-        group: inputs that share a scale, one of `GROUPS`.
-        zero_points: whether groups have zero points (int4 only).
-    """
-
-    format: str
-    group: int
-    zero_points: bool = False
+class StoredRows(Protocol):
+    """Rows of a matrix; see `BlockRows`."""
 
     @property
-    def name(self) -> str:
-        """Name in the native library."""
-        return f"{self.format}{'_zero' if self.zero_points else ''}_{self.group}"
-
+    def codes(self) -> NDArray[np.uint8]: ...
     @property
-    def _code_bytes(self) -> int:
-        return LANES * self.group // (1 if self.format == "int8" else 2)
-
-    def shape(self, matrix: tuple[int, int]) -> tuple[int, int, int]:
-        """Return [panels, groups, bytes] of a matrix [N, K]."""
-        outputs, inputs = matrix
-        size = self._code_bytes + _HALVES * (2 if self.zero_points else 1)
-        return -(-outputs // LANES), group_count(inputs, self.group), size
-
-    def lay_out(
-        self, codes: NDArray[np.int8], scales: NDArray[np.float16], zero_points: NDArray[np.uint8] | None
-    ) -> NDArray[np.uint8]:
-        """Return the panels of signed codes [N, G, group], scales and zero points [N, G]."""
-        outputs, groups, _ = codes.shape
-        panels, _, size = self.shape((outputs, groups * self.group))
-        offset = np.uint8(128 if self.format == "int8" else 8) if zero_points is None else zero_points[..., None]
-        stored = np.full((panels * LANES, groups, self.group), offset if zero_points is None else 0, np.uint8)
-        stored[:outputs] = codes.view(np.uint8) + offset
-        quads = stored.reshape(panels, LANES, groups, self.group // 4, 4)
-        words = quads.transpose(0, 2, 3, 1, 4)  # [panel, group, quad, lane, 4]
-        if self.format == "int4":
-            words = words[:, :, 0::2] | words[:, :, 1::2] << np.uint8(4)
-        out = np.empty((panels, groups, size), np.uint8)
-        out[..., : self._code_bytes] = words.reshape(panels, groups, -1)
-        rest = [_by_group(scales.astype("<f2"), panels)]
-        if zero_points is not None:
-            rest.append(_by_group(zero_points.astype("<u2"), panels))
-        out[..., self._code_bytes :] = np.concatenate(rest, axis=-1)
-        return out
-
-    def codes(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.int8]:
-        """Return the signed codes of some outputs, int8 [n, G, group]."""
-        count, groups, _ = panels.shape
-        stored = panels[..., : self._code_bytes].reshape(count, groups, -1, LANES, 4)
-        words = stored[ids // LANES, :, :, ids % LANES]  # [n, G, rows, 4]
-        if self.format == "int4":  # two nibbles per byte: [n, G, rows, 2, 4]
-            words = np.stack((words & np.uint8(15), words >> np.uint8(4)), axis=-2)
-        words = words.reshape(len(ids), groups, self.group)
-        if self.zero_points:
-            offset = self._halves(panels, 1, ids).view("<u2").astype(np.uint8)[..., None]
-        else:
-            offset = np.full(1, 128 if self.format == "int8" else 8, np.uint8)
-        codes: NDArray[np.int8] = (words - offset).view(np.int8)
-        return codes
-
-    def scales(self, panels: NDArray[np.uint8], ids: Int32) -> NDArray[np.float16]:
-        """Return the scales of some outputs, float16 [n, G]."""
-        return self._halves(panels, 0, ids).view("<f2").astype(np.float16)
-
-    def _halves(self, panels: NDArray[np.uint8], index: int, ids: Int32) -> NDArray[np.uint16]:
-        """Return the first or second 16-bit numbers after the codes of each group, for some outputs [n, G]."""
-        begin = self._code_bytes + index * _HALVES
-        numbers = panels[..., begin : begin + _HALVES].reshape(*panels.shape[:2], LANES, 2)
-        return np.ascontiguousarray(numbers[ids // LANES, :, ids % LANES]).view(np.uint16)[..., 0]
+    def d(self) -> NDArray[Any]: ...
+    @property
+    def m(self) -> NDArray[Any] | None: ...
+    @property
+    def sub(self) -> NDArray[Any] | None: ...
+    @property
+    def sub_m(self) -> NDArray[np.uint8] | None: ...
 
 
-def _by_group(numbers: NDArray[np.float16] | NDArray[np.uint16], panels: int) -> NDArray[np.uint8]:
-    """Return 16-bit numbers [N, G] as bytes [panels, G, 64], padded with zeros."""
-    outputs, groups = numbers.shape
-    padded = np.zeros((panels * LANES, groups), numbers.dtype)
-    padded[:outputs] = numbers
-    return np.ascontiguousarray(padded.reshape(panels, LANES, groups).swapaxes(1, 2)).view(np.uint8)
+def panel_shape(kind: BlockFormat, shape: tuple[int, int]) -> tuple[int, int, int]:
+    """Return [panels, blocks, bytes] of a matrix [N, K]."""
+    per_block = _header_bytes(kind) + kind.groups * _code_bytes(kind)
+    return -(-shape[0] // LANES), kind.blocks(shape[1]), per_block
+
+
+def _header(kind: BlockFormat) -> dict[str, tuple[int, np.dtype[Any]]]:
+    """Return the parts before the codes: their numbers per output, and dtypes."""
+    parts = {"d": (1, kind.scale)}
+    if kind.minima:
+        parts["m"] = (1, kind.scale)
+    if kind.sub is not None:
+        parts["sub"] = (kind.groups, kind.sub)
+        if kind.minima:
+            parts["sub_m"] = (kind.groups, kind.sub)
+    return parts
+
+
+def _header_bytes(kind: BlockFormat) -> int:
+    return sum(LANES * count * dtype.itemsize for count, dtype in _header(kind).values())
+
+
+def _code_bytes(kind: BlockFormat) -> int:
+    """Bytes of a group's codes."""
+    return LANES * kind.group * kind.bits // 8
+
+
+def panels_of(kind: BlockFormat, rows: StoredRows) -> NDArray[np.uint8]:
+    """Return the panels of a matrix."""
+    outputs, groups, size = rows.codes.shape
+    panels, blocks, nbytes = panel_shape(kind, (outputs, groups * size))
+    out = np.empty((panels, blocks, nbytes), np.uint8)
+    at = 0
+    for name, (count, dtype) in _header(kind).items():
+        numbers = getattr(rows, name)
+        lanes = _padded(numbers.astype(dtype.newbyteorder("<")), panels).reshape(panels, LANES, blocks, count)
+        part = np.ascontiguousarray(lanes.transpose(0, 2, 3, 1)).view(np.uint8).reshape(panels, blocks, -1)
+        out[..., at : at + part.shape[2]] = part
+        at += part.shape[2]
+    codes = _padded(rows.codes, panels, kind.offset).reshape(panels, LANES, blocks, kind.groups, size // 4, 4)
+    words = codes.transpose(0, 2, 3, 4, 1, 5)  # [panel, block, group, word, lane, 4]
+    out[..., at:] = _pack(kind, words).reshape(panels, blocks, -1)
+    return out
+
+
+def _padded(numbers: NDArray[Any], panels: int, fill: int = 0) -> NDArray[Any]:
+    padded = np.full((panels * LANES, *numbers.shape[1:]), fill, numbers.dtype)
+    padded[: len(numbers)] = numbers
+    return padded
+
+
+def _pack(kind: BlockFormat, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack codes [..., word, lane, 4] into rows [..., row, lane, 4]."""
+    if kind.bits == 8:
+        return np.ascontiguousarray(words)
+    low = words & np.uint8(15)
+    rows = low[..., 0::2, :, :] | low[..., 1::2, :, :] << np.uint8(4)
+    width = kind.bits - 4
+    if width == 0:
+        return rows
+    upper = np.zeros((*words.shape[:-3], 1, *words.shape[-2:]), np.uint8)
+    for word in range(words.shape[-3]):
+        upper[..., 0, :, :] |= words[..., word, :, :] >> np.uint8(4) << np.uint8(width * word)
+    return np.concatenate((rows, upper), axis=-3)
+
+
+def rows_of(kind: BlockFormat, panels: NDArray[np.uint8], ids: Int32) -> dict[str, NDArray[Any]]:
+    """Return some outputs of a matrix in panels [panels, blocks, bytes], as the parts of `BlockRows`."""
+    blocks, at = panels.shape[1], 0
+    found: dict[str, NDArray[Any]] = {}
+    for name, (count, dtype) in _header(kind).items():
+        size = LANES * count * dtype.itemsize
+        lanes = panels[..., at : at + size].reshape(*panels.shape[:2], count, LANES, dtype.itemsize)
+        own = np.ascontiguousarray(lanes[ids // LANES, :, :, ids % LANES])  # [n, blocks, count, bytes]
+        found[name] = own.view(dtype.newbyteorder("<")).astype(dtype).reshape(len(ids), blocks * count)
+        at += size
+    rows = panels[..., at:].reshape(panels.shape[0], blocks, kind.groups, -1, LANES, 4)
+    words = _unpack(kind, rows[ids // LANES, :, :, :, ids % LANES])  # [n, blocks, groups, word, 4]
+    found["codes"] = words.reshape(len(ids), blocks * kind.groups, kind.group)
+    return found
+
+
+def _unpack(kind: BlockFormat, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Unpack rows [..., row, 4] into codes [..., word, 4]."""
+    if kind.bits == 8:
+        return rows
+    count = kind.group // 4
+    nibbles = rows[..., : count // 2, :]
+    words = np.stack((nibbles & np.uint8(15), nibbles >> np.uint8(4)), axis=-2)
+    words = words.reshape(*rows.shape[:-2], count, 4)
+    width = kind.bits - 4
+    if width == 0:
+        return words
+    shifts = (np.arange(count) * width).astype(np.uint8)[:, None]
+    upper = rows[..., count // 2 :, :] >> shifts & np.uint8((1 << width) - 1)
+    whole: NDArray[np.uint8] = words | upper << np.uint8(4)
+    return whole

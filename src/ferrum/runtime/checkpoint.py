@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError
 from ferrum.models.tensor_names import EMBEDDING, HEAD
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.block_weight import BlockWeight
 from ferrum.runtime.tensor_file import TensorFile, TensorInfo
 from ferrum.text.model_files import DirectoryFiles, read_json_object
 
@@ -45,6 +45,11 @@ class TensorStore(Protocol):
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings about matrices that take more memory in their own format than in the file."""
+        return ()
+
     def file_of(self, name: str) -> str:
         """Return the name of the file that holds a tensor, for messages."""
         return f"{self.directory} ({name})"
@@ -55,13 +60,13 @@ class TensorStore(Protocol):
         It may be a read-only view of a mapped file.
         """
 
-    def integer_format(self, name: str) -> str | None:  # noqa: ARG002 - stores of block formats override this
-        """Return the format of `quant/` in groups of 32 that holds a matrix's numbers exactly, or None."""
+    def block_format(self, name: str) -> str | None:  # noqa: ARG002 - stores of quantised matrices override this
+        """Return the format of `BLOCK_FORMATS` that holds a matrix's numbers exactly, or None."""
         return None
 
-    def integers(self, name: str) -> GroupedWeight:
-        """Return a matrix that has an `integer_format`, in that format."""
-        raise AssertionError(f"{name} has no integer format")
+    def blocks(self, name: str) -> BlockWeight:
+        """Return a matrix that has a `block_format`, in that format."""
+        raise AssertionError(f"{name} has no block format")
 
     def forget(self, name: str) -> None:  # noqa: ARG002 - stores that hold memory override this
         """Free the memory of a tensor's pages, if it takes any; the tensor can be read again."""

@@ -11,6 +11,7 @@ import math
 import mmap
 import re
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ferrum.core.errors import CheckpointError, Unsupported
-from ferrum.quant.gguf_blocks import BLOCKS, TYPE_NAMES
-from ferrum.runtime.tensor_file import mapped, opened
+from ferrum.quant.gguf_blocks import GGUF_TYPES, TYPE_NAMES
+from ferrum.runtime.tensor_file import forget_bytes, mapped, opened
 
 _SPLIT: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -45,6 +46,7 @@ _NUMBERS: Final = {
 }
 """Struct formats of the numeric types of metadata."""
 
+_LENGTH: Final = struct.Struct("<Q")
 _STRING: Final = 8
 _ARRAY: Final = 9
 
@@ -54,7 +56,7 @@ class GgufTensor:
     """A tensor in a file.
 
     Attributes:
-        kind: name of its type, a key of `gguf_blocks.BLOCKS`.
+        kind: name of its type, a key of `gguf_blocks.GGUF_TYPES`.
         shape: outermost dimension first, as in numpy.
         begin, end: bytes from the start of the file.
     """
@@ -128,7 +130,7 @@ class GgufFile:
         shape = tuple(reader.number("<Q") for _ in range(dimensions))[::-1]
         code = reader.number("<I")
         if code not in TYPE_NAMES:
-            raise Unsupported(f"{self.path}: tensor {name!r} of GGUF type {code}", f"known: {', '.join(BLOCKS)}")
+            raise Unsupported(f"{self.path}: tensor {name!r} of GGUF type {code}", f"known: {', '.join(GGUF_TYPES)}")
         return name, TYPE_NAMES[code], shape, reader.number("<Q")
 
     def _placed(
@@ -138,9 +140,9 @@ class GgufFile:
         data, offset, alignment = place
         if name in self.tensors:
             raise reader.damage(f"the tensor {name!r} appears twice")
-        if kind not in BLOCKS:
-            raise Unsupported(f"{self.path}: tensor {name!r} of type {kind}", f"known: {', '.join(BLOCKS)}")
-        block = BLOCKS[kind]
+        if kind not in GGUF_TYPES:
+            raise Unsupported(f"{self.path}: tensor {name!r} of type {kind}", f"known: {', '.join(GGUF_TYPES)}")
+        block = GGUF_TYPES[kind]
         if not all(shape) or shape[-1] % block.numbers:
             raise reader.damage(f"tensor {name!r} of shape {list(shape)} cannot be of type {kind}")
         begin = data + offset
@@ -152,9 +154,14 @@ class GgufFile:
     def blocks(self, name: str) -> NDArray[np.uint8]:
         """Return a tensor's blocks, uint8 [rows, blocks of a row, bytes]: a read-only view of the mapped file."""
         tensor = self.tensors[name]
-        block = BLOCKS[tensor.kind]
+        block = GGUF_TYPES[tensor.kind]
         flat = np.frombuffer(self._map, np.uint8, tensor.end - tensor.begin, tensor.begin)
         return flat.reshape(-1, tensor.shape[-1] // block.numbers, block.nbytes)
+
+    def forget(self, name: str) -> None:
+        """Free the memory that reading a tensor took; views stay valid and read the file again."""
+        tensor = self.tensors[name]
+        forget_bytes(self._map, tensor.begin, tensor.end)
 
 
 def open_shards(path: Path) -> tuple[GgufFile, ...]:
@@ -236,4 +243,18 @@ class _Reader:
             raise self.damage(f"the metadata key {key!r} is an array of the unknown type {code}")
         if length > (self._size - self.at) // 8:
             raise self.damage(f"{length} strings of {key!r} pass the end of the file")
-        return [self.string(f"a string of {key}") for _ in range(length)]
+        return self._strings(f"a string of {key}", length)
+
+    def _strings(self, what: str, count: int) -> list[str]:
+        """Read strings, a hundred thousand in a vocabulary: `string` is only called for one that is damaged."""
+        at, found = self.at, list[str]()
+        with suppress(struct.error, UnicodeDecodeError):
+            while len(found) < count:
+                begin = at + _LENGTH.size
+                end = begin + _LENGTH.unpack_from(self._data, at)[0]
+                if end > self._size:
+                    break
+                found.append(self._data[begin:end].decode())
+                at = end
+        self.at = at
+        return found + [self.string(what) for _ in range(count - len(found))]

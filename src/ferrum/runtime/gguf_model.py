@@ -6,6 +6,7 @@ The file's own formats are in `gguf_file.py` and `quant/gguf_blocks.py`, its nam
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 from ferrum.core.errors import CheckpointError
 from ferrum.models.gguf_names import ROPE_FACTORS, architecture_of, hf_config, hf_name, is_permuted
 from ferrum.models.tensor_names import EMBEDDING
+from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.dense import FORMATS
-from ferrum.quant.gguf_blocks import BLOCKS
-from ferrum.quant.gguf_integers import HELD, integers_of
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.gguf_blocks import GGUF_TYPES, GgufWeight, dequantize, weight_of
+from ferrum.quant.panels import LANES, panel_shape
 from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.gguf_file import GgufFile, GgufTensor, open_shards
 from ferrum.runtime.model_source import ModelSource
@@ -28,6 +29,9 @@ from ferrum.runtime.tensor_file import FORMAT_OF, TensorInfo
 
 _FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 """Small files that the metadata stands for."""
+
+_GROWS: Final = 1.25
+"""Least factor of memory over the file's that is worth a note."""
 
 _PIECE: Final = 1 << 22
 """Numbers dequantised at a time."""
@@ -76,6 +80,12 @@ class GgufTensors(TensorStore):
             numbers = np.ascontiguousarray(factors).view(np.float32).ravel().tolist()
             self.config["rope_scaling"] = {"rope_type": "factors", "factors": numbers}
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        counts = Counter(shard.tensors[own].kind for shard, own in self._places.values())
+        grown = (_growth(kind, count) for kind, count in sorted(counts.items()) if kind not in FORMAT_OF)
+        return tuple(note for note in grown if note)
+
     def file_of(self, name: str) -> str:
         return self._places[name][0].path.name
 
@@ -88,18 +98,20 @@ class GgufTensors(TensorStore):
         step = max(1, _PIECE // tensor.shape[-1])
         for begin in range(0, len(out), step):
             piece = blocks[begin : begin + step]
-            out[begin : begin + step] = (
-                BLOCKS[tensor.kind].dequantize(piece.reshape(-1, piece.shape[2])).reshape(len(piece), -1)
-            )
+            out[begin : begin + step] = dequantize(tensor.kind, piece)
         return out.reshape(tensor.shape)
 
-    def integer_format(self, name: str) -> str | None:
+    def block_format(self, name: str) -> str | None:
         shard, own = self._places[name]
-        return HELD.get(shard.tensors[own].kind)
+        return GGUF_TYPES[shard.tensors[own].kind].format
 
-    def integers(self, name: str) -> GroupedWeight:
+    def blocks(self, name: str) -> GgufWeight:
         tensor, blocks = self._blocks(name)
-        return integers_of(tensor.kind, blocks)
+        return weight_of(tensor.kind, blocks)
+
+    def forget(self, name: str) -> None:
+        shard, own = self._places[name]
+        shard.forget(own)
 
     def _blocks(self, name: str) -> tuple[GgufTensor, NDArray[np.uint8]]:
         """Return a tensor and its blocks [rows, blocks, bytes], rows in the order of the Hugging Face layout."""
@@ -111,6 +123,20 @@ class GgufTensors(TensorStore):
             order = np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
             blocks = blocks[order] if len(tensor.shape) > 1 else blocks[:, order]
         return tensor, blocks
+
+
+def _growth(kind: str, count: int) -> str:
+    """Return a note about the tensors of a type if they take much more memory than in the file, else nothing."""
+    type = GGUF_TYPES[kind]
+    bits, held = 8 * type.nbytes / type.numbers, 32.0
+    if type.format is not None:
+        held = 8 * math.prod(panel_shape(BLOCK_FORMATS[type.format], (LANES, 256))) / (LANES * 256)
+    if held < _GROWS * bits:
+        return ""
+    return (
+        f"{count} matrices of type {kind} take {held:.2f} bits a weight as {type.format or 'float32'}, not {bits:.2f}: "
+        "no smaller format has exactly their numbers"
+    )
 
 
 def _info(tensor: GgufTensor) -> TensorInfo:
@@ -162,7 +188,8 @@ class GgufModel(ModelSource):
         return text.as_json(text.tokenizer_config(metadata) if name == "tokenizer_config.json" else _ids(metadata))
 
     def file_names(self, folder: str = "") -> list[str]:
-        return [] if folder else [name for name in _FILES if self.read_file(name) is not None]
+        kind = _metadata(self.path, self.path.stat().st_mtime_ns).get("tokenizer.ggml.model")
+        return [] if folder else list(_FILES[1:] if kind in (None, "no_vocab") else _FILES)
 
     def where(self, name: str) -> str:
         return f"{self.name} ({name})" if name else self.name

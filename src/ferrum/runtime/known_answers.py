@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -22,16 +21,16 @@ from ferrum.kernels.interface import F32, AttentionShape, Kernels, PoolGroup, St
 from ferrum.models.config_reader import FamilyConfig
 from ferrum.models.rope import rope_spec
 from ferrum.quant.backend_quantizer import quantizer_of
+from ferrum.quant.block_format import BLOCK_FORMATS, BlockFormat
+from ferrum.quant.block_quantizers import QUANTIZERS
+from ferrum.quant.block_weight import BlockRows, RowWeight
 from ferrum.quant.dense import FORMATS, DenseWeight
-from ferrum.quant.formats import QUANTIZERS
-from ferrum.quant.scale_groups import GROUPS
-from ferrum.quant.weight import GroupedWeight
 from ferrum.sampling.backend_sampler import sampler_of
 from ferrum.sampling.philox import fixed_numbers
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import LogprobsQuery, SamplerInput
 
-_INPUTS: Final = 200  # a block of 128 inputs and a part, in each kind of vector too
+_INPUTS: Final = 200  # 32 inputs six times and a part, in each kind of vector too
 _OUTPUTS: Final = 70  # two panels and a part
 _EXPONENTS: Final = (0, 0, 0, 2, -3, 0, 0, 0, -124, -127, -140, 60, 127)
 """Scales of the rows as powers of two: tiny ones lose bits to subnormal numbers, huge ones give infinities."""
@@ -81,8 +80,10 @@ def answers(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Sequence[Answe
     inputs = Inputs()
     for format in FORMATS:
         yield f"products of {format}", partial(_dense_products, kernels, inputs, format)
-    for name, group in product(QUANTIZERS, GROUPS):
-        yield f"products of {name} in groups of {group}", partial(_quantized_products, kernels, inputs, name, group)
+    for kind in BLOCK_FORMATS.values():
+        yield f"products of {kind.name}", partial(_block_products, kernels, inputs, kind)
+    for name in QUANTIZERS:
+        yield f"quantisation to {name}", partial(_quantisation, kernels, inputs, name)
     for index, format in enumerate(KV_FORMATS):
         yield f"attention over {format}", partial(_attention, kernels, inputs, index)
     yield "norms", partial(_norms, kernels, inputs)
@@ -107,10 +108,30 @@ def _dense_products(kernels: Kernels, inputs: Inputs, format: str) -> list[Answe
     return _products(kernels, inputs, weight)
 
 
-def _quantized_products(kernels: Kernels, inputs: Inputs, name: str, group: int) -> list[Answer]:
-    weight = quantizer_of(kernels)(name, inputs.numbers(_OUTPUTS, _INPUTS), group)
-    assert isinstance(weight, GroupedWeight)
-    return [weight.panels, *_products(kernels, inputs, weight)]
+def _block_products(kernels: Kernels, inputs: Inputs, kind: BlockFormat) -> list[Answer]:
+    return _products(kernels, inputs, fixed_weight(kind, (_OUTPUTS, _INPUTS), inputs))
+
+
+def fixed_weight(kind: BlockFormat, shape: tuple[int, int], inputs: Inputs) -> RowWeight:
+    """Return a matrix [N, K] of codes and scales of all sizes, with numbers in about [-1, 1]."""
+    outputs, blocks = shape[0], kind.blocks(shape[1])
+    groups = blocks * kind.groups
+    bits = (inputs.numbers(outputs, groups, kind.group + 1, at=31) * np.float32(1 << 23)).astype(np.int32)
+    largest = (128 if kind.table or kind.bits == 8 else 1 << kind.bits) * (1 if kind.sub is None else 256)
+    scales = (inputs.numbers(outputs, blocks, at=3) / np.float32(largest)).astype(kind.scale)
+    subs = None if kind.sub is None else (bits[..., -1] & 255).astype(np.uint8)
+    rows = BlockRows(
+        codes=(bits[..., :-1] & ((1 << kind.bits) - 1)).astype(np.uint8),
+        d=scales,
+        m=scales[::-1] if kind.minima else None,
+        sub=None if subs is None or kind.sub is None else subs.view(kind.sub),
+        sub_m=subs[::-1] if subs is not None and kind.minima else None,
+    )
+    return RowWeight(kind=kind, shape=shape, whole=rows)
+
+
+def _quantisation(kernels: Kernels, inputs: Inputs, name: str) -> list[Answer]:
+    return [quantizer_of(kernels)(name, inputs.numbers(_OUTPUTS, 256)).panels]
 
 
 def _products(kernels: Kernels, inputs: Inputs, weight: Weight) -> list[Answer]:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ferrum.core.errors import Unsupported
 from ferrum.kernels.cpu.weights import PackedWeight
 from ferrum.kernels.interface import F32, Array, AttentionShape
 from ferrum.kernels.op_spec import Extent
@@ -86,11 +85,6 @@ class Lowering:
         return self.library.linear(self.runtime, x.array, products, x.extent, x.max_rows)
 
     def gated_linear(self, x: Operand, gate: PackedWeight, up: PackedWeight, out: Operand) -> Native:
-        if gate.format != up.format:
-            raise Unsupported(
-                f"gate in {gate.format}, up projection in {up.format}",
-                "native kernels need both in one format; choose one --dtype for all matrices",
-            )
         return self.library.linear(
             self.runtime, x.array, [(gate.native, up.native, None, out.array)], x.extent, x.max_rows
         )

@@ -45,9 +45,17 @@ def _standing(
     return Standing(np.float32(peak), np.float32(normaliser), rank, row[token], first, row[first])
 
 
-def native_quantize(runtime: Any, values: NDArray[Any], layout: str) -> tuple[NDArray[np.uint8], int]:
+def native_quantize(
+    runtime: Any,
+    values: NDArray[Any],
+    format: str,
+    importance: NDArray[np.float32] | None = None,
+    *,
+    thorough: bool = False,
+) -> tuple[NDArray[np.uint8], int]:
     """Quantise a matrix: the `PanelQuantizer` of a `Runtime` of the library."""
-    panels, fault = runtime.quantize(*native_floats(values), layout)
+    weights = np.empty(0, np.float32) if importance is None else importance
+    panels, fault = runtime.quantize(*native_floats(values), format, weights, thorough)
     return panels, fault
 
 

@@ -13,8 +13,10 @@ from ferrum.kernels.interface import F32, Int32, Weight
 _DENSE: Final = {"float32": np.float32, "float16": np.uint16, "bfloat16": np.uint16}
 """Floating-point formats, and the element type that the library takes."""
 
-_INTEGERS: Final = ("int8", "int4")
-"""Quantised formats, stored in panels."""
+_GGUF_TYPES: Final = frozenset(
+    ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+)
+"""Types whose blocks the library lays out (`native/src/block_types.cpp`). Others come in panels."""
 
 
 class DenseSource(Protocol):
@@ -24,29 +26,18 @@ class DenseSource(Protocol):
     def values(self) -> NDArray[Any]: ...
 
 
-class PanelLayout(Protocol):
-    """A panel layout, as `quant.panels.PanelLayout`.
+class BlockSource(Protocol):
+    """A quantised weight, as `quant.block_weight.BlockWeight`.
 
     Attributes:
-        name: of the layout in the library.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-
-class PanelSource(Protocol):
-    """A quantised weight with its panels.
-
-    Attributes:
-        layout: of the panels.
         panels: uint8; may be a view of a mapped file.
+        gguf: the type and the blocks of a GGUF file, or None.
     """
 
-    @property
-    def layout(self) -> PanelLayout: ...
     @property
     def panels(self) -> NDArray[np.uint8]: ...
+    @property
+    def gguf(self) -> tuple[str, NDArray[np.uint8]] | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,17 +93,24 @@ def pack(library: Any, runtime: Any, weight: Weight, *, blank: bool = False) -> 
     """
     if isinstance(weight, PackedWeight):
         return weight
-    integers, dense = weight.format in _INTEGERS, weight.format in _DENSE
-    format = weight.format if integers or dense else "float32"
-    name = cast(PanelSource, weight).layout.name if integers else format
+    blocks, dense = weight.format in library.BLOCK_FORMATS, weight.format in _DENSE
+    format = weight.format if blocks or dense else "float32"
     if blank:
-        native = library.blank(name, *weight.shape)
-    elif integers:
-        native = runtime.over_panels(name, cast(PanelSource, weight).panels, *weight.shape)
+        native = library.blank(format, *weight.shape)
+    elif blocks:
+        native = runtime.over_panels(format, _panels(runtime, cast(BlockSource, weight)), *weight.shape)
     else:
         floats = native_floats(cast(DenseSource, weight).values if dense else weight.dequantize())
-        native = runtime.over_panels(name, runtime.pack(*floats), *weight.shape)
+        native = runtime.over_panels(format, runtime.pack(*floats), *weight.shape)
     return PackedWeight(native, runtime, weight.shape, format, library)
+
+
+def _panels(runtime: Any, weight: BlockSource) -> NDArray[np.uint8]:
+    if weight.gguf is None or weight.gguf[0] not in _GGUF_TYPES:
+        return weight.panels.reshape(-1)
+    type, blocks = weight.gguf
+    panels: NDArray[np.uint8] = runtime.pack_blocks(type, np.ascontiguousarray(blocks))
+    return panels
 
 
 def native_floats(values: NDArray[Any]) -> tuple[str, NDArray[Any]]:

@@ -1,0 +1,56 @@
+// The formats of quantised weights, and what a panel has per block: quant/block_format.py and quant/panels.py describe both.
+//
+// A block of a panel: d and m of its 32 outputs (16 bits each), integer scales and minima of its groups (a byte each), and
+// the rows of codes of its groups.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.hpp"
+
+namespace ferrum {
+
+// Internal linkage here and below, because every tier compiles this with its instruction set.
+static constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static constexpr int8_t kFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+enum class Scales { whole, unsigned_subs, signed_subs };  // d alone, or times an integer per group
+
+struct BlockFormat {
+    int64_t inputs;  // of a block; 0 for float formats
+    int64_t group;   // inputs with a common scale
+    int bits;        // of a code
+    int offset;      // number = stored code - offset, or table[stored code]
+    const int8_t* table;
+    bool minima;
+    Scales scales;
+    bool wide_range;  // d is a bfloat16, not a float16
+
+    constexpr int64_t groups() const { return inputs / group; }
+    constexpr int64_t subs() const { return scales == Scales::whole ? 0 : groups(); }  // integers per output
+    constexpr int64_t sub_at() const { return kPanel * 2 * (minima ? 2 : 1); }
+    constexpr int64_t sub_m_at() const { return sub_at() + kPanel * subs(); }
+    constexpr int64_t header_bytes() const { return sub_at() + kPanel * subs() * (minima ? 2 : 1); }
+    constexpr int64_t code_bytes() const { return kPanel * group * bits / 8; }  // of a group
+    constexpr int64_t bytes() const { return header_bytes() + groups() * code_bytes(); }
+    constexpr int code_rows() const { return static_cast<int>(group / (bits == 8 ? 4 : 8)); }  // of whole or low bits
+};
+
+static constexpr BlockFormat block_format(Format format) {
+    switch (format) {
+        case Format::q8_0: return {32, 32, 8, 128, nullptr, false, Scales::whole, false};
+        case Format::q4_0: return {32, 32, 4, 8, nullptr, false, Scales::whole, false};
+        case Format::q4_1: return {32, 32, 4, 0, nullptr, true, Scales::whole, false};
+        case Format::q5_0: return {32, 32, 5, 16, nullptr, false, Scales::whole, false};
+        case Format::q5_1: return {32, 32, 5, 0, nullptr, true, Scales::whole, false};
+        case Format::q4_k: return {256, 32, 4, 0, nullptr, true, Scales::unsigned_subs, false};
+        case Format::q5_k: return {256, 32, 5, 0, nullptr, true, Scales::unsigned_subs, false};
+        case Format::q6_k: return {256, 16, 6, 32, nullptr, false, Scales::signed_subs, false};
+        case Format::iq4_nl: return {32, 32, 4, 0, kIq4, false, Scales::whole, false};
+        case Format::iq4_xs: return {256, 32, 4, 0, kIq4, false, Scales::signed_subs, false};
+        case Format::mxfp4: return {32, 32, 4, 0, kFp4, false, Scales::whole, true};
+        default: return {};
+    }
+}
+
+}  // namespace ferrum

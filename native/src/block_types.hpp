@@ -1,0 +1,30 @@
+// Blocks of GGUF files to panels, without a change of any number (quant/gguf_blocks.py).
+#pragma once
+
+#include <string>
+
+#include "block_format.hpp"
+
+namespace ferrum {
+
+// A block of one output as its format stores it.
+struct StoredBlock {
+    uint16_t d, m;
+    uint8_t subs[16], sub_minima[8], codes[256];
+};
+
+// A type of GGUF blocks: the format that holds its numbers, bytes of a block, and its reader.
+struct BlockType {
+    const char* name;
+    Format format;
+    int64_t bytes;
+    void (*read)(const uint8_t* block, StoredBlock& out);
+};
+
+// Throws std::invalid_argument.
+const BlockType& block_type_of(const std::string& name);
+
+// Write the panels [begin, end) of a matrix of blocks: matrix.values are its rows.
+void lay_out_blocks(const BlockType& type, const MatrixArgs& matrix, int64_t begin, int64_t end, std::byte* panels);
+
+}  // namespace ferrum

@@ -1,0 +1,93 @@
+"""Formats of quantised weights, named as GGUF names them: blocks of small integers with common scales.
+
+A group is 32 or 16 consecutive inputs of an output with one scale; a block is one group, or the groups of 256 inputs.
+A block's scale `d` (and for formats with minima `m`) is a float of 16 bits. In blocks of several groups each group
+has a small integer `sub` (and `sub_m`) too.
+
+    integer  = stored code - offset, or the entry of a table
+    scale    = d, or d * sub                  exact in f32
+    minimum  = m, or -(m * sub_m)             exact in f32
+    weight   = integer * scale + minimum      rounded once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+_IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The 16 integers of IQ4_NL and IQ4_XS (ggml's `kvalues_iq4nl`)."""
+
+_FP4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the 16 numbers of FP4 (E2M1 of the OCP Microscaling specification)."""
+
+
+_F16: Final = np.dtype(np.float16)
+_I8: Final = np.dtype(np.int8)
+_U8: Final = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A format of weights.
+
+    Attributes:
+        name: GGUF's, in lower case.
+        bits: of a stored code: 4, 5, 6 or 8.
+        offset: subtracted from a stored code.
+        table: integers by stored code, in place of an offset.
+        minima: whether weights have minima.
+        group: inputs with a common scale: 32 or 16.
+        block: inputs with a common d: `group`, or 256.
+        scale: dtype of d and m.
+        sub: dtype of the groups' scales in a block, or None if a block is a group.
+    """
+
+    name: str
+    bits: int
+    offset: int = 0
+    table: tuple[int, ...] | None = None
+    minima: bool = False
+    group: int = 32
+    block: int = 32
+    scale: np.dtype[Any] = _F16
+    sub: np.dtype[Any] | None = None
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        return self.block // self.group
+
+    def blocks(self, inputs: int) -> int:
+        """Return the number of blocks of a row; the last one may be incomplete."""
+        return -(-inputs // self.block)
+
+    def integers(self, codes: NDArray[np.uint8]) -> NDArray[np.int8]:
+        """Return the integers of stored codes."""
+        if self.table is not None:
+            return np.array(self.table, np.int8)[codes]
+        return (codes - np.uint8(self.offset)).view(np.int8)
+
+
+BLOCK_FORMATS: Final[Mapping[str, BlockFormat]] = {
+    each.name: each
+    for each in (
+        BlockFormat("q8_0", 8, offset=128),
+        BlockFormat("q4_0", 4, offset=8),
+        BlockFormat("q4_1", 4, minima=True),
+        BlockFormat("q5_0", 5, offset=16),
+        BlockFormat("q5_1", 5, minima=True),
+        BlockFormat("q4_k", 4, minima=True, block=256, sub=_U8),
+        BlockFormat("q5_k", 5, minima=True, block=256, sub=_U8),
+        BlockFormat("q6_k", 6, offset=32, group=16, block=256, sub=_I8),
+        BlockFormat("iq4_nl", 4, table=_IQ4),
+        BlockFormat("iq4_xs", 4, table=_IQ4, block=256, sub=_I8),
+        BlockFormat("mxfp4", 4, table=_FP4, scale=np.dtype(ml_dtypes.bfloat16)),
+    )
+}
+"""The formats by name. The native library knows the same ones (`native/src/block_format.hpp`)."""

@@ -1,0 +1,170 @@
+"""Quantised weights: matrices in a format of `block_format.py`, in rows or in panels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import F32, Int32
+from ferrum.quant.block_format import BlockFormat
+from ferrum.quant.block_products import block_product, round_rows
+from ferrum.quant.panels import panel_shape, panels_of, rows_of
+
+_TERMS: Final = 1 << 20
+"""Terms of a product computed at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BlockRows:
+    """Rows of a matrix as their format stores them: N outputs of B blocks, with G groups in all blocks together.
+
+    Attributes:
+        codes: stored codes, uint8 [N, G, group].
+        d: scales of the blocks [N, B], in the format's dtype.
+        m: minima of the blocks [N, B] (`minima` without `sub`), or the scales of the groups' minima; None without.
+        sub: integer scales of the groups [N, G], of the dtype `sub`; None without.
+        sub_m: uint8 [N, G], integers of the groups' minima; None without.
+    """
+
+    codes: NDArray[np.uint8]
+    d: NDArray[Any]
+    m: NDArray[Any] | None = None
+    sub: NDArray[Any] | None = None
+    sub_m: NDArray[np.uint8] | None = None
+
+    def part(self, rows: slice | Int32) -> BlockRows:
+        """Return some of the rows."""
+        held = ((field.name, getattr(self, field.name)) for field in fields(self))
+        parts: dict[str, Any] = {name: None if array is None else array[rows] for name, array in held}
+        return BlockRows(**parts)
+
+    def scales(self) -> F32:
+        """Return the scales of the groups, f32 [N, G]."""
+        return _times(self.d, self.sub, self.codes.shape[1])
+
+    def minima(self) -> F32 | None:
+        """Return the minima of the groups, f32 [N, G], or None."""
+        if self.m is None:
+            return None
+        minima = _times(self.m, self.sub_m, self.codes.shape[1])
+        return minima if self.sub_m is None else -minima
+
+
+def _times(blocks: NDArray[Any], groups: NDArray[Any] | None, count: int) -> F32:
+    """Return numbers of blocks [N, B] times those of their groups [N, G], which is exact."""
+    floats: F32 = blocks.astype(np.float32)
+    if groups is None:
+        return floats
+    with np.errstate(invalid="ignore"):
+        product: F32 = np.repeat(floats, count // floats.shape[1], axis=1) * groups.astype(np.float32)
+    return product
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BlockWeight(ABC):
+    """A quantised `Weight`.
+
+    Attributes:
+        kind: the format.
+        shape: (N, K): outputs, inputs. Numbers after K complete the last block; inputs there are zeros.
+    """
+
+    kind: BlockFormat
+    shape: tuple[int, int]
+
+    @property
+    def format(self) -> str:
+        """Name of the format."""
+        return self.kind.name
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+
+    @property
+    @abstractmethod
+    def panels(self) -> NDArray[np.uint8]:
+        """The matrix in panels, uint8 [panels, blocks, bytes]."""
+
+    @property
+    def gguf(self) -> tuple[str, NDArray[np.uint8]] | None:
+        """The type and the blocks of a GGUF file that the matrix comes from, or None."""
+        return None
+
+    @abstractmethod
+    def stored(self, rows: slice | Int32) -> BlockRows:
+        """Return some rows as they are stored."""
+
+    def matmul(self, x: F32) -> F32:
+        """Multiply x [M, K] f32 -> [M, N] f32 by the arithmetic of `block_products.py`."""
+        groups = self.kind.blocks(self.shape[1]) * self.kind.groups
+        rows = round_rows(x, self.kind.group, groups)
+        out = np.empty((len(x), self.shape[0]), np.float32)
+        step = max(1, _TERMS // max(1, len(x) * groups, self.shape[1]))
+        for begin in range(0, self.shape[0], step):
+            part = self.stored(slice(begin, begin + step))
+            integers = self.kind.integers(part.codes)
+            out[:, begin : begin + step] = block_product(rows, integers, part.scales(), part.minima())
+        return out
+
+    def rows(self, ids: Int32) -> F32:
+        """Return the given rows, [len(ids), K] f32: the numbers of `block_format.py`."""
+        return self._numbers(self.stored(ids))
+
+    def dequantize(self) -> F32:
+        """Return the matrix [N, K] as f32."""
+        return self._numbers(self.stored(slice(None)))
+
+    def _numbers(self, part: BlockRows) -> F32:
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = self.kind.integers(part.codes).astype(np.float32) * part.scales()[..., None]
+            minima = part.minima()
+            if minima is not None:
+                numbers += minima[..., None]
+        return numbers.reshape(len(numbers), -1)[:, : self.shape[1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowWeight(BlockWeight):
+    """A `BlockWeight` over rows.
+
+    Attributes:
+        whole: all rows.
+    """
+
+    whole: BlockRows
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(panel_shape(self.kind, self.shape)))
+
+    @property
+    def panels(self) -> NDArray[np.uint8]:
+        return panels_of(self.kind, self.whole)
+
+    def stored(self, rows: slice | Int32) -> BlockRows:
+        return self.whole.part(rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PanelWeight(BlockWeight):
+    """A `BlockWeight` over panels, without copies: from the native library, or mapped from a packed directory."""
+
+    panels: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels.nbytes
+
+    def stored(self, rows: slice | Int32) -> BlockRows:
+        return BlockRows(**rows_of(self.kind, self.panels, np.arange(self.shape[0], dtype=np.int32)[rows]))
+
+
+def over_panels(panels: NDArray[np.uint8], kind: BlockFormat, shape: tuple[int, int]) -> PanelWeight:
+    """Return the weight [N, K] over these panel bytes."""
+    return PanelWeight(kind=kind, shape=shape, panels=panels.reshape(panel_shape(kind, shape)))
