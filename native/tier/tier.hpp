@@ -7,8 +7,8 @@ namespace ferrum::FERRUM_TIER {
 
 int64_t packed_bytes(Format format, int64_t rows, int64_t depth);
 int64_t row_tiles(const TiledRows& tiled);
+Rounding quantize(const MatrixArgs& m, const QuantizeArgs& a, int64_t panel_begin, int64_t panel_end, std::byte* panels);
 void pack_panels(const MatrixArgs& m, int64_t panel_begin, int64_t panel_end, std::byte* panels);
-Rounding quantize(const MatrixArgs& m, Format format, int64_t panel_begin, int64_t panel_end, std::byte* panels);
 void pack(const TiledRows& tiled, const float* x, int64_t depth, int64_t tile_begin, int64_t tile_end, std::byte* out);
 int64_t row_blocks(const TiledRows& tiled);
 void product(const ProductArgs& a, int64_t block, int64_t panel, const NextPanel& next);
