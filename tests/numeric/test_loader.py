@@ -235,8 +235,10 @@ def test_an_ignored_tensor_may_have_any_dtype(tmp_path):
     ("config", "told"),
     [
         ({"quantization_config": {"quant_method": "gptq"}}, r"\(gptq\)"),
-        ({"quantization_config": {"load_in_8bit": True}}, "unnamed method"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, "unnamed method"),  # MLX
+        ({"quantization_config": {"load_in_8bit": True}}, r"\(bitsandbytes\)"),
+        ({"quantization_config": {"quant_method": "torchao"}}, r"\(torchao\).*--quantize, or a GGUF"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, r"\(MLX\)"),
+        ({"quantization_config": {"scheme": 1}}, "unnamed method"),
     ],
 )
 def test_quantised_checkpoints_are_refused_by_name(tmp_path, config, told):

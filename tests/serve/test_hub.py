@@ -167,7 +167,7 @@ def test_pickled_model_is_rejected_without_download(hub):
     [
         ({"architectures": ["MixtralForCausalLM"]}, Unsupported, "MixtralForCausalLM"),
         ({"rope_scaling": {"type": "longrope"}}, Unsupported, "longrope"),
-        ({"quantization_config": {"quant_method": "awq"}}, Unsupported, "awq"),
+        ({"quantization_config": {"quant_method": "torchao"}}, Unsupported, "torchao"),
         ({"hidden_size": None}, CheckpointError, "hidden_size"),
         (None, CheckpointError, r"'maker/other' has no config\.json"),
     ],

@@ -33,6 +33,7 @@ from ferrum.runtime.hub_gguf import (
 )
 from ferrum.runtime.packed import METHOD
 from ferrum.runtime.parameters import refuse_quantized
+from ferrum.runtime.quantized_checkpoint import METHODS
 from ferrum.text.model_files import DirectoryFiles
 from ferrum.text.pooling import pooling_file
 
@@ -312,7 +313,7 @@ def _refuse(directory: Path, named: str) -> None:
         raise CheckpointError(f"{named!r} {NO_CONFIG}")
     config = read_config(directory)
     decoder_spec(config)
-    refuse_quantized(config, None, METHOD)
+    refuse_quantized(config, None, METHOD, *METHODS)
 
 
 def _usable_snapshot(error: Exception) -> Path:

@@ -111,9 +111,9 @@ class DirectoryModel(DirectoryFiles, ModelSource):
         self.name = str(path)
 
     def checkpoint(self) -> TensorStore:
-        from ferrum.runtime.checkpoint import Checkpoint
+        from ferrum.runtime.quantized_checkpoint import open_checkpoint
 
-        return Checkpoint(self.path)
+        return open_checkpoint(self.path)
 
     def digest(self, memory: Path) -> str:
         from ferrum.runtime.model_digest import files_digest

@@ -36,6 +36,7 @@ def open_model(name: str, *, headers_only: bool = False) -> ModelSource:
 def _hub_headers(repo: str, revision: str | None) -> ModelSource:
     """Return the source of a hub model to plan: its cached directory, or its headers."""
     from ferrum.runtime.packed import is_packed
+    from ferrum.runtime.quantized_checkpoint import is_read
     from ferrum.runtime.remote_headers import fetch_headers
 
     with suppress(HubUnreachable, CheckpointError):
@@ -43,5 +44,6 @@ def _hub_headers(repo: str, revision: str | None) -> ModelSource:
         if has_weights(cached):
             return DirectoryModel(cached)
     headers = fetch_headers(repo, revision)
-    # A packed model can only be planned from the files themselves.
-    return DirectoryModel(snapshot(repo, revision, offline=False)) if is_packed(headers) else headers
+    # A quantised model can only be planned from the files themselves: its formats depend on scales and zero points.
+    quantized = is_packed(headers) or is_read(headers.config)
+    return DirectoryModel(snapshot(repo, revision, offline=False)) if quantized else headers

@@ -1,0 +1,121 @@
+"""Matrices of integers with a scale and a zero point for each group, as GPTQ, AWQ and compressed-tensors have them.
+
+    weight[n, k] = (code[n, k] - zero[n, g]) * scale[n, g]      g = k // group, or the group that an order gives
+
+Such a matrix becomes a block format if one holds exactly its numbers, else float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.kernels.interface import F32, Bytes
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockRows, RowWeight
+
+_GROUP: Final = 32
+"""Inputs of a group of the block formats used here."""
+
+_PIECE: Final = 1 << 22
+"""Numbers converted at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class IntegerMatrix:
+    """A matrix as a file stores it. Its arrays are read when they are used.
+
+    Attributes:
+        shape: (N, K).
+        bits: of a code: 4 or 8.
+        group: inputs with a common scale; the last group may be incomplete.
+        codes: returns the codes, uint8 [N, K].
+        zeros: returns the zero points, uint8 [N, G]; None if all are half of the codes' range.
+        scales: returns the scales, floats [N, G].
+        order: returns the group of each input, int32 [K]; None if groups are consecutive.
+    """
+
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    codes: Callable[[], Bytes]
+    zeros: Callable[[], Bytes] | None
+    scales: Callable[[], NDArray[Any]]
+    order: Callable[[], NDArray[Any]] | None = None
+
+    def obstacle(self) -> str | None:
+        """Return why no block format holds the matrix; None if one does."""
+        if self.order is not None and not np.array_equal(self.order(), self._consecutive()):
+            return "an order of inputs (g_idx)"
+        if self.group % _GROUP and self.group < self.shape[1]:
+            return f"groups of {self.group} inputs"
+        scales = self.scales().astype(np.float32)
+        with np.errstate(over="ignore"):
+            if not np.array_equal(scales.astype(np.float16).astype(np.float32), scales, equal_nan=True):
+                return "scales that float16 does not hold"
+        if self.bits == 8 and not self._centred() and not self._fits_int8():
+            return "integers that int8 does not hold"
+        return None
+
+    def format(self) -> str | None:
+        """Return the name of the block format that holds the matrix, or None."""
+        if self.obstacle() is not None:
+            return None
+        if self.bits == 8:
+            return "q8_0"
+        return "q4_0" if self._centred() else "q5_0"
+
+    def blocks(self) -> RowWeight:
+        """Return the matrix in its block format, which it must have."""
+        found = self.format()
+        assert found is not None, "a block format holds the matrix"
+        kind = BLOCK_FORMATS[found]
+        (outputs, inputs), count = self.shape, kind.blocks(self.shape[1])
+        codes = np.full((outputs, count * _GROUP), kind.offset, np.uint8)
+        codes[:, :inputs] = self.codes()
+        if not self._centred():
+            codes[:, :inputs] += _spread(np.uint8(kind.offset) - self._zeros(), self.group, inputs)
+        scales = _spread(self.scales().astype(np.float16), -(-self.group // _GROUP), count)
+        rows = BlockRows(codes=codes.reshape(outputs, count, _GROUP), d=scales)
+        return RowWeight(kind=kind, shape=self.shape, whole=rows)
+
+    def floats(self) -> F32:
+        """Return the matrix, f32 [N, K]; products are rounded once."""
+        codes, zeros, scales = self.codes(), self._zeros(), self.scales().astype(np.float32)
+        groups = self._consecutive() if self.order is None else self.order()
+        out = np.empty(self.shape, np.float32)
+        step = max(1, _PIECE // self.shape[1])
+        for begin in range(0, len(out), step):
+            rows = slice(begin, begin + step)
+            integers = codes[rows].astype(np.int16) - (zeros[rows][:, groups] if self.zeros else zeros[rows])
+            with np.errstate(over="ignore", invalid="ignore"):
+                out[rows] = integers.astype(np.float32) * scales[rows][:, groups]
+        return out
+
+    def _consecutive(self) -> NDArray[Any]:
+        """Return the group of each input if groups are consecutive."""
+        return np.arange(self.shape[1]) // self.group
+
+    def _zeros(self) -> Bytes:
+        return np.full((self.shape[0], 1), self._centre, np.uint8) if self.zeros is None else self.zeros()
+
+    @property
+    def _centre(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def _centred(self) -> bool:
+        """Whether all zero points are half of the codes' range."""
+        return self.zeros is None or bool((self.zeros() == self._centre).all())
+
+    def _fits_int8(self) -> bool:
+        integers = self.codes().astype(np.int16) - _spread(self._zeros(), self.group, self.shape[1])
+        return bool(integers.min() >= -128 and integers.max() <= 127)
+
+
+def _spread(numbers: NDArray[Any], times: int, count: int) -> NDArray[Any]:
+    """Repeat the numbers of groups [N, G] for each of `count` inputs, or blocks."""
+    return np.repeat(numbers, times, axis=1)[:, :count]

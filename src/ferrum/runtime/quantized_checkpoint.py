@@ -1,0 +1,222 @@
+"""Quantised safetensors directories as stores of plain matrices: GPTQ, AWQ, compressed-tensors, FP8, Model Optimizer.
+
+`quantized_modules.py` has the layouts of modules. `docs/packed-checkpoints.md` says what each format becomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferrum.core.errors import CheckpointError, Unsupported
+from ferrum.core.logging import warn_once
+from ferrum.quant.block_weight import BlockWeight
+from ferrum.runtime.checkpoint import Checkpoint, TensorStore
+from ferrum.runtime.module_parts import ModuleParts
+from ferrum.runtime.quantized_modules import HELPERS, STORED, Layout, StoredMatrix, read_module
+from ferrum.runtime.tensor_file import TensorInfo
+
+_CACHE_SCALES: Final = ("k_scale", "v_scale", "q_scale")
+"""Scales of quantised keys and values, which `--kv-dtype` replaces."""
+
+_PACKED: Final = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
+_FORMATS: Final = (*_PACKED, "mxfp4-pack-quantized", "mixed-precision", "dense")
+"""Formats of compressed-tensors that are read."""
+
+_ADVICE: Final = "use the unquantised model with --quantize, or a GGUF file of it"
+
+
+class QuantizedCheckpoint(TensorStore):
+    """A quantised directory with the names and shapes of the model that was quantised, and a plain configuration.
+
+    Raises:
+        CheckpointError: a tensor of a quantised module is missing, or has a wrong dtype or shape.
+        Unsupported: a method, or a variant of one, that is not read.
+    """
+
+    def __init__(self, files: Checkpoint) -> None:
+        self._files = files
+        self.directory, self.headless = files.directory, files.headless
+        layout = _layout_of(files)
+        self.config = {key: value for key, value in files.config.items() if key != "quantization_config"}
+        self._modules: dict[str, list[str]] = {}
+        self._matrices: dict[str, StoredMatrix] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        stems = {}
+        for name, info in files.tensors.items():
+            stem, _, part = name.rpartition(".")
+            if info.dtype in STORED.get(part, ()):
+                stems[stem] = part
+        for name, info in files.tensors.items():
+            stem, _, part = name.rpartition(".")
+            if stem in stems and (part in HELPERS or part == stems[stem]):
+                self._modules.setdefault(f"{stem}.weight", []).append(name)
+            elif part not in _CACHE_SCALES:
+                self.tensors[name] = info
+        for stem, part in stems.items():
+            self._add(stem, part, layout)
+        self._drop_blank_biases(stems)
+
+    def _add(self, stem: str, part: str, layout: Layout) -> None:
+        name = f"{stem}.weight"
+        if name in self.tensors:
+            raise CheckpointError(f"{self.directory}: {name!r} is there as floats and as '{stem}.{part}'")
+        matrix = read_module(ModuleParts(self._files, stem), part, layout)
+        nbytes = sum(self._files.tensors[each].nbytes for each in self._modules[name])
+        self._matrices[name] = matrix
+        self.tensors[name] = TensorInfo("F32", matrix.shape, 0, nbytes)
+
+    def _drop_blank_biases(self, stems: Mapping[str, str]) -> None:
+        """Ignore biases of zeros: AutoGPTQ wrote them for all modules of models that have none."""
+        blank: dict[str, bool] = {}
+        biases = {f"{stem}.bias": stem.rpartition(".")[2] for stem in stems if f"{stem}.bias" in self.tensors}
+        for name, projection in biases.items():
+            zeros = self.tensors[name].format is not None and not np.any(self._files.read(name))
+            blank[projection] = blank.get(projection, True) and zeros
+        for name, projection in biases.items():
+            if blank[projection]:
+                del self.tensors[name]
+
+    def file_of(self, name: str) -> str:
+        return self._files.file_of(self._modules.get(name, [name])[0])
+
+    def read(self, name: str) -> NDArray[Any]:
+        matrix = self._matrices.get(name)
+        return self._files.read(name) if matrix is None else matrix.floats()
+
+    def block_format(self, name: str) -> str | None:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return None
+        obstacle = matrix.obstacle()
+        if obstacle is not None:
+            reason = f"no block format holds {obstacle}; --dtype bfloat16 or --quantize rounds them"
+            warn_once(f"{self.directory}: matrices become float32, 4 bytes a weight: {reason}")
+        return matrix.format()
+
+    def blocks(self, name: str) -> BlockWeight:
+        return self._matrices[name].blocks()
+
+    def forget(self, name: str) -> None:
+        for each in self._modules.get(name, [name]):
+            self._files.forget(each)
+
+
+def open_checkpoint(directory: Path) -> TensorStore:
+    """Return the tensors of a directory, dequantised if its method is one of `METHODS`. Errors as of the stores."""
+    files = Checkpoint(directory)
+    return QuantizedCheckpoint(files) if is_read(files.config) else files
+
+
+def is_read(config: Mapping[str, Any]) -> bool:
+    """Whether a model's weights are quantised by a method of `METHODS`."""
+    found = config.get("quantization_config")
+    return isinstance(found, dict) and found.get("quant_method") in tuple(METHODS)  # which may be of any type
+
+
+def _layout_of(files: Checkpoint) -> Layout:
+    found = files.config["quantization_config"]
+    return METHODS[found["quant_method"]](_Settings(files.directory, found))
+
+
+class _Settings:
+    """The `quantization_config` of a directory, for checked access."""
+
+    def __init__(self, directory: Path, values: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self.values = values
+        self.method = str(values["quant_method"])
+
+    def refuse_unless(self, known: bool, feature: str) -> None:
+        """Raise Unsupported for a feature of the method that is not read."""
+        if not known:
+            raise Unsupported(f"{feature} ({self.method})", f"{self._directory}: {_ADVICE}")
+
+    def integer(self, name: str, default: int) -> int:
+        """Return a positive integer, or -1."""
+        value = self.values.get(name, default)
+        if type(value) is not int or value == 0 or value < -1:
+            raise self.error(f"{name} must be a positive integer or -1, not {value!r}")
+        return value
+
+    def part(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Return an object in the settings; an empty one if it is absent."""
+        found = values.get(name) or {}
+        if not isinstance(found, dict):
+            raise self.error(f"{name} must be an object, not {found!r}")
+        return found
+
+    def tile(self, values: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+        """Return the outputs and inputs with a common scale."""
+        found = values.get(name)
+        if found is None:
+            return None
+        if not isinstance(found, list) or len(found) != 2 or not all(type(each) is int and each > 0 for each in found):
+            raise self.error(f"{name} must be two positive integers, not {found!r}")
+        return found[0], found[1]
+
+    def error(self, problem: str) -> CheckpointError:
+        """Return an error about the settings."""
+        return CheckpointError(f"{self._directory}: config.json: quantization_config: {problem}")
+
+
+def _gptq(settings: _Settings) -> Layout:
+    values, bits = settings.values, settings.integer("bits", 4)
+    form = values.get("checkpoint_format") or values.get("format") or "gptq"
+    settings.refuse_unless(bits in (4, 8), f"{bits} bits")
+    settings.refuse_unless(form in ("gptq", "gptq_v2") and not values.get("is_marlin_format"), f"format {form}")
+    changed = [name for name in settings.part(values, "dynamic") if not str(name).startswith("-:")]
+    settings.refuse_unless(not changed, "bits that differ between modules")
+    group = settings.integer("group_size", 128)
+    return Layout("gptq", (bits,), None if group == -1 else group, less_one=form == "gptq")
+
+
+def _awq(settings: _Settings) -> Layout:
+    bits, version = settings.integer("bits", 4), str(settings.values.get("version", "gemm")).lower()
+    settings.refuse_unless(bits == 4, f"{bits} bits")
+    settings.refuse_unless(version == "gemm", f"version {version}")
+    group = settings.integer("group_size", 128)
+    return Layout("awq", (bits,), None if group == -1 else group)
+
+
+def _compressed_tensors(settings: _Settings) -> Layout:
+    schemes = settings.part(settings.values, "config_groups")
+    groups = [settings.part(schemes, name) for name in schemes]
+    for form in (settings.values.get("format"), *(each.get("format") for each in groups)):
+        settings.refuse_unless(form is None or form in _FORMATS, f"format {form}")
+    sparsity = settings.part(settings.values, "sparsity_config")
+    settings.refuse_unless(sparsity.get("format", "dense") == "dense", "sparse weights")
+    transforms = settings.part(settings.values, "transform_config")
+    settings.refuse_unless(not transforms.get("config_groups"), "transforms of activations")
+    tile, widths = None, set()
+    for group in groups:
+        weights = settings.part(group, "weights")
+        bits = weights.get("num_bits", 8)
+        settings.refuse_unless(bits in (4, 8), f"{bits} bits")
+        widths.add(int(bits))
+        tile = settings.tile(weights, "block_structure") or tile
+    return Layout("compressed-tensors", tuple(sorted(widths)), tile=tile)
+
+
+def _fp8(settings: _Settings) -> Layout:
+    return Layout("fp8", tile=settings.tile({"weight_block_size": [128, 128], **settings.values}, "weight_block_size"))
+
+
+def _modelopt(settings: _Settings) -> Layout:
+    algorithm = settings.values.get("quant_algo")
+    settings.refuse_unless(algorithm in ("FP8", "NVFP4"), f"quant_algo {algorithm}")
+    return Layout("modelopt")
+
+
+METHODS: Final[dict[str, Callable[[_Settings], Layout]]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+}
+"""What reads the settings of a method, by its `quant_method`."""

@@ -1,0 +1,262 @@
+"""The layouts of quantised modules in safetensors directories: a module's tensors to its matrix.
+
+Sources of the layouts: the quantised linear layers of AutoGPTQ, GPTQModel and AutoAWQ; the compressors of
+compressed-tensors; transformers' `finegrained_fp8`; the exporter of NVIDIA's Model Optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from ferrum.kernels.interface import F32
+from ferrum.quant.block_weight import RowWeight
+from ferrum.quant.integer_matrix import IntegerMatrix
+from ferrum.quant.packed_words import add_one, unpack, unpack_awq, words_for
+from ferrum.quant.scaled_floats import Mxfp4Matrix, ScaledFloats
+from ferrum.runtime.module_parts import FLOATS, ModuleParts, Reader, Shape
+
+_FP4_GROUP: Final = 16
+"""Inputs of NVFP4 with a common scale."""
+
+_MX_GROUP: Final = 32
+"""Inputs of MXFP4 with a common scale."""
+
+_FP8_SCALES: Final = (*FLOATS, "F8_E8M0")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What `config.json` says about the layout of quantised modules.
+
+    Attributes:
+        method: `quant_method`.
+        bits: that integers may have: 4 or 8, or both (compressed-tensors).
+        group: inputs with a common scale; None if all have (GPTQ and AWQ).
+        less_one: whether zero points are stored less one (GPTQ).
+        tile: outputs and inputs with a common scale (FP8).
+    """
+
+    method: str
+    bits: tuple[int, ...] = (4,)
+    group: int | None = None
+    less_one: bool = False
+    tile: tuple[int, int] | None = None
+
+
+class StoredMatrix(Protocol):
+    """A matrix as a file stores it: `IntegerMatrix`, `ScaledFloats` or `Mxfp4Matrix`."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    def obstacle(self) -> str | None:
+        """Return why no block format holds the matrix; None if one does."""
+
+    def format(self) -> str | None:
+        """Return the name of the block format that holds the matrix, or None."""
+
+    def blocks(self) -> RowWeight:
+        """Return the matrix in its block format, which it must have."""
+
+    def floats(self) -> F32:
+        """Return the matrix, f32 [N, K]."""
+
+
+HELPERS: Final = (
+    "qweight", "qzeros", "scales", "g_idx",
+    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
+    "weight_scale_inv", "weight_scale_2", "activation_scale",
+    *(f"{side}_{part}" for side in ("input", "output") for part in ("scale", "zero_point", "global_scale")),
+)  # fmt: skip
+"""The tensors of a quantised module that its matrix replaces. Those of inputs and outputs are not used."""
+
+STORED: Final = {"qweight": ("I32",), "weight_packed": ("I32", "U8"), "weight": ("I8", "U8", "F8_E4M3")}
+"""The tensors, with their dtypes, that make a module a quantised one."""
+
+
+def read_module(parts: ModuleParts, part: str, layout: Layout) -> StoredMatrix:
+    """Return the matrix of a module that has the tensor `part` of `STORED`.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has another dtype or shape than its layout.
+    """
+    if part == "qweight":
+        return _awq(parts, layout) if layout.method == "awq" else _gptq(parts, layout)
+    dtype = parts.info(part).dtype
+    if dtype == "I32":
+        return _packed_integers(parts, layout)
+    if dtype == "U8":
+        return _float4(parts, part)
+    return _int8(parts) if dtype == "I8" else _float8(parts, layout)
+
+
+def _gptq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
+    """Return a matrix packed along inputs: qweight [K * bits / 32, N], zero points packed along outputs."""
+    (bits,) = layout.bits
+    rows, outputs = parts.matrix("qweight")
+    inputs = rows * 32 // bits
+    groups, group = _row_groups(parts, layout, inputs)
+    words = parts.expect("qweight", "I32", (rows, outputs))
+    zeros = parts.expect("qzeros", "I32", (groups, words_for(outputs, bits)))
+    scales = parts.expect("scales", FLOATS, (groups, outputs))
+    order = parts.expect("g_idx", "I32", (inputs,)) if parts.has("g_idx") else None
+    return IntegerMatrix(
+        shape=(outputs, inputs),
+        bits=bits,
+        group=group,
+        codes=lambda: unpack(words().T, bits, inputs),
+        zeros=lambda: unpack(add_one(zeros(), bits) if layout.less_one else zeros(), bits, outputs).T,
+        scales=lambda: scales().T,
+        order=_order(parts, "g_idx", order, groups),
+    )
+
+
+def _awq(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
+    """Return a matrix packed along outputs: qweight [K, N / 8]."""
+    inputs, words = parts.matrix("qweight")
+    outputs = words * 8
+    groups, group = _row_groups(parts, layout, inputs)
+    codes = parts.expect("qweight", "I32", (inputs, words))
+    zeros = parts.expect("qzeros", "I32", (groups, words))
+    scales = parts.expect("scales", FLOATS, (groups, outputs))
+    return IntegerMatrix(
+        shape=(outputs, inputs),
+        bits=4,
+        group=group,
+        codes=lambda: unpack_awq(codes()),
+        zeros=lambda: unpack_awq(zeros()),
+        scales=lambda: scales().T,
+    )
+
+
+def _packed_integers(parts: ModuleParts, layout: Layout) -> IntegerMatrix:
+    """Return a matrix of compressed-tensors' "pack-quantized": codes packed along inputs, zero points along outputs."""
+    outputs, words = parts.matrix("weight_packed")
+    parts.expect("weight_shape", ("I64", "I32"), (2,))
+    shape = parts.read("weight_shape").tolist()
+    bits = next((each for each in layout.bits if [outputs, words] == [shape[0], words_for(shape[1], each)]), None)
+    if bits is None:
+        choices = " or ".join(map(str, layout.bits))
+        raise parts.error("weight_shape", f"{shape} is not that of [{outputs}, {words}] words with {choices} bits")
+    inputs = shape[1]
+    packed = parts.expect("weight_packed", "I32", (outputs, words))
+    groups, group, scales = _row_scales(parts, (outputs, inputs))
+    order = parts.expect("weight_g_idx", "I32", (inputs,)) if parts.has("weight_g_idx") else None
+    zeros = _zero_points(parts, "I32", (words_for(outputs, bits), groups))
+    return IntegerMatrix(
+        shape=(outputs, inputs),
+        bits=bits,
+        group=group,
+        codes=lambda: unpack(packed(), bits, inputs),
+        zeros=None if zeros is None else lambda: unpack(zeros().T, bits, outputs).T,
+        scales=scales,
+        order=_order(parts, "weight_g_idx", order, groups),
+    )
+
+
+def _int8(parts: ModuleParts) -> IntegerMatrix:
+    """Return a matrix of compressed-tensors' "int-quantized": int8 [N, K]."""
+    shape = parts.matrix("weight")
+    codes = parts.expect("weight", "I8", shape)
+    groups, group, scales = _row_scales(parts, shape)
+    zeros = _zero_points(parts, "I8", (shape[0], groups))
+    return IntegerMatrix(
+        shape=shape,
+        bits=8,
+        group=group,
+        codes=lambda: codes().view(np.uint8) ^ np.uint8(128),
+        zeros=None if zeros is None else lambda: zeros().view(np.uint8) ^ np.uint8(128),
+        scales=scales,
+    )
+
+
+def _float8(parts: ModuleParts, layout: Layout) -> ScaledFloats:
+    """Return a matrix of FP8: one scale, a scale per output, or one for each tile."""
+    shape = parts.matrix("weight")
+    part = "weight_scale_inv" if layout.method == "fp8" else "weight_scale"
+    held = parts.info(part).shape
+    whole: list[Shape] = [(1, 1), (1,), ()]
+    if held in whole:
+        tile, shapes = shape, whole
+    elif held in ((shape[0],), (shape[0], 1)):
+        tile, shapes = (1, shape[1]), [(shape[0], 1), (shape[0],)]
+    else:
+        height, width = layout.tile or (1, _group_of(parts, part, shape))
+        tile = min(height, shape[0]), min(width, shape[1])
+        shapes = [(-(-shape[0] // tile[0]), -(-shape[1] // tile[1]))]
+    stored = parts.expect("weight", "F8_E4M3", shape)
+    scales = parts.expect(part, _FP8_SCALES, *shapes)
+    return ScaledFloats(shape=shape, tile=tile, stored=stored, scales=lambda: scales().astype(np.float32))
+
+
+def _float4(parts: ModuleParts, part: str) -> StoredMatrix:
+    """Return a matrix of MXFP4, or of NVFP4, whose scales have a common factor or divisor."""
+    outputs, packed = parts.matrix(part)
+    shape = outputs, packed * 2
+    stored = parts.expect(part, "U8", (outputs, packed))
+    group = _MX_GROUP if parts.info("weight_scale").dtype == "U8" else _FP4_GROUP
+    if shape[1] % group:
+        raise parts.error(part, f"{shape[1]} inputs cannot be cut into groups of {group}")
+    count = shape[1] // group
+    if group == _MX_GROUP:
+        exponents = parts.expect("weight_scale", "U8", (outputs, count))
+        return Mxfp4Matrix(shape=shape, packed=stored, exponents=exponents)
+    scales = parts.expect("weight_scale", "F8_E4M3", (outputs, count))
+    common = "weight_scale_2" if parts.has("weight_scale_2") else "weight_global_scale"
+    factor = parts.expect(common, "F32", (), (1,))
+
+    def rescaled() -> F32:
+        own: F32 = scales().astype(np.float32)
+        shared: F32 = factor().astype(np.float32)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            return np.multiply(own, shared) if common == "weight_scale_2" else np.divide(own, shared)
+
+    return ScaledFloats(shape=shape, tile=(1, group), stored=stored, scales=rescaled)
+
+
+def _row_groups(parts: ModuleParts, layout: Layout, inputs: int) -> tuple[int, int]:
+    """Return the groups of a row, and their inputs."""
+    group = layout.group or inputs
+    if inputs % group:
+        raise parts.error("qweight", f"{inputs} inputs cannot be cut into groups of {group}")
+    return inputs // group, group
+
+
+def _row_scales(parts: ModuleParts, shape: tuple[int, int]) -> tuple[int, int, Reader]:
+    """Return the groups of a row, their inputs, and the reader of `weight_scale` [N, groups]."""
+    held = parts.info("weight_scale").shape
+    if held in ((), (1,)):
+        one = parts.expect("weight_scale", FLOATS, (1, 1), held)
+        return 1, shape[1], lambda: np.broadcast_to(one(), (shape[0], 1))
+    flat = (shape[0],)
+    group = shape[1] if held == flat else _group_of(parts, "weight_scale", shape)
+    groups = shape[1] // group
+    shapes: list[Shape] = [(shape[0], groups), *([flat] if groups == 1 else [])]
+    return groups, group, parts.expect("weight_scale", FLOATS, *shapes)
+
+
+def _zero_points(parts: ModuleParts, dtype: str, shape: Shape) -> Reader | None:
+    """Return the reader of `weight_zero_point`; None if integers are symmetric."""
+    return parts.expect("weight_zero_point", dtype, shape) if parts.has("weight_zero_point") else None
+
+
+def _group_of(parts: ModuleParts, part: str, shape: tuple[int, int]) -> int:
+    """Return the inputs of a group from the number of scales [N, groups] of a row."""
+    outputs, groups = parts.matrix(part)
+    if outputs != shape[0] or shape[1] % groups:
+        raise parts.error(part, f"[{outputs}, {groups}] scales do not divide a matrix of {list(shape)}")
+    return shape[1] // groups
+
+
+def _order(parts: ModuleParts, part: str, order: Reader | None, groups: int) -> Reader | None:
+    """Return the checked order of groups; None if a file marks it as unused by -1, or by zeros alone."""
+    if order is None:
+        return None
+    numbers = order()
+    if (numbers == -1).all() or not numbers.any():
+        return None
+    if numbers.min() < 0 or numbers.max() >= groups:
+        raise parts.error(part, f"names group {int(numbers.max())} of {groups}, or a negative one")
+    return order

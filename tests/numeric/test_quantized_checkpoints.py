@@ -1,0 +1,188 @@
+"""Quantised safetensors directories hold exactly the numbers of their layouts, and give those numbers' logits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from ferrum.core.config import ModelConfig
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import RowWeight
+from ferrum.quant.packed_words import add_one, unpack
+from ferrum.quant.scaled_floats import mxfp4_rows
+from ferrum.runtime.load import load_executor, plan_model
+from ferrum.runtime.model_source import DirectoryModel
+from quantized_kit import (
+    E8M0,
+    Quantized,
+    awq,
+    compressed,
+    float4,
+    float8,
+    gptq,
+    int8,
+    packed,
+    words,
+    write_module,
+    write_quantized,
+)
+from tiny import Case, directory_of
+
+MODEL = Case(
+    "llama-quantized",
+    "LlamaConfig",
+    {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+)
+FP8 = {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"}
+TILES = compressed("float-quantized", num_bits=8, type="float", block_structure=[24, 40])
+ROWS = compressed("float-quantized", num_bits=8, type="float")
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 100, 7]
+
+CASES: dict[str, tuple[Any, str | None]] = {
+    "gptq": (gptq(), "q4_0"),
+    "gptq-64": (gptq(group=64), "q4_0"),
+    "gptq-row": (gptq(group=-1), "q4_0"),
+    "gptq-zeros": (gptq(zeros=True), "q5_0"),
+    "gptq-v2": (gptq(zeros=True, version=2), "q5_0"),
+    "gptq-8": (gptq(8), "q8_0"),
+    "gptq-8-zeros": (gptq(8, zeros=True), "q8_0"),
+    "gptq-order": (gptq(shuffled=True), None),
+    "gptq-16": (gptq(group=16), None),
+    "awq": (awq(), "q5_0"),
+    "awq-centred": (awq(zeros=False), "q4_0"),
+    "packed": (packed(), "q4_0"),
+    "packed-row": (packed(group=-1), "q4_0"),
+    "packed-float16": (packed(dtype=np.float16), "q4_0"),
+    "packed-zeros": (packed(zeros=True), "q5_0"),
+    "packed-8": (packed(8), "q8_0"),
+    "packed-order": (packed(shuffled=True), None),
+    "packed-float32": (packed(dtype=np.float32), None),
+    "int8": (int8(), "q8_0"),
+    "int8-zeros": (int8(zeros=True), "q8_0"),
+    "int8-float32": (int8(dtype=np.float32), None),
+    "fp8": (float8((24, 40), FP8, "weight_scale_inv"), None),
+    "fp8-powers": (float8((24, 40), FP8, "weight_scale_inv", E8M0), None),
+    "fp8-tiles": (float8((24, 40), TILES), None),
+    "fp8-channel": (float8("channel", ROWS), None),
+    "fp8-tensor": (float8("tensor", ROWS), None),
+    "fp8-modelopt": (float8("tensor", MODELOPT), None),
+    "nvfp4": (float4("nvfp4-pack-quantized"), None),
+    "nvfp4-modelopt": (float4("modelopt"), None),
+    "mxfp4": (float4("mxfp4-pack-quantized"), "mxfp4"),
+}
+"""Packers, and the block formats of their matrices."""
+
+
+def written(name: str, folder: Path, **extra: np.ndarray) -> Quantized:
+    return write_quantized(directory_of(MODEL), folder, CASES[name][0], **extra)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matrices_have_the_numbers_of_the_layout(name: str, tmp_path: Path) -> None:
+    found = written(name, tmp_path)
+    ours, plain = (DirectoryModel(each).checkpoint() for each in (found.directory, found.plain))
+    assert ours.config == plain.config
+    assert ours.tensors.keys() == plain.tensors.keys()
+    for tensor, info in ours.tensors.items():
+        assert info.shape == plain.tensors[tensor].shape
+        np.testing.assert_array_equal(ours.read(tensor), plain.read(tensor))
+        format = ours.block_format(tensor)
+        assert format == (CASES[name][1] if tensor in found.matrices else None)
+        if format is not None:
+            weight = ours.blocks(tensor)
+            assert (weight.format, weight.shape) == (format, info.shape)
+            np.testing.assert_array_equal(weight.dequantize(), plain.read(tensor))
+
+
+@pytest.mark.parametrize("packer", [int8(), packed(group=-1), gptq(group=-1)])
+def test_rows_of_a_length_that_blocks_do_not_divide_are_exact(packer: Any, tmp_path: Path) -> None:
+    store = DirectoryModel(write_module(tmp_path, packer, (40, 72))).checkpoint()
+    (name,) = store.tensors
+    np.testing.assert_array_equal(store.blocks(name).dequantize(), store.read(name))
+    assert store.read(name).any()
+
+
+def logits(model: Path, **options: Any) -> np.ndarray:
+    with load_executor(str(model), kv_capacity=256, **options) as executor:
+        return np.asarray(executor.forward(TOKENS))
+
+
+@pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "awq", "packed", "int8", "fp8", "nvfp4", "mxfp4"])
+def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path) -> None:
+    """In float32 bit for bit; in a block format, products round inputs to 8 bits."""
+    found = written(name, tmp_path)
+    whole = logits(found.plain)
+    np.testing.assert_array_equal(logits(found.directory, dtype="float32"), whole)
+    ours = logits(found.directory)
+    if CASES[name][1] is None:
+        np.testing.assert_array_equal(ours, whole)
+    else:
+        assert 0 < np.linalg.norm(ours - whole) < 0.04 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "int8-float32", "mxfp4"])
+def test_a_plan_equals_the_loaded_model(name: str, tmp_path: Path) -> None:
+    model = str(written(name, tmp_path).directory)
+    plan = plan_model(ModelConfig(model=model, kv_capacity=256))
+    with load_executor(model, kv_capacity=256) as executor:
+        assert (plan.info, plan.traits) == (executor.info, executor.traits)
+
+
+def test_zero_points_of_nought_borrow_from_their_neighbours() -> None:
+    """GPTQ's first version subtracts one from whole words of zero points."""
+    for bits, one in ((4, 0x11111111), (8, 0x01010101)):
+        zeros = np.random.default_rng(4).integers(0, 3, (50, 16))
+        stored = (words(zeros, bits).view(np.uint32) - np.uint32(one)).view(np.int32)
+        np.testing.assert_array_equal(unpack(add_one(stored, bits), bits, 16), zeros)
+
+
+def test_float32_is_announced_once_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = written("gptq-order", tmp_path)
+    store = DirectoryModel(found.directory).checkpoint()
+    with caplog.at_level(logging.WARNING):
+        assert [store.block_format(name) for name in found.matrices] == [None] * len(found.matrices)
+    (record,) = caplog.records
+    assert "g_idx" in record.message and "--quantize" in record.message
+
+
+def test_biases_of_zeros_are_ignored(tmp_path: Path) -> None:
+    found = written("gptq", tmp_path, bias=np.zeros(7, np.float16))
+    assert not any(name.endswith("bias") for name in DirectoryModel(found.directory).checkpoint().tensors)
+
+
+def test_scales_of_activations_and_of_the_cache_are_ignored(tmp_path: Path) -> None:
+    scale = np.array([0.5], np.float32)
+    found = written("fp8-tensor", tmp_path, input_scale=scale, k_scale=scale)
+    assert DirectoryModel(found.directory).checkpoint().tensors.keys() == (
+        DirectoryModel(found.plain).checkpoint().tensors.keys()
+    )
+
+
+def test_tiles_of_fp8_give_the_numbers_of_transformers() -> None:
+    """In bfloat16, the dtype in which transformers loads such a model."""
+    rng = np.random.default_rng(2)
+    pack, _ = float8((16, 8), FP8, "weight_scale_inv")
+    tensors, ours = pack(rng.standard_normal((48, 32)).astype(np.float32), rng)
+    stored = torch.from_numpy(tensors["weight"].view(np.uint8)).view(torch.float8_e4m3fn)
+    scales = torch.from_numpy(tensors["weight_scale_inv"])
+    theirs = Fp8Dequantize(None)._dequantize_one(stored, scales, torch.bfloat16)
+    assert torch.equal(torch.from_numpy(ours).to(torch.bfloat16), theirs)
+
+
+def test_mxfp4_of_gpt_oss_has_the_numbers_of_transformers() -> None:
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (2, 6, 3, 16), np.uint8)
+    scales = rng.integers(0, 250, (2, 6, 3)).astype(np.uint8)
+    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    for expert in range(2):
+        rows = mxfp4_rows(blocks[expert], scales[expert])
+        weight = RowWeight(kind=BLOCK_FORMATS["mxfp4"], shape=(6, 96), whole=rows)
+        np.testing.assert_array_equal(weight.dequantize(), theirs[expert].numpy().T)
