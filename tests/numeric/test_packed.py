@@ -15,10 +15,10 @@ from ferrum.cli.main import execute
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.types import Pooling
 from ferrum.models.tensor_names import EMBEDDING
-from ferrum.quant.formats import SCHEMES
-from ferrum.quant.int8 import quantize_int8
-from ferrum.quant.panel_weight import PanelWeight
-from ferrum.quant.scale_groups import GROUPS
+from ferrum.quant.backend_quantizer import quantize
+from ferrum.quant.block_weight import PanelWeight
+from ferrum.quant.scale_search import THOROUGH
+from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.model_source import DirectoryModel
@@ -57,7 +57,7 @@ def test_all_kernels_give_the_bits_of_quantising_on_load(scheme):
 
 
 def test_matrices_are_cache_lines_of_the_mapped_file():
-    directory = packed_of("llama3", "int4")
+    directory = packed_of("llama3", "q4_0")
     with safe_open(directory / "model.safetensors", framework="numpy") as file:
         assert MATRIX in file.keys()  # noqa: SIM118 - not a mapping
     checkpoint = Checkpoint(directory)
@@ -83,7 +83,7 @@ def test_the_other_files_of_a_model_are_copied(tmp_path):
     (source / "modules.json").write_text('[{"path": "1_Pooling", "type": "Pooling"}]')
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
-    pack_directory(DirectoryModel(source), tmp_path / "out", "int8")
+    pack_directory(DirectoryModel(source), tmp_path / "out", "q8_0")
     assert load_pooling(DirectoryFiles(tmp_path / "out")) is Pooling.LAST
     assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
     assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"model":{"merges":["a b"]}}'
@@ -95,10 +95,10 @@ def test_the_other_files_of_a_model_are_copied(tmp_path):
 
 
 def test_parameter_count_and_formats_match_the_model():
-    directory = packed_of("llama3", "int4", "bfloat16")
+    directory = packed_of("llama3", "q4_0", "bfloat16")
     with load_executor(directory, kernels="reference") as ours:
         source = directory_of(find("llama3"))
-        with load_executor(source, dtype="bfloat16", quantize="int4", kernels="reference") as theirs:
+        with load_executor(source, dtype="bfloat16", quantize="q4_0", kernels="reference") as theirs:
             assert ours.info.num_parameters == theirs.info.num_parameters
             assert ours.info.dtype == theirs.info.dtype == "int4"
             assert ours.traits.kv_dtype == theirs.traits.kv_dtype == "bfloat16"
@@ -115,8 +115,8 @@ def mixed(target: Path) -> Path:
 
 def test_a_packed_directory_records_all_original_formats(tmp_path):
     source = mixed(tmp_path / "in")
-    pack_directory(DirectoryModel(source), tmp_path / "out", "int4")
-    with load_executor(source, quantize="int4", kernels="reference") as theirs:
+    pack_directory(DirectoryModel(source), tmp_path / "out", "q4_0")
+    with load_executor(source, quantize="q4_0", kernels="reference") as theirs:
         wanted = theirs.traits.weights
     assert "float16+float32" in wanted
     with load_executor(tmp_path / "out", kernels="reference") as ours:
@@ -128,19 +128,20 @@ def test_a_packed_directory_records_all_original_formats(tmp_path):
 
 
 def test_a_header_without_formats_means_the_one_dtype(tmp_path):
-    config = json.loads((packed_of("llama3", "int4") / "config.json").read_text())
+    config = json.loads((packed_of("llama3", "q4_0") / "config.json").read_text())
     del config["quantization_config"]["formats"]
     config["quantization_config"]["config_checksum"] = _config_checksum(config)
-    directory = copy_of(packed_of("llama3", "int4"), tmp_path / "old")
+    directory = copy_of(packed_of("llama3", "q4_0"), tmp_path / "old")
     (directory / "config.json").write_text(json.dumps(config))
     with load_executor(directory, dtype="float32", kernels="reference") as executor:
-        assert executor.traits.weights == "int4 of float32 in groups of 32"
+        assert executor.traits.weights == "q4_0 of float32"
 
 
 def test_only_options_that_match_the_directory_are_accepted():
-    directory = packed_of("llama3", "int4")
-    load_executor(directory, quantize="int4", dtype="float32", kernels="reference").shutdown()
-    for name, value in (("quantize", "int8"), ("dtype", "bfloat16"), ("group", 64)):
+    directory = packed_of("llama3", "q4_0")
+    load_executor(directory, quantize="q4_0", dtype="float32", kernels="reference").shutdown()
+    load_executor(packed_of("llama3", "q8_0"), quantize="int8", kernels="reference").shutdown()
+    for name, value in (("quantize", "q8_0"), ("dtype", "bfloat16")):
         with pytest.raises(ConfigError, match="was packed as") as caught:
             load_executor(directory, **{name: value})
         assert caught.value.param == name
@@ -149,32 +150,31 @@ def test_only_options_that_match_the_directory_are_accepted():
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("version", 1, Unsupported),
+        ("version", 2, Unsupported),
         ("version", None, Unsupported),
         ("numerics_id", "grouped-0", Unsupported),
         ("scheme", "int3", CheckpointError),
-        ("scheme", ["int8"], CheckpointError),
-        ("scheme", "int8", CheckpointError),  # not the matrices' format
+        ("scheme", ["q8_0"], CheckpointError),
         ("dtype", "float8", CheckpointError),
         ("formats", [], CheckpointError),
         ("formats", "float32", CheckpointError),
         ("formats", [["float32"]], CheckpointError),
         ("formats", ["float32", "float8"], CheckpointError),
-        ("group", 16, CheckpointError),
-        ("group", True, CheckpointError),
-        ("group", 64, CheckpointError),  # not the matrices' format
+        ("blocks", [], CheckpointError),
+        ("blocks", {}, CheckpointError),
+        ("blocks", {MATRIX: "q4_0"}, CheckpointError),  # not all matrices
         ("checksums", {}, CheckpointError),
         ("checksums", [], CheckpointError),
     ],
 )
 def test_an_inconsistent_header_is_refused(name, value, error, tmp_path):
-    directory = change(copy_of(packed_of("llama3", "int4"), tmp_path / "m"), **{name: value})
+    directory = change(copy_of(packed_of("llama3", "q4_0"), tmp_path / "m"), **{name: value})
     with pytest.raises(error, match=str(tmp_path)):
         load_executor(directory)
 
 
 def test_a_header_that_is_no_object_is_refused(tmp_path):
-    directory = copy_of(packed_of("llama3", "int4"), tmp_path / "m")
+    directory = copy_of(packed_of("llama3", "q4_0"), tmp_path / "m")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": "ferrum"}))
     with pytest.raises(CheckpointError, match="must be an object"):
@@ -186,61 +186,72 @@ def test_a_header_that_is_no_object_is_refused(tmp_path):
 )
 def test_a_changed_configuration_is_refused(change, tmp_path):
     """Some changes would load as another model: a head that becomes tied leaves its own matrix unread."""
-    directory = copy_of(packed_of("llama3", "int8"), tmp_path / "m")
+    directory = copy_of(packed_of("llama3", "q8_0"), tmp_path / "m")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(CheckpointError, match=r"config.json is damaged"):
         load_executor(directory)
 
 
-@pytest.mark.parametrize("kernels", ["reference", "auto"])
-@pytest.mark.parametrize("group", GROUPS)
-def test_groups_of_every_size_are_packed(group, kernels, tmp_path):
-    source = directory_of(find("llama3"))
-    pack_directory(DirectoryModel(source), tmp_path / "out", "int4", group=group)
-    ours = logits_of(tmp_path / "out", "llama3", kernels=kernels)
-    theirs = logits_of(source, "llama3", quantize="int4", group=group, kernels=kernels)
-    np.testing.assert_array_equal(ours, theirs)
+@pytest.mark.parametrize("format", ["q8_0", "q4_9", 7, ["q4_0"]])
+def test_a_matrix_of_another_or_an_unknown_format_is_refused(format, tmp_path):
+    directory = copy_of(packed_of("llama3", "q4_0"), tmp_path / "m")
+    config = json.loads((directory / "config.json").read_text())
+    header = config["quantization_config"]
+    assert header["blocks"][MATRIX] == "q4_0"
+    header["blocks"][MATRIX] = format
+    header["config_checksum"] = _config_checksum(config)
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=MATRIX):
+        load_executor(directory)
 
 
 def test_a_large_file_is_written_and_mapped_whole(tmp_path):
     """More than one block of the writer: headers, matrices and vectors are restored byte for byte."""
     store = RandomCheckpoint("random", {**shape_config("tiny"), "vocab_size": 200_000})
-    pack_directory(store, tmp_path / "out", "int8")
+    pack_directory(store, tmp_path / "out", "q8_0")
     packed = Checkpoint(tmp_path / "out")
     assert packed.nbytes > 12 << 20
     weight = PackedParameters(packed).matrix(EMBEDDING, (200_000, 64))
-    np.testing.assert_array_equal(weight.dequantize(), quantize_int8(store.read(EMBEDDING)).dequantize())
+    np.testing.assert_array_equal(weight.dequantize(), quantize("q8_0", store.read(EMBEDDING)).dequantize())
 
 
 def test_only_an_empty_target_is_written_to(tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
     with pytest.raises(ConfigError, match="exists") as caught:
-        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "used", "int8")
+        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "used", "q8_0")
     assert caught.value.param == "out"
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]
     (tmp_path / "empty").mkdir()
-    pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "empty", "int8")
+    pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "empty", "q8_0")
 
 
 def test_a_packed_directory_is_not_packed_again(tmp_path):
     with pytest.raises(ConfigError, match="already packed") as refusal:
-        pack_directory(DirectoryModel(packed_of("llama3", "int8")), tmp_path / "out", "int8")
+        pack_directory(DirectoryModel(packed_of("llama3", "q8_0")), tmp_path / "out", "q8_0")
     assert refusal.value.param == "model" and not (tmp_path / "out").exists()
 
 
-def test_the_command_packs_and_prints_the_target(tmp_path, capsys):
+def test_the_command_searches_thoroughly_and_prints_the_target(tmp_path, capsys):
     out = tmp_path / "out"
-    assert execute(["quantize", str(directory_of(find("llama3"))), str(out), "--quantize", "int4-all"]) == 0
+    assert execute(["quantize", str(directory_of(find("llama3"))), str(out), "--quantize", "int4"]) == 0
     assert str(out) in capsys.readouterr().out
-    np.testing.assert_array_equal(logits_of(out, "llama3"), logits_of(packed_of("llama3", "int4-all"), "llama3"))
+    pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / "same", "int4", search=THOROUGH)
+    ours, same, quick = (
+        (path / "model.safetensors").read_bytes() for path in (out, tmp_path / "same", packed_of("llama3", "q4_k_m"))
+    )
+    assert ours == same != quick
 
 
-@pytest.mark.parametrize(("option", "value"), [("--quantize", "int3"), ("--dtype", "float8"), ("--group", "48")])
-def test_the_command_refuses_unknown_options(option, value, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("--quantize", "int3", "q4_k_m"), ("--quantize", "int4-all", "or q4_k_m"), ("--dtype", "float8", "auto")],
+)
+def test_the_command_refuses_unknown_options(option, value, known, tmp_path, capsys):
     assert execute(["quantize", str(directory_of(find("llama3"))), str(tmp_path / "out"), option, value]) == 2
-    assert value in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert value in error and known in error
     assert not (tmp_path / "out").exists()
 
 
@@ -249,5 +260,5 @@ def test_a_target_that_cannot_be_created_is_named(out, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="cannot be created") as refusal:
-        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / out, "int8")
+        pack_directory(DirectoryModel(directory_of(find("llama3"))), tmp_path / out, "q8_0")
     assert refusal.value.param == "out"

@@ -81,7 +81,7 @@ def loaded(directory: Path) -> list[bytes]:
 
 def damage(count: int, seed: int, target: Path) -> Counter[str]:
     """Load mutated directories; count each error, and "" for intact ones."""
-    rng, source = np.random.default_rng(seed), packed_of("llama3", "int4")
+    rng, source = np.random.default_rng(seed), packed_of("llama3", "q4_0")
     shutil.copytree(source, target)
     intact, outcomes = loaded(source), Counter[str]()
     for index in range(count):

@@ -5,9 +5,11 @@ A packed directory is a model's directory in the Hugging Face layout. Its `model
 vector as F32; matrices begin at multiples of 64 bytes. Its `config.json` is the model's, with
 
     "quantization_config": {
-        "quant_method": "ferrum", "version": 2, "numerics_id": "grouped-3",
-        "scheme": a key of `SCHEMES`, "group": inputs that share a scale, "dtype": the first matrix's format before,
+        "quant_method": "ferrum", "version": 3, "numerics_id": "blocks-1",
+        "scheme": a key of `SCHEMES`, "dtype": the first matrix's format before,
         "formats": [those of all matrices, sorted], or absent if all equal "dtype",
+        "blocks": {matrix: its format, a key of `BLOCK_FORMATS`},
+        "calibrated": true, if a text has weighed the errors of the weights,
         "checksums": {tensor: number},
         "config_checksum": of all of `config.json` but this number
     }
@@ -25,17 +27,18 @@ from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.kernels.interface import Weight
 from ferrum.kernels.reference import page_sums
 from ferrum.kernels.services import PageSums
-from ferrum.quant.activations import PRODUCTS_ID
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_products import PRODUCTS_ID
+from ferrum.quant.block_weight import over_panels
 from ferrum.quant.dense import FORMATS
-from ferrum.quant.formats import SCHEMES, layout_of
-from ferrum.quant.panel_weight import over_panels
-from ferrum.quant.scale_groups import GROUPS
+from ferrum.quant.panels import panel_shape
+from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.kv_tiers.checksum import checksum
-from ferrum.runtime.parameters import Parameters, Progress, format_of, quantization_method
+from ferrum.runtime.parameters import Parameters, Progress, quantization_method
 
 METHOD: Final = "ferrum"
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +47,19 @@ class PackedHeader:
 
     Attributes:
         scheme: a key of `SCHEMES`.
-        group: one of `GROUPS`.
         dtype: a key of `FORMATS`.
         formats: keys of `FORMATS`, `dtype` included.
+        blocks: keys of `BLOCK_FORMATS`, by name of the matrix.
         checksums: of every tensor, by name.
+        calibrated: whether a text has weighed the errors of the weights.
     """
 
     scheme: str
-    group: int
     dtype: str
     formats: tuple[str, ...]
+    blocks: Mapping[str, str]
     checksums: Mapping[str, int]
+    calibrated: bool = False
 
     def configuration(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the packed directory's `config.json`, from the model's."""
@@ -63,9 +68,10 @@ class PackedHeader:
             "version": VERSION,
             "numerics_id": PRODUCTS_ID,
             "scheme": self.scheme,
-            "group": self.group,
             "dtype": self.dtype,
             "formats": list(self.formats),
+            "blocks": dict(self.blocks),
+            **({"calibrated": True} if self.calibrated else {}),
             "checksums": dict(self.checksums),
         }
         whole = {**config, "quantization_config": header}
@@ -99,8 +105,8 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
         if found.get(name) != ours:
             reason = f"{checkpoint.directory}: this release reads {ours!r}; recreate it with `ferrum quantize`"
             raise Unsupported(f"packed directory of {name} {found.get(name)!r}", reason)
-    for name, kind, known in (("scheme", str, SCHEMES), ("group", int, GROUPS), ("dtype", str, FORMATS)):
-        if type(found.get(name)) is not kind or found[name] not in known:
+    for name, known in (("scheme", SCHEMES), ("dtype", FORMATS)):
+        if not isinstance(found.get(name), str) or found[name] not in known:
             raise CheckpointError(f"{checkpoint.directory}: config.json: invalid {name} {found.get(name)!r}")
     formats = found.get("formats", [found["dtype"]])
     known_ones = isinstance(formats, list) and all(isinstance(each, str) and each in FORMATS for each in formats)
@@ -112,7 +118,21 @@ def read_header(checkpoint: Checkpoint) -> PackedHeader:
     if found.get("config_checksum") != _config_checksum(checkpoint.config):
         reason = "config.json is damaged or was changed after packing (wrong checksum)"
         raise CheckpointError(f"{checkpoint.directory}: {reason}; recreate it with `ferrum quantize`")
-    return PackedHeader(found["scheme"], found["group"], found["dtype"], tuple(formats), checksums)
+    blocks, calibrated = _blocks(checkpoint, found), found.get("calibrated", False)
+    if not isinstance(calibrated, bool):
+        raise CheckpointError(f"{checkpoint.directory}: config.json: invalid calibrated {calibrated!r}")
+    return PackedHeader(found["scheme"], found["dtype"], tuple(formats), blocks, checksums, calibrated)
+
+
+def _blocks(checkpoint: Checkpoint, header: Mapping[str, Any]) -> Mapping[str, str]:
+    blocks = header.get("blocks")
+    matrices = {name for name, info in checkpoint.tensors.items() if info.dtype == "U8"}
+    if not isinstance(blocks, dict) or blocks.keys() != matrices:
+        raise CheckpointError(f"{checkpoint.directory}: config.json must have one format of blocks for each matrix")
+    for name, format in blocks.items():
+        if not isinstance(format, str) or format not in BLOCK_FORMATS:
+            raise CheckpointError(f"{checkpoint.directory}: config.json: invalid format {format!r} of {name!r}")
+    return blocks
 
 
 class PackedParameters(Parameters):
@@ -123,7 +143,7 @@ class PackedParameters(Parameters):
         sums: as `page_sums`; None skips reading the matrices, and so the check for damage.
 
     Raises:
-        ConfigError: another dtype, scheme or group is requested.
+        ConfigError: another dtype or scheme is requested.
         CheckpointError, Unsupported: as `read_header`.
     """
 
@@ -136,20 +156,20 @@ class PackedParameters(Parameters):
         progress: Progress | None = None,
         *,
         quantize: str | None = None,
-        group: int | None = None,
         sums: PageSums | None = page_sums,
     ) -> None:
         header = read_header(checkpoint)
-        super().__init__(checkpoint, dtype, progress, quantize=header.scheme, group=header.group)
+        super().__init__(checkpoint, dtype, progress, quantize=header.scheme)
         formats = "+".join(header.formats)
-        held = (("dtype", dtype, formats), ("quantize", quantize, header.scheme), ("group", group, header.group))
-        for name, asked, packed in held:
+        scheme = None if quantize is None else SCHEMES[quantize].name
+        for name, asked, packed in (("dtype", dtype, formats), ("quantize", scheme, header.scheme)):
             if asked not in (None, "auto", packed):
                 raise ConfigError(f"{checkpoint.directory} was packed as {packed}, not {asked}", param=name)
         self.format = header.dtype
         self._formats.update(header.formats)
         self._files = checkpoint
         self._checksums = header.checksums
+        self._kinds = header.blocks
         self._sums = sums
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -158,14 +178,16 @@ class PackedParameters(Parameters):
         Raises:
             CheckpointError: it is missing, damaged, or has another shape or format.
         """
-        assert self.scheme is not None, "packed directories are quantised"
-        layout = layout_of(format_of(self.scheme, name), self.group)
-        self._check(name, layout.shape(shape))
-        if self._files.tensors[name].dtype != "U8":
+        if name in self._files.tensors and name not in self._kinds:
             raise CheckpointError(f"{self._files.directory}: tensor {name!r} is not in panels")
-        weight = over_panels(self._files.read_bytes(name), layout, shape)
-        self._mark_used(name, shape[0] * shape[1])
+        kind = BLOCK_FORMATS[self._kinds.get(name, "q8_0")]  # a missing tensor is refused below
+        self._check(name, panel_shape(kind, shape))
+        weight = over_panels(self._files.read_bytes(name), kind, shape)
+        self._mark_used(name, shape[0] * shape[1], weight)
         return weight
+
+    def release(self, name: str) -> None:  # noqa: ARG002 - kernels use the panels in the mapped file
+        return
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         super()._check(name, shape)

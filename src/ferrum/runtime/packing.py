@@ -13,19 +13,23 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.config import check_quantization
 from ferrum.core.errors import ConfigError
-from ferrum.kernels.interface import Weight
+from ferrum.kernels.interface import F32, Weight
 from ferrum.kernels.services import PageSums
 from ferrum.models.decoder import parameter_shapes
 from ferrum.quant.backend_quantizer import quantizer_of
-from ferrum.quant.formats import SCHEMES, layout_of
-from ferrum.quant.scale_groups import DEFAULT_GROUP
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockWeight
+from ferrum.quant.panels import panel_shape
+from ferrum.quant.scale_search import QUICK, Search
+from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.backend import choose_kernels
+from ferrum.runtime.checkpoint import TensorStore
 from ferrum.runtime.kv_tiers.checksum import checksum
 from ferrum.runtime.model_source import ModelSource
 from ferrum.runtime.packed import PackedHeader, is_packed
-from ferrum.runtime.parameters import Parameters, Progress, format_of, model_spec
+from ferrum.runtime.parameters import Parameters, Progress, model_spec
 from ferrum.runtime.tensor_file import file_header
 from ferrum.text.fast_tokenizer import fast_form
 from ferrum.text.pooling import pooling_file
@@ -42,12 +46,13 @@ _WEIGHTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to write: its name, safetensors dtype and shape, and of a matrix the original shape [N, K]."""
+    """A tensor to write: its name, safetensors dtype and shape; of a matrix also the shape [N, K] and the format."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    matrix: tuple[int, int] | None
+    matrix: tuple[int, int] | None = None
+    format: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +98,8 @@ def pack_directory(
     dtype: str = "auto",
     progress: Progress | None = None,
     *,
-    group: int = DEFAULT_GROUP,
+    importance: Mapping[str, F32] | None = None,
+    search: Search = QUICK,
 ) -> None:
     """Quantise a model into a packed directory, holding one matrix at a time.
 
@@ -106,33 +112,48 @@ def pack_directory(
         scheme: a key of `SCHEMES`.
         dtype: as for `Parameters`: the format that matrices are rounded to first.
         progress: called with bytes read and bytes in total.
-        group: inputs per scale, one of `GROUPS`.
+        importance: of the inputs of matrices, by name (`calibration.py`).
+        search: how many scales are tried. The default gives the bits of quantising on load.
 
     Raises:
-        ConfigError: unknown scheme, group or dtype, weights that do not fit into it, a packed model, or a target that
-            is in use or cannot be created.
+        ConfigError: unknown dtype, weights that do not fit into it, or as `check_packing`.
         CheckpointError, Unsupported: the model cannot be read or loaded: tensors are missing, misshapen or unexpected.
     """
-    store = source.checkpoint()
-    if is_packed(store):
-        raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
+    store = check_packing(source, scheme)
     spec = model_spec(store)
     kernels = choose_kernels("auto").kernels
-    quantizer, sums = quantizer_of(kernels), kernels.page_sums()
-    parameters = Parameters(store, dtype, progress, quantize=scheme, group=group, quantizer=quantizer)
+    quantizer, sums = quantizer_of(kernels, search), kernels.page_sums()
+    parameters = Parameters(store, dtype, progress, quantize=scheme, quantizer=quantizer, importance=importance)
     shapes = parameter_shapes(spec)
     parameters.expect(shapes, spec.ignored_names)
-    _refuse_used(target)
+    refuse_used(target)
     companions = _other_files(source)
     with _atomic_directory(target, [_TENSORS, *companions, _CONFIG]):
-        checksums = _write_tensors(target / _TENSORS, _entries(shapes, scheme, group), parameters, sums)
+        entries = _entries(shapes, SCHEMES[scheme].formats(shapes))
+        checksums = _write_tensors(target / _TENSORS, entries, parameters, sums)
         for name in companions:
             _copy(source, name, target / name)
-        header = PackedHeader(scheme, group, parameters.format, parameters.formats, checksums)
+        blocks = {entry.name: entry.format for entry in entries if entry.format is not None}
+        name, calibrated = SCHEMES[scheme].name, importance is not None
+        header = PackedHeader(name, parameters.format, parameters.formats, blocks, checksums, calibrated)
         (target / _CONFIG).write_text(json.dumps(header.configuration(store.config), indent=1) + "\n", "utf-8")
 
 
-def _refuse_used(target: Path) -> None:
+def check_packing(source: ModelSource, scheme: str) -> TensorStore:
+    """Return the tensors of a model that can be packed.
+
+    Raises:
+        ConfigError: an unknown scheme, or a packed model.
+        CheckpointError, Unsupported: the model cannot be read.
+    """
+    check_quantization(scheme)
+    store = source.checkpoint()
+    if is_packed(store):
+        raise ConfigError(f"{store.directory} is already packed: quantise the original model", param="model")
+    return store
+
+
+def refuse_used(target: Path) -> None:
     """Raise ConfigError if the target exists and is not an empty directory."""
     try:
         used = target.exists() and (not target.is_dir() or any(target.iterdir()))
@@ -209,16 +230,16 @@ def _other_files(source: ModelSource) -> list[str]:
     return sorted(names)
 
 
-def _entries(shapes: Mapping[str, tuple[int, ...]], scheme: str, group: int) -> list[_Entry]:
+def _entries(shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> list[_Entry]:
     """Return the tensors to write: matrices first, since they are whole cache lines, then vectors."""
     entries = []
     for name, shape in shapes.items():
         if len(shape) == 2:
             matrix = (shape[0], shape[1])
-            layout = layout_of(format_of(SCHEMES[scheme], name), group)
-            entries.append(_Entry(name, "U8", layout.shape(matrix), matrix))
+            panels = panel_shape(BLOCK_FORMATS[formats[name]], matrix)
+            entries.append(_Entry(name, "U8", panels, matrix, formats[name]))
         else:
-            entries.append(_Entry(name, "F32", shape, None))
+            entries.append(_Entry(name, "F32", shape))
     return sorted(entries, key=lambda entry: entry.matrix is None)
 
 
@@ -232,5 +253,5 @@ def _tensors(entries: list[_Entry], parameters: Parameters) -> Iterator[tuple[_E
 
 
 def _panels(weight: Weight) -> NDArray[np.uint8]:
-    assert isinstance(weight, GroupedWeight), "schemes give grouped weights"
+    assert isinstance(weight, BlockWeight), "schemes give weights in blocks"
     return weight.panels.reshape(-1)
