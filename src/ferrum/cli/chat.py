@@ -138,23 +138,24 @@ class Conversation:
 
 
 def ask() -> str | None:
-    """Read a message, with line editing and history in a terminal; None at the end of input."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    """Read a message, with a prompt, line editing and history in a terminal; None at the end of input."""
+    asked, more = ("> ", "... ") if sys.stdin.isatty() else ("", "")
+    if asked and sys.stdout.isatty():
         with suppress(ImportError):  # not every Python has it
             import readline  # noqa: F401 - `input` uses it
     try:
-        line = input("> ")
+        line = input(asked)
     except EOFError:
         return None
     lines: list[str] = []
     quoted = line.strip() == QUOTES
     with suppress(EOFError):  # the end of input ends the message, too
         if quoted:
-            while (line := input("... ")).strip() != QUOTES:
+            while (line := input(more)).strip() != QUOTES:
                 lines.append(line)
             return "\n".join(lines)
         while line.endswith("\\"):
             lines.append(line[:-1])
             line = ""
-            line = input("... ")
+            line = input(more)
     return "\n".join(lines if quoted else [*lines, line])
