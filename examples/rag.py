@@ -16,7 +16,7 @@ URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 DOCUMENTS = [
     "A page holds 64 tokens of keys and values.",
     "API keys are read from a file at the start.",
-    "int4 weights take 0.5625 bytes each in groups of 32.",
+    "Weights in q4_0 take 0.5625 bytes each, scales included.",
 ]
 
 

@@ -123,24 +123,22 @@ def test_the_limit_counts_the_bytes_held_in_memory():
 
 
 @pytest.mark.parametrize(
-    ("packed", "asked", "group"),
+    ("packed", "asked", "formats"),
     [
-        (128, {}, 128),
-        (32, {}, None),
-        (64, {"quantize": "int4", "group": 64}, 64),
-        (None, {"quantize": "int4", "group": 64}, 64),
-        (None, {"quantize": "int8"}, None),
-        (None, {}, None),
+        ("q8_0", {}, {"q8_0"}),
+        ("q4_0", {"quantize": "q4_0"}, {"q4_0", "q8_0"}),
+        (None, {"quantize": "q4_0"}, {"q4_0", "q8_0"}),
+        (None, {"dtype": "bfloat16"}, {"bfloat16"}),
     ],
 )
-def test_a_setting_has_the_group_of_what_was_loaded(tmp_path: Path, packed, asked, group):
+def test_a_setting_has_the_formats_of_what_was_loaded(tmp_path: Path, packed, asked, formats):
     directory = directory_of(find("llama3"))
     if packed is not None:
-        pack_directory(DirectoryModel(directory), tmp_path / "packed", "int4", group=packed)
+        pack_directory(DirectoryModel(directory), tmp_path / "packed", packed)
         directory = tmp_path / "packed"
     config = engine_config(str(directory), {"kv_capacity": 128, "max_batch_size": 1, **asked})
     with ExecutorSubject(build_executor(config.model), config, "m") as subject:
-        assert setting_of(subject, "m").group == group
+        assert set(setting_of(subject, "m").formats) == formats
 
 
 def test_the_command_measures_a_shape_and_writes_a_report(tmp_path: Path, capsys):

@@ -11,7 +11,7 @@ MODEL = "ferrum-tiny"
 
 
 @pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bfloat16", "q8_0", "q4_k_m"])
 def test_built_in_model_has_one_hash_and_the_reference_joins(weights: str, kv: str) -> None:
     require_native()
     found = hashes(MODEL, weights, kv, 16, 4, [*native_variants(), REFERENCE])
@@ -20,7 +20,7 @@ def test_built_in_model_has_one_hash_and_the_reference_joins(weights: str, kv: s
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "q8_0", "q4_k_m"])
 def test_long_run_of_the_built_in_model_has_one_hash(weights: str, kv: str) -> None:
     require_native()
     found = hashes(MODEL, weights, kv, 128, 64, [*native_variants(), REFERENCE])

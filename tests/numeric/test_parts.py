@@ -262,8 +262,8 @@ def test_toy_parts_compute_their_formulas_in_any_chunks(kernels: str, value_dim:
 
 def test_quantised_toy_is_near_the_exact_one() -> None:
     expected = expected_logits(KEY_DIM)
-    with load("reference", KEY_DIM, quantize="int8", group=32) as executor:
-        assert {weight.format for weight in executor.lm.network.weights.values()} == {"int8"}
+    with load("reference", KEY_DIM, quantize="q8_0") as executor:
+        assert {weight.format for weight in executor.lm.network.weights.values()} == {"q8_0"}
         error = np.abs(executor.forward([TOKENS])[0] - expected).max() / np.abs(expected).max()
         assert 0 < error < 0.05
 

@@ -34,9 +34,9 @@ OPTIONS = (
     {},
     {"dtype": "float32", "max_batch_size": 3, "max_sequence_length": 100},
     {"dtype": "float16", "kv_dtype": "int8"},
-    {"quantize": "int8", "group": 64},
-    {"quantize": "int4"},
-    {"quantize": "int4-all", "group": 128},
+    {"quantize": "q8_0"},
+    {"quantize": "q4_k_m"},
+    {"quantize": "q4_0"},
 )
 
 
@@ -60,9 +60,9 @@ def test_mapped_weights_leave_the_pool_no_more_memory_than_loaded_ones(
 ) -> None:
     """The system counts mapped files as available; a pool of that size would evict them from memory at every step."""
     packed = tmp_path / "packed"
-    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), packed, "int8")
+    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), packed, "q8_0")
     monkeypatch.setattr(memory, "available_memory", lambda: 16 << 20)
-    configs = [ModelConfig(model=BUILT_IN, quantize="int8"), ModelConfig(model=str(packed))]
+    configs = [ModelConfig(model=BUILT_IN, quantize="q8_0"), ModelConfig(model=str(packed))]
     loaded, mapped = (plan_model(config).kv_capacity for config in configs)
     assert 0 < mapped < 64 * 1024 and abs(loaded - mapped) <= 2 * 64
 
@@ -73,17 +73,17 @@ def test_windows_and_padded_heads_are_planned_exactly(name: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize(("scheme", "group"), [("int8", 32), ("int4", 128), ("int4-all", 64)])
-def test_quantised_matrices_are_planned_in_the_layout_of_the_kernels(kernels: str, scheme: str, group: int) -> None:
+@pytest.mark.parametrize("scheme", ["q8_0", "q6_k", "q4_k_m", "q4_0"])
+def test_quantised_matrices_are_planned_in_the_layout_of_the_kernels(kernels: str, scheme: str) -> None:
     """Matrices of 131, 80 and 48 outputs fill no whole panels."""
     if kernels == "native":
         require_native()
     model = str(directory_of(find("qwen3")))
-    agrees(ModelConfig(model=model, kernels=kernels, quantize=scheme, group=group, kv_capacity=500))
+    agrees(ModelConfig(model=model, kernels=kernels, quantize=scheme, kv_capacity=500))
 
 
 def test_a_packed_directory_is_planned_without_reading_it(tmp_path: Path) -> None:
-    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), tmp_path / "packed", "int4")
+    pack_directory(DirectoryModel(resolve_model(BUILT_IN)), tmp_path / "packed", "q4_0")
     config = ModelConfig(model=str(tmp_path / "packed"), kv_capacity=2000)
     agrees(config)
     file = tmp_path / "packed" / "model.safetensors"
@@ -130,7 +130,7 @@ sys.exit(status)
 def test_a_huge_model_is_planned_in_little_memory(tmp_path: Path) -> None:
     require_native()
     model = str(blank_directory(tmp_path / "huge", layers=1000))  # 400 GB in bfloat16
-    command = [sys.executable, "-c", MEASURE, "plan", model, "--quantize", "int8", "--max-sequence-length", "4096"]
+    command = [sys.executable, "-c", MEASURE, "plan", model, "--quantize", "q8_0", "--max-sequence-length", "4096"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"weights +19\d\.\d GiB", shown) and "the largest part: weights" in shown
     assert re.search(r"for 64 tokens", shown), "no memory is left for the pool: it has one page"
@@ -150,7 +150,7 @@ def test_rotations_and_vectors_of_a_plan_take_no_memory(
     assert memory.tables > 4 * config["head_dim"] * (2**31 - 1)
     assert execute(["plan", str(tmp_path), "--kernels", kernels, "--kv-capacity", "1000"]) == 0
     assert "the largest part: tables" in capsys.readouterr().out
-    parameters = PlannedParameters(Checkpoint(tmp_path), panels=True)
+    parameters = PlannedParameters(Checkpoint(tmp_path))
     norms = [f"model.layers.{layer}.input_layernorm.weight" for layer in range(2)]
     assert parameters.vector(norms[0], 64) is parameters.vector(norms[1], 64)
     with pytest.raises(CheckpointError, match="expected shape"):
@@ -161,7 +161,7 @@ def test_a_model_beyond_the_memory_is_refused_before_loading(tmp_path: Path, mon
     require_native()
     monkeypatch.setattr("ferrum.runtime.memory.free_memory", lambda: 64 << 30)
     model = str(blank_directory(tmp_path / "huge", layers=1000))
-    for options, size in (({}, r"36\d\.\d"), ({"quantize": "int4"}, r"10\d\.\d")):
+    for options, size in (({}, r"36\d\.\d"), ({"quantize": "q4_0"}, r"10\d\.\d")):
         with pytest.raises(CapacityError, match=rf"memory for {size} GiB of weights"):
             build_executor(ModelConfig(model=model, **options))
 
@@ -194,7 +194,7 @@ def test_swap_buffers_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_plans_refuse_the_errors_of_loading() -> None:
-    for options in ({"quantize": "int3"}, {"group": 32}, {"max_sequence_length": 10**6}):
+    for options in ({"quantize": "int3"}, {"max_sequence_length": 10**6}):
         with pytest.raises(ConfigError) as refusal:
             plan_model(ModelConfig(model=BUILT_IN, **options))  # type: ignore[arg-type]
         assert refusal.value.param == next(iter(options))

@@ -24,7 +24,7 @@ from tiny import directory_of, find, tokens_of
 CASE = "qwen3-windows"
 WARM = SamplingParams(temperature=0.9, seed=4, max_tokens=12, ignore_eos=True, logprobs=2, top_p=0.95)
 PAGE = 64
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 
 PAIRS = list(zip([*TIERS, "reference"], [*TIERS[1:], "reference", *TIERS[:1]], strict=False))
 """Each kernels of this machine write, the next ones read."""
@@ -40,8 +40,8 @@ def on(kernels: str) -> dict[str, Any]:
 
 
 def stored_as(format: str) -> dict[str, Any]:
-    """Return the options of a format; integers come with int8 keys and values."""
-    if format.startswith("int"):
+    """Return the options of a format; blocks come with int8 keys and values."""
+    if format.startswith("q"):
         return {"quantize": format, "kv_dtype": "int8"}
     return {"dtype": format}
 
@@ -74,7 +74,7 @@ def test_pages_on_disk_are_found(writer: str, reader: str, format: str, tmp_path
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-all"])
+@pytest.mark.parametrize("scheme", ["q8_0", "q6_k", "q4_k_m", "q4_0"])
 def test_packed_directories_are_equal_and_give_equal_logits(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,9 @@ def test_pages_of_another_arithmetic_are_not_found(tmp_path: Path, monkeypatch: 
     [
         ("llama-dynamic", {"max_sequence_length": 512}, {"max_sequence_length": 256}),
         (CASE, {"quantize": "int8", "kv_dtype": "int8", "dtype": "bfloat16"}, {"quantize": "int8", "kv_dtype": "int8"}),
-        (CASE, {"quantize": "int4", "kv_dtype": "int8"}, {"quantize": "int4-all", "kv_dtype": "int8"}),
+        (CASE, {"quantize": "q4_k_m", "kv_dtype": "int8"}, {"quantize": "q4_0", "kv_dtype": "int8"}),
     ],
-    ids=["rope for a context", "rounded before", "ends"],
+    ids=["rope for a context", "rounded before", "schemes"],
 )
 def test_pages_of_options_that_change_bits_are_not_found(
     tmp_path: Path, case: str, one: dict[str, Any], other: dict[str, Any]

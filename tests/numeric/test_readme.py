@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import ferrum
+from ferrum.bench.quality import QualityReport
+from ferrum.bench.quality_plot import drawn
 
 README = Path(__file__).parents[2] / "README.md"
 RESULTS = README.parent / "bench" / "results"
@@ -31,12 +31,9 @@ def test_start_figure_is_that_of_the_report() -> None:
     assert f"first token {total:.2f} s after" in README.read_text()
 
 
-def test_chart_is_drawn_from_the_report(tmp_path: Path) -> None:
-    chart = tmp_path / "peers.svg"
-    report = RESULTS / "qwen3-0.6b-int4-all-128-peers.json"
-    script = RESULTS.parent / "peers_plot.py"
-    subprocess.run([sys.executable, script, report, chart], check=True)
-    assert chart.read_text() == (README.parent / "docs" / "images" / "peers.svg").read_text()
+def test_chart_is_drawn_from_the_report() -> None:
+    report = QualityReport.read(RESULTS / "quality_formats.json")
+    assert drawn(report) == (README.parent / "docs" / "images" / "quality.svg").read_text()
 
 
 def test_package_fits_into_a_small_wheel() -> None:

@@ -20,7 +20,7 @@ from schedules import DRAFTERS, schedule_of
 
 KERNELS = ("native", "native", "native", "reference") if TIERS else ("reference",)
 SLICE, ALL = 120, 1000
-WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+WEIGHTS = ("float32", "bfloat16", "q8_0", "q4_k_m")
 KV = ("float32", "bfloat16", "int8")
 PLACES = ("pages", "pages and buffers", "files", "files and buffers")
 """The storages in which earlier results may be found."""

@@ -92,6 +92,11 @@ def test_every_sampling_parameter_has_an_option_that_reaches_the_engine(
         assert code == 0 and getattr(asked_params[0], name) == value
 
 
+def test_a_removed_option_names_its_successor(ferrum: Callable[..., Outcome]) -> None:
+    code, _, err = ferrum("run", "m", "--group", "64")
+    assert code == 2 and "choose --quantize q8_0, q4_k_m or q4_0" in err
+
+
 NEEDED: dict[str, dict[str, Any]] = {
     "max_tokens_per_step": {"max_batch_size": 16},
     "num_speculative_tokens": {"speculative": "ngram"},

@@ -28,18 +28,18 @@ MEASURED = [
     ("decode@128", "bfloat16", "bfloat16", SLOW, 41 / 0.95),
     ("decode@1024", "bfloat16", "bfloat16", SLOW, 39.6 / 0.97),
     ("decode@4096", "bfloat16", "bfloat16", FAST, 45 / 0.90),
-    ("decode@128", "int8", "int8", SLOW, 75 / 0.96),
-    ("decode@4096", "int8", "int8", FAST, 64 / 0.88),
-    ("decode@128", "int4", "int8", SLOW, 118 / 0.96),
-    ("decode@1024", "int4", "int8", FAST, 130 / 0.87),
+    ("decode@128", "q8_0", "q8_0", SLOW, 75 / 0.96),
+    ("decode@4096", "q8_0", "q8_0", FAST, 64 / 0.88),
+    ("decode@128", "q4_0", "q8_0", SLOW, 118 / 0.96),
+    ("decode@1024", "q4_0", "q8_0", FAST, 130 / 0.87),
     ("batch8@256", "bfloat16", "bfloat16", FAST, 382 / 0.82),
     ("batch16@256", "bfloat16", "bfloat16", SLOW, 406 / 0.81),
     ("batch32@256", "bfloat16", "bfloat16", SLOW, 518 / 0.90),
-    ("batch32@256", "int8", "int8", FAST, 718 / 0.65),
+    ("batch32@256", "q8_0", "q8_0", FAST, 718 / 0.65),
     ("prefill512", "bfloat16", "bfloat16", FAST, 879 / 0.82),
     ("prefill2048", "bfloat16", "bfloat16", FAST, 727 / 0.80),
-    ("prefill512", "int8", "int8", FAST, 1280 / 0.60),
-    ("prefill2048", "int8", "int8", FAST, 980 / 0.63),
+    ("prefill512", "q8_0", "q8_0", FAST, 1280 / 0.60),
+    ("prefill2048", "q8_0", "q8_0", FAST, 980 / 0.63),
 ]
 
 
@@ -80,7 +80,7 @@ def test_a_multiply_add_is_two_operations_and_every_visible_key_counts_once():
 
 
 def test_every_matrix_is_counted_once():
-    assert len(weights(costs_of("tiny", "int4", "int8").program)) == 1 + 2 * 7
+    assert len(weights(costs_of("tiny", "q4_0", "q8_0").program)) == 1 + 2 * 7
 
 
 def test_patterns_choose_workloads_and_unknown_names_are_refused():
@@ -119,15 +119,15 @@ def test_the_pool_holds_the_largest_workload_in_whole_pages():
 
 
 def test_faster_machines_never_have_longer_limits():
-    costs, cell = costs_of("tiny", "int8"), workload("batch8@256")
+    costs, cell = costs_of("tiny", "q8_0"), workload("batch8@256")
     base = seconds(costs, cell.passes(512), rates())
     for faster in (rates(read=60), rates(peak=1200)):
         assert seconds(costs, cell.passes(512), faster) <= base
 
 
 def test_products_are_limited_by_the_peak_of_their_format():
-    costs, slow = costs_of("tiny", "int4"), replace(rates(), int4=1.0)
+    costs, slow = costs_of("tiny", "q4_0"), replace(rates(), int4=1.0)
     passes = list(workload("prefill512").passes(512))
     assert seconds(costs, passes, slow) > 1e6 * seconds(costs, passes, rates())
-    others = costs_of("tiny", "int8")
+    others = costs_of("tiny", "q8_0")
     assert seconds(others, passes, slow) == seconds(others, passes, rates())

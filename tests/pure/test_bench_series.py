@@ -149,7 +149,7 @@ def installed(tmp_path: Path) -> dict[str, Path]:
 
 
 def peer(run: Any = run_command, **changes: Any) -> PeerSeries:
-    given = {"name": "llama.cpp", "shape": "qwen3-0.6b", "format": "int8", **changes}
+    given = {"name": "llama.cpp", "shape": "qwen3-0.6b", "format": "q8_0", **changes}
     choice = PeerChoice(given["name"], None, given.get("python"))
     found = find_peer(choice, shape=given["shape"], scripts=given.get("scripts"), run=run)
     return PeerSeries(found, given["format"], 2, str)

@@ -216,7 +216,6 @@ def test_every_knob_reaches_the_loader(factory, loader):
         (replace(BASE, executor_options={"colour": "red"}), "executor_options"),
         (replace(BASE, executor_options={"quantize": "int3"}), "quantize"),
         (replace(BASE, executor_options={"kernels": np.array(["auto", "native"])}), "kernels"),
-        (replace(BASE, executor_options={"group": 48}), "group"),
         (replace(BASE, executor_options={"max_rows": 0}), "max_rows"),
         (replace(BASE, executor_options={"replay": "no"}), "replay"),
         (replace(BASE, executor_options={"cache_prefix": 5}), "cache_prefix"),
@@ -235,7 +234,7 @@ def test_an_invalid_config_is_refused_by_field_before_loading(factory, loader, c
 def test_defaults_run_and_options_and_levels_reach_the_loader(factory, loader):
     factory.create_executor(ExecutorConfig(model_info=INFO))
     assert loader.asked["max_sequence_length"] is None and "replay" not in loader.asked
-    options = {"group": None, "threads": 2, "kv_capacity": 128, "max_rows": 7, "cache_prefix": "mine", "replay": False}
+    options = {"threads": 2, "kv_capacity": 128, "max_rows": 7, "cache_prefix": "mine", "replay": False}
     factory.create_executor(replace(BASE, executor_options=options))
     assert {name: loader.asked[name] for name in options} == options
     levels = []

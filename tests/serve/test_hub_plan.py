@@ -47,7 +47,7 @@ def headed(header: object) -> bytes:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     whole = save(TENSORS)
     sharded = {file: save({name: TENSORS[name] for name in names}) for file, names in SHARDS.items()}
-    pack_directory(RandomCheckpoint("random", SHAPE), tmp_path / "packed", "int4")
+    pack_directory(RandomCheckpoint("random", SHAPE), tmp_path / "packed", "q4_0")
     repos = {
         "maker/whole": FakeRepo({"config.json": CONFIG, "model.safetensors": whole}),
         "maker/sharded": FakeRepo({"config.json": CONFIG, "model.safetensors.index.json": INDEX, **sharded}),
@@ -84,7 +84,7 @@ def test_plan_equals_that_of_the_download_without_downloading(
 
 def test_packed_model_is_fetched_for_its_plan(hub: FakeHub) -> None:
     plan = plan_model(ModelConfig(model="maker/packed", kv_capacity=1000))
-    assert plan.traits.group == 32 and hub.requests
+    assert plan.traits.weights == "q4_0 of bfloat16" and hub.requests
 
 
 @pytest.mark.parametrize(

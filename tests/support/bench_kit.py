@@ -12,7 +12,7 @@ from ferrum.kernels.program_recorder import record
 from ferrum.models.decoder import build_decoder
 from ferrum.models.families import decoder_spec
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625, "int4": 0.5625}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": 1.0625, "q4_0": 0.5625}
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,6 +127,6 @@ if __name__ == "__main__":
     elif sys.argv[1] == "traced":
         report = {tier: traced(tier) for tier in tiers()}
     else:
-        cases = product(tiers(), (None, "int8", "int4"), (1, 40))
+        cases = product(tiers(), (None, "q8_0", "q4_k_m"), (1, 40))
         report = {" ".join(map(str, case)): allocations(*case) for case in cases}
     print(json.dumps(report))

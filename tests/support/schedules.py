@@ -125,7 +125,7 @@ def schedule_of(number: int, kernels: Sequence[str]) -> Schedule:
         model=pick.choice(tuple(MODELS)),
         kernels="native" if native else "reference",
         isa=pick.choice(TIERS) if native else "auto",
-        weights=pick.choice(("float32", "bfloat16", "int8", "int4")),
+        weights=pick.choice(("float32", "bfloat16", "q8_0", "q4_k_m")),
         kv=pick.choice(("float32", "bfloat16", "int8")),
         context=pick.choice((160, 640)) if native else 128,
     )

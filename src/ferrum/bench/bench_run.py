@@ -14,7 +14,6 @@ from ferrum.bench.machine import Prober
 from ferrum.bench.report import Cell, Origin, Report, Sample, Setting
 from ferrum.bench.subject import ExecutorSubject, Times
 from ferrum.bench.workloads import Workload
-from ferrum.quant.scale_groups import DEFAULT_GROUP
 
 
 def run_benchmark(
@@ -67,11 +66,9 @@ def setting_of(subject: ExecutorSubject, name: str) -> Setting:
     held: dict[str, int] = defaultdict(int)
     for weight in weights(subject.costs.program):
         held[weight.format] += weight.nbytes
-    group = subject.executor.traits.group
     return Setting(
         model=name,
         formats=tuple(sorted(held, key=lambda format: -held[format])),
         kv_format=subject.costs.kv_format,
         threads=subject.threads,
-        group=None if group == DEFAULT_GROUP else group,
     )

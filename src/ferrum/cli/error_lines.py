@@ -39,12 +39,16 @@ NEXT_STEPS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 OPTION_STEPS: Final = {
     "port": "choose another --port, or 0 for a free one",
-    "group": "add --quantize int8 or int4",
     "url": "start a server with `ferrum serve MODEL`, or give its --url",
     "config": "see `ferrum --help`",
     "model": "",  # such messages have a next step
 }
 """What to do about an invalid option, where omitting it does not help."""
+
+REMOVED: Final = {
+    "--group": "remove it: a format decides how many inputs share a scale; choose --quantize q8_0, q4_k_m or q4_0"
+}
+"""What to use instead of an option of earlier versions."""
 
 _PHRASE: Final = re.compile(r"(must|cannot be|has|have|is|needs|requires|holds) ")
 """How a message begins that continues the option's name."""
@@ -81,7 +85,8 @@ def _usage_error(error: typer.TyperException, path: str, arguments: Sequence[str
     """Return what is wrong with a command line that could not be parsed, and the next step."""
     parameter, message = getattr(error, "param", None), getattr(error, "message", "")
     if parameter is None or not message:
-        return error.format_message() or "no command given", f"see `{path} --help`"
+        removed = REMOVED.get(getattr(error, "option_name", ""))
+        return error.format_message() or "no command given", removed or f"see `{path} --help`"
     _, separator, rule = message.partition("Input ")  # as pydantic words it
     if not separator:
         return f"{typed(parameter)}: {message}", _option_step(parameter, path, arguments)

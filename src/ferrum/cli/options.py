@@ -187,6 +187,14 @@ def _help(text: str, choices: Sequence[object], default: Any) -> str:
     return f"{text[:-1]}; {added})." if text.endswith(")") else f"{text} ({added})."
 
 
+def read_text(path: Path, option: str) -> str:
+    """Return the text of a file that an option names. Raises ConfigError."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", param=option) from None
+
+
 def sampling_params(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
     """Return parameters from defaults and the given options.
 

@@ -52,6 +52,8 @@ def plan(
             ("available", size(available)),
         ]
     )
+    for note in made.traits.notes:
+        typer.echo(f"\nNote: {note}")
     if total > available:
         parts = {"weights": memory.weights, "KV pool": memory.kv_pool, "tables": memory.tables, **extra}
         largest = max(parts, key=parts.__getitem__)

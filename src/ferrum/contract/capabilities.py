@@ -35,7 +35,6 @@ class ExecutorTraits:
         memory: the exact plan of its memory.
         tier: instruction tier of the kernels; empty if there is only one.
         weights: format of the weights, by name; with equal numerics_id and kv_dtype, equal names mean equal bits.
-        group: inputs per scale of quantised weights; None if none are quantised.
         dtypes: weight formats that it could have been loaded in.
         windows: whether some layers have a sliding window.
         latent: whether some layers store keys and values as one latent vector (DeepSeek-V2, section 2.1).
@@ -53,7 +52,6 @@ class ExecutorTraits:
     memory: MemoryPlan
     tier: str = ""
     weights: str = ""
-    group: int | None = None
     dtypes: frozenset[DataType] = frozenset()
     windows: bool = False
     latent: bool = False

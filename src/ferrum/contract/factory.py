@@ -21,7 +21,7 @@ from ferrum.core.option_fields import check_flag, check_number
 from ferrum.core.span_checks import check_kind, is_one_of
 from ferrum.core.values import shown
 
-_MODEL_OPTIONS: Final = frozenset({"quantize", "group", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
+_MODEL_OPTIONS: Final = frozenset({"quantize", "kv_dtype", "kernels", "isa", "threads", "kv_capacity"})
 _OPTIONS: Final = _MODEL_OPTIONS | {"max_rows", "replay", "cache_prefix"}
 _PLAIN: Final = ("auto", "reference")
 _LEVELS: Final[Mapping[int, Mapping[str, Any]]] = {
@@ -116,7 +116,7 @@ class ExecutorConfig(JsonRecord):
     Attributes:
         model_info: the model; `model_id` is the directory, GGUF file or hub id to load.
         max_sequence_length: maximum tokens of a sequence; None takes the model's context.
-        executor_options: `quantize`, `group`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
+        executor_options: `quantize`, `kv_dtype`, `kernels`, `isa`, `threads`, `kv_capacity`, `max_rows`,
             `replay` and `cache_prefix`, as `load_executor` takes them.
     """
 

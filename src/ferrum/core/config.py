@@ -14,7 +14,8 @@ from typing import Any, Final
 from ferrum.core.errors import ConfigError
 from ferrum.core.json_record import JsonRecord
 from ferrum.core.logging import warn_once
-from ferrum.core.option_fields import about, check_options, option
+from ferrum.core.option_fields import about, check_options, listed, option
+from ferrum.core.span_checks import is_one_of
 from ferrum.core.values import shown
 
 ENVIRONMENT_PREFIX: Final = "FERRUM_"
@@ -25,8 +26,7 @@ _API_KEY: Final = "API_KEY"
 _KNOWN: Final = (*_SWITCHES, _API_KEY)
 
 DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
-QUANTIZATIONS: Final = (None, "int8", "int4", "int4-all")
-GROUPS: Final = (None, 32, 64, 128)
+QUANTIZATIONS: Final = (None, "q8_0", "q6_k", "q4_k_m", "q4_0", "int8", "int4")
 KV_DTYPES: Final = ("auto", "float32", "bfloat16", "int8")
 KERNELS: Final = ("auto", "native", "reference", "cuda")
 ISAS: Final = ("auto", "avx512", "avx512_vnni", "avx2_vnni", "avx2", "neon_dot", "neon", "portable")
@@ -67,6 +67,14 @@ def auto_kv_dtype(dtype: str) -> str:
     There is no float16 store, and bfloat16 has 3 bits less than float16: float16 weights take float32.
     """
     return "bfloat16" if dtype == "bfloat16" else "float32"
+
+
+def check_quantization(scheme: object) -> None:
+    """Refuse a value that is not in `QUANTIZATIONS`. Raises ConfigError."""
+    if isinstance(scheme, str) and scheme == "int4-all":
+        raise ConfigError("int4-all was removed: use q4_0, or q4_k_m, which is more exact", param="quantize")
+    if not is_one_of(scheme, QUANTIZATIONS):
+        raise ConfigError(f"must be one of {listed(QUANTIZATIONS)}, not {shown(scheme)}", param="quantize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +135,8 @@ class ModelConfig(JsonRecord):
     dtype: str = option("auto", "Format of the weights; auto takes the checkpoint's.", DTYPES)
     quantize: str | None = option(
         None,
-        "Quantise the matrices on load; int4 keeps embedding and head in int8, int4-all does not.",
+        "Quantise the matrices on load, to about 8.5, 6.6, 4.9 or 4.5 bits; int8 is q8_0, int4 is q4_k_m.",
         QUANTIZATIONS,
-    )
-    group: int | None = option(
-        None,
-        "Inputs per scale of quantised matrices: 128 is the fastest for many tokens at once, 32 the most exact "
-        "(default: 32, or the packed directory's).",
-        GROUPS,
     )
     kv_dtype: str = option(
         "auto", "Format of keys and values; auto takes bfloat16 with bfloat16 weights, else float32.", KV_DTYPES
@@ -161,6 +163,7 @@ class ModelConfig(JsonRecord):
     def __post_init__(self) -> None:
         if not isinstance(self.switches, Switches):
             raise ConfigError(f"must be Switches, not {shown(self.switches)}", param="switches")
+        check_quantization(self.quantize)
         check_options(self)
 
 
@@ -208,6 +211,9 @@ class EngineConfig(JsonRecord):
     )
     record_gib: int = option(
         1, "Maximum size of all records, in GiB; the oldest are deleted first.", least=1, needs="record_dir"
+    )
+    tokenizer: str | None = option(
+        None, "Directory or hub id whose tokenizer and chat template are used (default: the model's own)."
     )
     generation_config: str = option(
         "auto", "Sampling defaults: auto takes the checkpoint's, none takes none.", GENERATION_CONFIGS

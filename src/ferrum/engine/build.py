@@ -175,6 +175,10 @@ def build(model: str, *, child: Child | None = None, source: ModelSource | None 
     model = config.model.model
     # The engine loads this source: another look-up at the hub could resolve to another revision.
     source = source or open_model(model)
+    if config.tokenizer is not None:
+        from ferrum.runtime.other_tokenizer import with_tokenizer
+
+        source = with_tokenizer(source, config.tokenizer)
     tokenizer = source.tokenizer()
     draft = draft_source(config, tokenizer)
     speculative = config.speculative if draft is None else draft.name

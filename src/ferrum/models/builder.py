@@ -88,7 +88,11 @@ class Builder:
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the matrix [N, K] of that name."""
         name = self._full(name)
-        self.weights[name] = weight = self.kernels.weight(self.source.matrix(name, shape))
+        given = self.source.matrix(name, shape)
+        self.weights[name] = weight = self.kernels.weight(given)
+        if weight is not given:
+            del given
+            self.source.release(name)
         return weight
 
     def vector(self, name: str, size: int) -> Array:

@@ -110,6 +110,8 @@ class _Listing:
     def matrix(self, name: str, shape: tuple[int, int]) -> Any:
         self.shapes[name] = shape
 
+    def release(self, name: str) -> None: ...
+
     def vector(self, name: str, size: int) -> Any:
         self.shapes[name] = (size,)
 

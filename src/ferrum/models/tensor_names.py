@@ -18,5 +18,8 @@ class ParameterSource(Protocol):
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the matrix [N, K] of that name, in the format configured at load."""
 
+    def release(self, name: str) -> None:
+        """Free the memory behind a matrix, of which the kernels now hold their own copy."""
+
     def vector(self, name: str, size: int) -> F32:
         """Return the vector of that name as f32."""

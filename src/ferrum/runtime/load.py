@@ -14,7 +14,7 @@ from ferrum.cache.page_table import PageTable
 from ferrum.cache.pool import PageGroup, capacity_tokens
 from ferrum.contract.capabilities import ExecutorTraits
 from ferrum.contract.decoder_llm import LlmRuntimeConfig
-from ferrum.contract.io_types import DataType, Device, ModelInfo
+from ferrum.contract.io_types import DataType, Device, ModelInfo, data_type
 from ferrum.core.config import MAX_DRAFT, MAX_PAGE_SIZE, PAGE_SIZE, ModelConfig, Switches, auto_kv_dtype
 from ferrum.core.errors import ConfigError, Unsupported
 from ferrum.core.logging import warn_once
@@ -28,8 +28,6 @@ from ferrum.models.decoder import Decoder, Inventory, build_decoder, inventory
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.quant.backend_quantizer import quantizer_of
-from ferrum.quant.dense import FORMATS
-from ferrum.quant.formats import INTEGERS
 from ferrum.runtime.backend import choose_kernels
 from ferrum.runtime.checkpoint import Checkpoint, TensorStore
 from ferrum.runtime.decoder_lm import DecoderLM
@@ -67,7 +65,6 @@ def load_executor(
     device: str = "cpu",
     dtype: str = "auto",
     quantize: str | None = None,
-    group: int | None = None,
     kv_dtype: str = "auto",
     kernels: str = "auto",
     isa: str = "auto",
@@ -86,7 +83,7 @@ def load_executor(
 
     Args:
         model: directory, GGUF file or hub id.
-        device, dtype, quantize, group, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
+        device, dtype, quantize, kv_dtype, kernels, isa, threads, max_batch_size, max_sequence_length,
             kv_capacity: see `ModelConfig`.
         memory_pool_size: maximum bytes of the KV pool; None follows `kv_capacity`.
         page_size: tokens per page of the KV pool.
@@ -106,7 +103,7 @@ def load_executor(
         check_flag("replay", replay)
         switches = replace(switches, disable_graphs=not replay)
     config = ModelConfig(
-        model=as_text(model), device=device, dtype=dtype, quantize=quantize, group=group, kv_dtype=kv_dtype,
+        model=as_text(model), device=device, dtype=dtype, quantize=quantize, kv_dtype=kv_dtype,
         kernels=kernels, isa=isa, threads=threads, max_batch_size=max_batch_size,
         max_sequence_length=max_sequence_length, kv_capacity=kv_capacity, switches=switches,
     )  # fmt: skip
@@ -198,8 +195,7 @@ def _assemble(
     widest = max(max(kv.key_dim, kv.value_dim) for kv in asks.kv_layers)
     chosen = choose_kernels(config.kernels, config.isa, config.threads, head_dim=widest, planning=planning)
     context = _context(spec, config.max_sequence_length)
-    panels = chosen.kernels.quantizer() is not None
-    if not planning and panels:
+    if not planning and chosen.kernels.quantizer() is not None:
         refuse_too_large(config, checkpoint, asks.shapes)
     parameters = _parameters(config, checkpoint, chosen.kernels, progress, planning=planning)
     if not is_packed(checkpoint):  # packed tensors have other shapes, and load at once
@@ -217,7 +213,7 @@ def _assemble(
         max_draft=MAX_DRAFT,
         kv_capacity=config.kv_capacity,
         memory_pool_size=bounds.memory_pool_size,
-        bytes_to_load=bytes_to_load(config, checkpoint, asks.shapes, panels=panels) if planning else None,
+        bytes_to_load=bytes_to_load(config, checkpoint, asks.shapes) if planning else None,
         mapped=checkpoint.nbytes if is_packed(checkpoint) else 0,
         device_memory=chosen.kernels.device_memory(),
     )
@@ -229,8 +225,7 @@ def _assemble(
     traits = replace(
         _traits(lm, decoder, kv_format, groups, limits),
         weights=_weights(parameters, spec, own),
-        group=None if parameters.scheme is None else parameters.group,
-        notes=chosen.notes if own.tied_head or not spec.tied_head else (*chosen.notes, _headless_note(config)),
+        notes=(*chosen.notes, *_notes(config, checkpoint, headless=spec.tied_head and not own.tied_head)),
     )
     capacity = capacity_tokens(_page_groups(groups, decoder))
     info = replace(_info(config, spec, asks, parameters), device=Device(chosen.kernels.device))
@@ -240,14 +235,13 @@ def _assemble(
 def _parameters(
     config: ModelConfig, checkpoint: TensorStore, kernels: Kernels, progress: Progress | None, *, planning: bool
 ) -> Parameters:
-    dtype, scheme, group = config.dtype, config.quantize, config.group
+    dtype, scheme = config.dtype, config.quantize
     if isinstance(checkpoint, Checkpoint) and is_packed(checkpoint):
         sums = None if planning else kernels.page_sums()
-        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, group=group, sums=sums)
+        return PackedParameters(checkpoint, dtype, progress, quantize=scheme, sums=sums)
     if planning:
-        panels = kernels.quantizer() is not None
-        return PlannedParameters(checkpoint, dtype, quantize=scheme, group=group, panels=panels)
-    return Parameters(checkpoint, dtype, progress, quantize=scheme, group=group, quantizer=quantizer_of(kernels))
+        return PlannedParameters(checkpoint, dtype, quantize=scheme)
+    return Parameters(checkpoint, dtype, progress, quantize=scheme, quantizer=quantizer_of(kernels))
 
 
 def _context(spec: DecoderSpec, asked: int | None) -> int:
@@ -314,15 +308,17 @@ def _weights(parameters: Parameters, spec: DecoderSpec, own: DecoderSpec) -> str
     return parameters.made if spec.layers == own.layers else f"{parameters.made} for {spec.max_sequence_length} tokens"
 
 
-def _headless_note(config: ModelConfig) -> str:
-    """Warn that a model has the embedding as its head although its configuration does not tie them."""
-    note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
-    warn_once(note)
-    return note
+def _notes(config: ModelConfig, checkpoint: TensorStore, *, headless: bool) -> tuple[str, ...]:
+    """Return warnings about a checkpoint. A model is headless if only its files, not its configuration, say so."""
+    notes = checkpoint.notes if config.dtype == "auto" and config.quantize is None else ()
+    if headless:
+        note = f"{config.model} was saved without a head: use it for embeddings only, generated text is meaningless"
+        warn_once(note)
+        notes = (*notes, note)
+    return notes
 
 
 def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: Parameters) -> ModelInfo:
-    format = parameters.format if parameters.scheme is None else parameters.scheme.layers
     return ModelInfo(
         model_id=config.model,
         family=spec.family,
@@ -334,7 +330,7 @@ def _info(config: ModelConfig, spec: DecoderSpec, asks: Inventory, parameters: P
         num_heads=asks.num_heads,
         num_kv_heads=asks.kv_layers[0].num_heads,
         head_dim=asks.kv_layers[0].key_dim,
-        dtype=DataType(format),
+        dtype=data_type(parameters.main_format),
         kv_layers=asks.kv_layers,
     )
 
@@ -363,7 +359,7 @@ def _traits(
         max_batch_size=limits.max_batch_size,
         max_sequence_length=limits.max_sequence_length,
         memory=memory,
-        dtypes=frozenset(map(DataType, (*FORMATS, *INTEGERS))),
+        dtypes=frozenset(DataType),
         windows=any(kv.window is not None for kv in decoder.kv_layers),
         latent=any(kv.latent for kv in decoder.kv_layers),
         flash=True,  # online softmax over steps of 64 keys: no row of scores is ever whole

@@ -35,28 +35,26 @@ def memory_for(what: str) -> Iterator[None]:
         raise CapacityError(f"not enough memory for {what}") from error
 
 
-def bytes_to_load(
-    config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]], *, panels: bool
-) -> int:
+def bytes_to_load(config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the bytes that matrices will take once loaded; those of a packed directory stay in the file.
 
     Args:
         config, checkpoint: the model.
         shapes: of its parameters, by name.
-        panels: see `PlannedParameters`.
     """
     if is_packed(checkpoint):
         return 0
-    sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize, group=config.group, panels=panels)
+    sized = PlannedParameters(checkpoint, config.dtype, quantize=config.quantize)
+    sized.expect(shapes, ("*",))
     return sum(sized.matrix(name, (shape[0], shape[1])).nbytes for name, shape in shapes.items() if len(shape) == 2)
 
 
 def refuse_too_large(config: ModelConfig, checkpoint: TensorStore, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse weights of native kernels that do not fit in free memory. Raises CapacityError."""
     free = free_memory()
-    if 2 * checkpoint.nbytes <= free:  # the usual case; no format takes more than twice the file
+    if 13 * checkpoint.nbytes <= free:  # the usual case: Q2_K, which becomes float32, takes 12.2 times the file
         return
-    wanted = bytes_to_load(config, checkpoint, shapes, panels=True)
+    wanted = bytes_to_load(config, checkpoint, shapes)
     if wanted > free:
         reason = f"{size(free)} are free, {size(wanted - free)} too little"
         raise CapacityError(f"not enough memory for {size(wanted)} of weights: {reason}")

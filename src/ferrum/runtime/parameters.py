@@ -6,26 +6,30 @@ Also the planned parameters of a model that is not loaded. Packed directories ar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferrum.core.config import DTYPES, check_quantization
 from ferrum.core.errors import CheckpointError, ConfigError, Unsupported
 from ferrum.core.option_fields import listed as option_list
 from ferrum.kernels.interface import F32, Weight
 from ferrum.models.families import decoder_spec
 from ferrum.models.spec import DecoderSpec
 from ferrum.models.tensor_names import EMBEDDING, HEAD
+from ferrum.quant.backend_quantizer import MatrixQuantizer
+from ferrum.quant.backend_quantizer import quantize as reference_quantizer
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.block_weight import BlockWeight, over_panels
 from ferrum.quant.dense import FORMATS, DenseWeight, cast
-from ferrum.quant.formats import SCHEMES, MatrixQuantizer, Scheme, layout_of
-from ferrum.quant.formats import quantize as reference_quantizer
-from ferrum.quant.panel_weight import PanelWeight, over_panels
-from ferrum.quant.scale_groups import DEFAULT_GROUP, GROUPS
-from ferrum.quant.weight import GroupedWeight
+from ferrum.quant.panels import panel_shape
+from ferrum.quant.scale_search import column_importance
+from ferrum.quant.schemes import SCHEMES, is_head
 from ferrum.runtime.checkpoint import TensorStore, listed
 
 Progress = Callable[[int, int], None]
@@ -80,18 +84,17 @@ class Parameters:
         dtype: the matrices' format: "auto" (each as in the checkpoint), "float32", "float16" or "bfloat16".
         progress: called for every parameter.
         quantize: a scheme in `SCHEMES` that quantises the matrices of that format; None leaves them.
-        group: inputs per scale of quantised matrices, one of `GROUPS`; None takes `DEFAULT_GROUP`.
         quantizer: quantises one matrix.
+        importance: of the inputs of matrices, by name, for the quantiser.
 
     Attributes:
         count: numbers handed out so far, each tensor once.
         format: floating-point format of the matrices (of the first, if they differ) before quantisation; empty before
             the first.
         scheme: the quantisation scheme, or None.
-        group: inputs per scale of quantised matrices.
 
     Raises:
-        ConfigError: unknown dtype, scheme or group, or a group without a scheme.
+        ConfigError: unknown dtype or scheme.
         Unsupported: the checkpoint's weights are quantised.
     """
 
@@ -105,26 +108,24 @@ class Parameters:
         progress: Progress | None = None,
         *,
         quantize: str | None = None,
-        group: int | None = None,
         quantizer: MatrixQuantizer = reference_quantizer,
+        importance: Mapping[str, F32] | None = None,
     ) -> None:
-        choices = {"dtype": ("auto", *FORMATS), "quantize": (None, *SCHEMES), "group": (None, *GROUPS)}
-        for name, value in (("dtype", dtype), ("quantize", quantize), ("group", group)):
-            if value not in choices[name]:
-                raise ConfigError(f"must be one of {option_list(choices[name])}, not {value!r}", param=name)
-        if group is not None and quantize is None:
-            raise ConfigError("requires quantize", param="group")
+        if dtype not in DTYPES:
+            raise ConfigError(f"must be one of {option_list(DTYPES)}, not {dtype!r}", param="dtype")
+        check_quantization(quantize)
         refuse_quantized(checkpoint.config, self.quantized_by)
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._progress = progress
         self.scheme = None if quantize is None else SCHEMES[quantize]
-        self.group = DEFAULT_GROUP if group is None else group
         self._quantizer = quantizer
-        self._quantize = quantize
+        self._importance = importance or {}
         self._formats: set[str] = set()
+        self._bytes: Counter[str] = Counter()
         self._used: set[str] = set()
         self._expected: Mapping[str, tuple[int, ...]] = {}
+        self._wanted: Mapping[str, str] = {}
         self._done_bytes = 0
         self.count = 0
         self.format = ""
@@ -135,10 +136,15 @@ class Parameters:
         return tuple(sorted(self._formats))
 
     @property
+    def main_format(self) -> str:
+        """The format that most bytes of the matrices handed out so far have."""
+        return max(self._bytes, key=self._bytes.__getitem__)
+
+    @property
     def made(self) -> str:
         """The format of the matrices handed out so far, by name."""
         formats = "+".join(self.formats)
-        return formats if self.scheme is None else f"{self._quantize} of {formats} in groups of {self.group}"
+        return formats if self.scheme is None else f"{self.scheme.name} of {formats}"
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -154,7 +160,7 @@ class Parameters:
         """
         kept = self._kept(name)
         if kept is not None:
-            return self._integers(name, shape, kept)
+            return self._blocks(name, shape, kept)
         values = self._read(name, shape)
         try:
             dense = self._cast(values)
@@ -165,24 +171,24 @@ class Parameters:
             self._checkpoint.forget(name)
         self.format = self.format or dense.dtype.name
         self._formats.add(dense.dtype.name)
-        self._mark_used(name, values.size)
+        self._mark_used(name, values.size, weight)
         return weight
 
     def _kept(self, name: str) -> str | None:
-        """Return the integer format that a matrix has in the checkpoint and keeps, or None."""
+        """Return the format of blocks that a matrix has in the checkpoint and keeps, or None."""
         unchanged = self._dtype == "auto" and self.scheme is None and name in self._checkpoint.tensors
-        return self._checkpoint.integer_format(name) if unchanged else None
+        return self._checkpoint.block_format(name) if unchanged else None
 
-    def _integers(self, name: str, shape: tuple[int, int], format: str) -> Weight:
+    def _blocks(self, name: str, shape: tuple[int, int], format: str) -> Weight:
         self._check(name, shape)
         weight = self._held(name, shape, format)
-        self.format = self.format or "float32"
+        self.format = self.format or "bfloat16"  # as most models are trained in; keys and values take it
         self._formats.add(format)
-        self._mark_used(name, math.prod(shape))
+        self._mark_used(name, math.prod(shape), weight)
         return weight
 
     def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - for plans
-        return self._checkpoint.integers(name)
+        return self._checkpoint.blocks(name)
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return a matrix in the requested dtype."""
@@ -191,7 +197,20 @@ class Parameters:
     def _weight(self, name: str, values: NDArray[Any]) -> Weight:
         if self.scheme is None:
             return DenseWeight(values)
-        return self._quantizer(format_of(self.scheme, name), values, self.group)
+        if name not in self._wanted:
+            known = {tensor: info.shape for tensor, info in self._checkpoint.tensors.items()}
+            self._wanted = self.scheme.formats(self._expected or known)
+        return self._quantizer(self._wanted[name], values, self._importance_of(name, values))
+
+    def _importance_of(self, name: str, values: NDArray[Any]) -> F32 | None:
+        """Return the importance of a matrix's inputs, or None if it is not known."""
+        if name in self._importance or not is_head(name, self._wanted):
+            return self._importance.get(name)
+        return column_importance(values)
+
+    def release(self, name: str) -> None:
+        """Free the memory of a tensor in the checkpoint, unless it is used there."""
+        self._checkpoint.forget(name)
 
     def vector(self, name: str, size: int) -> F32:
         """Return the vector of that name, exactly, as f32 [size]. Errors as `matrix`."""
@@ -256,9 +275,11 @@ class Parameters:
                 f"expected shape {list(shape)}, found {list(info.shape)}"
             )
 
-    def _mark_used(self, name: str, numbers: int) -> None:
-        """Record that a tensor of this many numbers was used."""
+    def _mark_used(self, name: str, numbers: int, weight: Weight | None = None) -> None:
+        """Record that a tensor of this many numbers was used, as a matrix of this format."""
         if name not in self._used:
+            if weight is not None:
+                self._bytes[weight.format] += weight.nbytes
             self._used.add(name)
             self._done_bytes += self._checkpoint.tensors[name].nbytes
             self.count += numbers
@@ -270,21 +291,11 @@ class PlannedParameters(Parameters):
     """The sizes of `Parameters`: matrices of zeros that take no memory. No tensor is read.
 
     Args:
-        checkpoint, dtype, quantize, group: as of `Parameters`.
-        panels: quantised matrices are in panels, as from the native quantiser; else in rows, as from the reference.
+        checkpoint, dtype, quantize: as of `Parameters`.
     """
 
-    def __init__(
-        self,
-        checkpoint: TensorStore,
-        dtype: str = "auto",
-        *,
-        quantize: str | None = None,
-        group: int | None = None,
-        panels: bool,
-    ) -> None:
-        quantizer = _blank_panels if panels else _blank_rows
-        super().__init__(checkpoint, dtype, quantize=quantize, group=group, quantizer=quantizer)
+    def __init__(self, checkpoint: TensorStore, dtype: str = "auto", *, quantize: str | None = None) -> None:
+        super().__init__(checkpoint, dtype, quantize=quantize, quantizer=_blank_panels)
         self._vectors: dict[int, F32] = {}
 
     def vector(self, name: str, size: int) -> F32:
@@ -299,28 +310,20 @@ class PlannedParameters(Parameters):
         return super()._read(name, shape) if format is None else _zeros(shape, FORMATS[format])
 
     def _held(self, name: str, shape: tuple[int, int], format: str) -> Weight:  # noqa: ARG002 - no tensor is read
-        return self._quantizer(format, _zeros(shape, FORMATS["float32"]), DEFAULT_GROUP)
+        return self._quantizer(format, _zeros(shape, FORMATS["float32"]))
+
+    def _importance_of(self, name: str, values: NDArray[Any]) -> F32 | None:  # noqa: ARG002 - there are no numbers
+        return None
 
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         return _zeros(values.shape, values.dtype if self._dtype == "auto" else FORMATS[self._dtype])
 
 
-def _blank_panels(name: str, values: NDArray[Any], group: int) -> PanelWeight:
-    """Return a blank matrix in panels: the `MatrixQuantizer` of a plan for native kernels."""
-    outputs, inputs = values.shape
-    layout = layout_of(name, group)
-    panels: NDArray[np.uint8] = _zeros(layout.shape((outputs, inputs)), np.dtype(np.uint8))
-    return over_panels(panels, layout, (outputs, inputs))
-
-
-def _blank_rows(name: str, values: NDArray[Any], group: int) -> GroupedWeight:
-    """Return a blank matrix of one repeated row: the `MatrixQuantizer` of a plan for reference kernels."""
-    row = reference_quantizer(name, values[:1], group)
-    held = ((field.name, getattr(row, field.name)) for field in fields(row))
-    whole: dict[str, Any] = {
-        key: np.broadcast_to(part, (len(values), *part.shape[1:])) for key, part in held if isinstance(part, np.ndarray)
-    }
-    return replace(row, **whole)
+def _blank_panels(format: str, values: NDArray[Any], importance: F32 | None = None) -> BlockWeight:  # noqa: ARG001
+    """Return a blank matrix in panels: the `MatrixQuantizer` of a plan."""
+    kind, (outputs, inputs) = BLOCK_FORMATS[format], values.shape
+    panels: NDArray[np.uint8] = _zeros(panel_shape(kind, (outputs, inputs)), np.dtype(np.uint8))
+    return over_panels(panels, kind, (outputs, inputs))
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -328,22 +331,26 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def format_of(scheme: Scheme, name: str) -> str:
-    """Return the scheme's format for the matrix of that name, a key of `QUANTIZERS`."""
-    return scheme.ends if name in (EMBEDDING, HEAD) else scheme.layers
-
-
 def refuse_quantized(config: Mapping[str, Any], *read: str | None) -> None:
     """Raise Unsupported if a model's weights are quantised by a method other than these (None means unquantised)."""
     method = quantization_method(config)
     if method not in read:
-        raise Unsupported(f"quantised checkpoint ({method})", "only float32, float16 and bfloat16 weights are read")
+        reason = "use the unquantised model with --quantize, or a GGUF file of it (see docs/packed-checkpoints.md)"
+        raise Unsupported(f"quantised checkpoint ({method})", reason)
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """Return the quantisation method in a model's `config.json`, or None. MLX has no name of a method."""
+    """Return the quantisation method in a model's `config.json`, or None.
+
+    MLX has no name of a method, and bitsandbytes had none at first.
+    """
     quantization = config.get("quantization_config") or config.get("quantization")
     if not quantization:
         return None
-    named = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    return str(named or "unnamed method")
+    if not isinstance(quantization, dict):
+        return str(quantization)
+    if named := quantization.get("quant_method"):
+        return str(named)
+    if "load_in_8bit" in quantization or "load_in_4bit" in quantization:
+        return "bitsandbytes"
+    return "MLX" if {"group_size", "bits"} <= quantization.keys() else "unnamed method"

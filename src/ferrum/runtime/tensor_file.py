@@ -116,9 +116,14 @@ class TensorFile:
     def forget(self, name: str) -> None:
         """Free the memory that reading a tensor took; views stay valid and read the file again."""
         info = self.tensors[name]
-        begin = info.begin // mmap.PAGESIZE * mmap.PAGESIZE
-        if info.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, begin, info.end - begin)
+        forget_bytes(self._map, info.begin, info.end)
+
+
+def forget_bytes(memory: mmap.mmap, begin: int, end: int) -> None:
+    """Free the memory that reading some bytes of a mapped file took; views stay valid and read the file again."""
+    begin = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin and hasattr(mmap, "MADV_DONTNEED"):
+        memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def file_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ferrum.core.errors import CheckpointError, Unsupported
 
 _SPACE: Final = "\u2581"
+_HINT: Final = "name the original model's directory or hub id with --tokenizer DIR"
 
 
 class TokenType(IntEnum):
@@ -26,6 +27,9 @@ class TokenType(IntEnum):
     UNUSED = 5
     BYTE = 6
 
+
+_ADDED: Final = frozenset({TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN})
+"""Types of tokens that are matched before the vocabulary."""
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -86,12 +90,12 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
         raise CheckpointError("tokenizer.ggml.token_type must have a type for each token")
     builders = {"gpt2": _byte_level, "llama": _sentence_piece}
     if str(kind) not in builders:
-        raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{' and '.join(builders)} are read")
+        raise Unsupported(f"tokenizer.ggml.model={kind!r}", f"{' and '.join(builders)} are read; {_HINT}")
     parts = builders[str(kind)](metadata, tokens)
     added = [
         _added(token, index, special=kind != TokenType.USER_DEFINED)
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        if kind in _ADDED
     ]
     return {
         "version": "1.0",
@@ -135,7 +139,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
     rule = str(metadata.get("tokenizer.ggml.pre"))
     if rule not in SPLITS:
         known = ", ".join(sorted(SPLITS))
-        raise Unsupported(f"tokenizer.ggml.pre={rule!r}", f"this rule is not known; known: {known}")
+        raise Unsupported(f"tokenizer.ggml.pre={rule!r}", f"known rules: {known}; {_HINT}")
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in SPLITS[rule]
@@ -195,7 +199,7 @@ def _added(token: str, index: int, *, special: bool) -> dict[str, Any]:
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     values = metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+    if not isinstance(values, list) or not set(map(type, values)) <= {str}:
         raise CheckpointError(f"tokenizer.ggml.{key} must be a list of strings")
     return values
 

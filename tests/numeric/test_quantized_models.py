@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,17 +11,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ferrum.contract.io_types import data_type
 from ferrum.core import config
 from ferrum.core.errors import ConfigError
 from ferrum.core.step import Rows, Span, StepBatch, Want
-from ferrum.models.tensor_names import EMBEDDING, HEAD
-from ferrum.quant.formats import QUANTIZERS, SCHEMES
-from ferrum.quant.scale_groups import GROUPS
+from ferrum.quant.backend_quantizer import quantize
+from ferrum.quant.block_format import BLOCK_FORMATS
+from ferrum.quant.panels import panel_shape
+from ferrum.quant.schemes import SCHEMES
 from ferrum.runtime.checkpoint import Checkpoint
 from ferrum.runtime.load import load_executor
 from ferrum.runtime.parameters import Parameters
 from tiny import directory_of, find, tokens_of
 
+NAMES = tuple(sorted({scheme.name for scheme in SCHEMES.values()}))
 CASES = ("qwen3-windows", "llama3", "qwen3-mqa-wide-head-tied")
 
 
@@ -44,15 +48,14 @@ def dequantised(directory: Path, scheme: str, target: Path) -> Path:
 
 
 def test_options_of_quantize_are_the_schemes():
-    assert (None, *SCHEMES) == config.QUANTIZATIONS
-    assert (None, *GROUPS) == config.GROUPS
-    assert {format for scheme in SCHEMES.values() for format in (scheme.layers, scheme.ends)} <= set(QUANTIZERS)
+    assert {None, *SCHEMES} == set(config.QUANTIZATIONS)
+    assert (SCHEMES["int8"], SCHEMES["int4"]) == (SCHEMES["q8_0"], SCHEMES["q4_k_m"])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", NAMES)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_match_the_dequantised_model_up_to_activation_rounding(name, scheme, tmp_path):
-    """Inputs of every product are rounded to 1/127 of the largest of their group: logits change by a few per cent.
+def test_logits_match_the_dequantised_model_up_to_the_rounding_of_inputs(name, scheme, tmp_path):
+    """Inputs of every product are rounded to 1/127 of the largest of their 32: logits change by a few per cent.
 
     Wrong scales, shifted codes or swapped nibbles give far larger differences.
     """
@@ -63,30 +66,17 @@ def test_logits_match_the_dequantised_model_up_to_activation_rounding(name, sche
     assert 1e-4 < error < 0.03
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_matrices_have_the_formats_of_the_scheme(scheme):
+@pytest.mark.parametrize("scheme", NAMES)
+def test_matrices_have_the_formats_of_the_scheme_and_the_plan_their_bytes(scheme):
     for name in ("llama3", "qwen3-mqa-wide-head-tied"):
         with load_executor(directory_of(find(name)), quantize=scheme, kernels="reference") as executor:
-            decoder = executor.lm.network
-            ends = {id(weight): weight.format for weight in (decoder.embedding, decoder.head)}
-            layers = {weight.format for weight in decoder.weights.values() if id(weight) not in ends}
-            assert set(ends.values()) == {SCHEMES[scheme].ends}
-            assert layers == {SCHEMES[scheme].layers} == {executor.info.dtype}
+            weights = executor.lm.network.weights
+            found = {name: weight.format for name, weight in weights.items()}
+            assert found == SCHEMES[scheme].formats({name: weight.shape for name, weight in weights.items()})
+            assert executor.info.dtype in {data_type(format) for format in found.values()}
             assert executor.info.dtype in executor.capabilities().supported_dtypes
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_memory_plan_counts_codes_and_scales(scheme):
-    """A group of 32 has 34 bytes in int8 and 18 in int4, as in GGUF's Q8_0 and Q4_0."""
-    group_bytes = {"int8": 34, "int4": 18}
-    directory = directory_of(find("llama3"))
-    expected = 0
-    for name, values in load_file(directory / "model.safetensors").items():
-        if values.ndim == 2:
-            format = SCHEMES[scheme].ends if name in (EMBEDDING, HEAD) else SCHEMES[scheme].layers
-            expected += len(values) * -(-values.shape[1] // 32) * group_bytes[format]
-    with load_executor(directory, quantize=scheme, kernels="reference") as executor:
-        assert executor.memory_plan.weights == expected
+            shapes = (panel_shape(BLOCK_FORMATS[weight.format], weight.shape) for weight in weights.values())
+            assert executor.memory_plan.weights == sum(map(math.prod, shapes))
 
 
 def test_kv_format_follows_dtype():
@@ -102,21 +92,9 @@ def test_dtype_is_applied_before_quantisation():
     name, shape = "model.layers.0.mlp.up_proj.weight", (80, 48)
     rounded = Parameters(Checkpoint(directory), "bfloat16").matrix(name, shape).dequantize()
     both = Parameters(Checkpoint(directory), "bfloat16", quantize="int8").matrix(name, shape)
-    np.testing.assert_array_equal(both.dequantize(), QUANTIZERS["int8"](rounded, 32).dequantize())
+    np.testing.assert_array_equal(both.dequantize(), quantize("q8_0", rounded).dequantize())
     exact = Parameters(Checkpoint(directory), quantize="int8").matrix(name, shape)
     assert (both.dequantize() != exact.dequantize()).any()
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_group_can_be_chosen(group):
-    with load_executor(directory_of(find("llama3")), quantize="int4", group=group, kernels="reference") as executor:
-        assert {weight.group for weight in executor.lm.network.weights.values()} == {group}
-
-
-def test_group_without_quantize_is_refused():
-    with pytest.raises(ConfigError, match="quantize") as caught:
-        load_executor(directory_of(find("llama3")), group=64, kernels="reference")
-    assert caught.value.param == "group"
 
 
 def write(directory: Path, values: np.ndarray) -> Checkpoint:
@@ -129,7 +107,7 @@ def write(directory: Path, values: np.ndarray) -> Checkpoint:
 def test_error_names_the_matrix_that_cannot_be_quantised(tmp_path):
     broken = np.full((3, 40), np.nan, np.float32)
     with pytest.raises(ConfigError, match=r"'w'.*not finite") as caught:
-        Parameters(write(tmp_path, broken), quantize="int4").matrix("w", (3, 40))
+        Parameters(write(tmp_path, broken), quantize="q4_0").matrix("w", (3, 40))
     assert caught.value.param == "quantize"
 
 
@@ -142,9 +120,14 @@ def test_progress_reaches_the_end(tmp_path):
     assert reports == [(480, 480)]
 
 
-@pytest.mark.parametrize(("name", "value", "known"), [("quantize", "int5", "int4-all"), ("group", 48, "128")])
-def test_unknown_option_error_lists_the_known_ones(name, value, known, tmp_path):
+def test_unknown_scheme_error_lists_the_known_ones(tmp_path):
     checkpoint = write(tmp_path, np.ones((1, 1), np.float32))
-    with pytest.raises(ConfigError, match=known) as caught:
-        Parameters(checkpoint, **{"quantize": "int8", name: value})
-    assert caught.value.param == name
+    with pytest.raises(ConfigError, match="q4_k_m") as caught:
+        Parameters(checkpoint, quantize="int5")
+    assert caught.value.param == "quantize"
+
+
+def test_removed_scheme_is_refused_with_its_successors():
+    with pytest.raises(ConfigError, match="int4-all was removed: use q4_0, or q4_k_m") as caught:
+        load_executor("ferrum-tiny", quantize="int4-all")
+    assert caught.value.param == "quantize"
