@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="Steps per size and sampling (default: 1000).")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--quantize", default="int4")
+    parser.add_argument("--quantize", default="q4_0")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = measure(options.sizes, options.rules, options.steps, options.quantize)

@@ -1,6 +1,6 @@
 """Show that a model has one set of logits: on every instruction tier, with 1 and 2 threads, recorded and eager.
 
-    python bench/one_arithmetic.py MODEL [--weights bfloat16 int8] [--kv bfloat16] [--reference]
+    python bench/one_arithmetic.py MODEL [--weights bfloat16 q8_0] [--kv bfloat16] [--reference]
 
 For each format of weights and of the KV cache it prints a hash of all logits of a prefill and of greedily decoded
 tokens. If they differ, it prints every hash with its variants and exits with 1. The reference is slow: give it few
@@ -26,8 +26,8 @@ from ferrum.runtime.load import load_executor
 WEIGHTS: Final[dict[str, dict[str, Any]]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"quantize": "int8"},
-    "int4": {"quantize": "int4"},
+    "q8_0": {"quantize": "q8_0"},
+    "q4_k_m": {"quantize": "q4_k_m"},
 }
 """Options of `load_executor` by format of weights."""
 
@@ -88,7 +88,7 @@ def hashes(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="directory or hub id; ferrum-tiny is built in")
-    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=["bfloat16", "int8", "int4"])
+    parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=["bfloat16", "q8_0", "q4_k_m"])
     parser.add_argument("--kv", nargs="+", choices=KV, default=list(KV))
     parser.add_argument("--prefill", type=int, default=128)
     parser.add_argument("--decode", type=int, default=64)

@@ -1,6 +1,6 @@
 """Other engines on the workloads of `ferrum bench`, each in its own environment, between series of ferrum's.
 
-    python bench/peers.py --shape qwen3-0.6b --quantize int8 --scripts DIR --peer llama.cpp=ENV/bin/python --out a.json
+    python bench/peers.py --shape qwen3-0.6b --quantize q8_0 --scripts DIR --peer llama.cpp=ENV/bin/python --out a.json
 
 Nothing is downloaded or installed. A peer's script appends JSON lines {"variant", "metric", "unit", "median"} to the
 file named by $RESULTS; metrics have the names of workloads.
@@ -58,21 +58,21 @@ PEERS: Final[Mapping[str, Peer]] = {
         "llamacpp.py",
         "llama_cpp",
         ("bench", "{size}", "{format}"),
-        {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"},
+        {"bfloat16": "bf16", "q8_0": "q8_0", "q4_k": "q4_k_m", "q4_0": "q4_0"},
         _LLAMA_VARIANTS,
     ),
-    "vllm-cpu": Peer("vllm_cpu.py", "vllm", ("bench", "qwen3-{size}{format}"), {"bfloat16": "", "int8": "-w8a8"}),
+    "vllm-cpu": Peer("vllm_cpu.py", "vllm", ("bench", "qwen3-{size}{format}"), {"bfloat16": "", "q8_0": "-w8a8"}),
     "openvino": Peer(
         "openvino_genai_bench.py",
         "openvino_genai",
         ("bench", "ov-{size}-{format}"),
-        {"bfloat16": "fp16", "int8": "int8", "int4": "int4"},
+        {"bfloat16": "fp16", "q8_0": "int8", "q4_k": "int4", "q4_0": "int4"},
     ),
     "mistral.rs": Peer(
         "mistralrs_bench.py",
         "mistralrs",
         ("bench", "{size}", "{format}"),
-        {"bfloat16": "bf16", "int8": "q8_0", "int4": "q4k"},
+        {"bfloat16": "bf16", "q8_0": "q8_0", "q4_k": "q4k", "q4_0": "gguf-q4_0"},
     ),
 }
 """Peers by name."""
@@ -170,7 +170,7 @@ class PeerChoice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `NAME[:FORMAT]=PYTHON`, such as `llama.cpp:int8=venv/bin/python`."""
+        """Parse `NAME[:FORMAT]=PYTHON`, such as `llama.cpp:q8_0=venv/bin/python`."""
         what, _, python = text.partition("=")
         name, _, format = what.partition(":")
         return cls(name, format or None, Path(python) if python else None)
@@ -326,8 +326,8 @@ def main() -> None:
     """Measure ferrum and the peers in turns; print and write both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
+    parser.add_argument("--model", help="file that both load, of the shape: a GGUF file (default: random weights)")
     parser.add_argument("--quantize")
-    parser.add_argument("--group", type=int)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--workload", action="append", default=[])
     parser.add_argument("--series", type=int, default=7, help="series before each run of a peer's variant")
@@ -337,10 +337,11 @@ def main() -> None:
     given = parser.parse_args()
     found = [find_peer(PeerChoice.parse(each), shape=given.shape, scripts=given.scripts) for each in given.peer]
     workloads = chosen_workloads(given.workload)
-    options = {name: value for name in ("quantize", "group", "threads") if (value := getattr(given, name)) is not None}
-    with load_subject(None, given.shape, workloads, options) as subject:
+    options = {name: value for name in ("quantize", "threads") if (value := getattr(given, name)) is not None}
+    shape = given.shape if given.model is None else None
+    with load_subject(given.model, shape, workloads, options) as subject:
         workloads = fitting_workloads(workloads, given.workload, **subject.limits, report=progress)
-        setting = setting_of(subject, given.shape)
+        setting = setting_of(subject, given.shape if given.model is None else Path(given.model).name)
         peers = [PeerSeries(each, setting.formats[0], setting.threads, progress) for each in found]
         prober = Prober(given.threads)
         taken = Series(subject, prober).measure(workloads, given.series, [t for p in peers for t in p.turns], progress)
