@@ -13,6 +13,7 @@ import pytest
 
 from ferrum import load_executor
 from ferrum.contract.io_types import PrefillInput
+from ferrum.runtime.memory import return_free_memory
 from ferrum.sampling.rules import Row
 from ferrum.sampling.sampler import SamplerInput
 from held_arrays import owned_arrays
@@ -129,6 +130,7 @@ def test_the_planned_memory_of_samplers_bounds_their_growth() -> None:
     sampler = sampler_of(TIERS[0], threads=2)
     row = np.random.default_rng(3).random(size, np.float32)
     asked = request(temperature=1.5, top_p=0.99)
+    return_free_memory()  # of earlier tests, which the sampler would take first
     before = resident_bytes()
     sampler.choose([SamplerInput(row, best_of(row), Row(asked, ())) for _ in range(16)])
     after, held = resident_bytes(), sampler.held_bytes(size)
