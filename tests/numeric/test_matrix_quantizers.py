@@ -64,16 +64,6 @@ def test_float16_and_bfloat16_quantise_like_float32(name, dtype):
     np.testing.assert_array_equal(ours.panels, wide.panels)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tier", TIERS)
-def test_native_quantiser_gives_the_panels_of_numpy(tier, dtype):
-    quantizer = quantizer_of(NativeKernels(tier, 2))
-    for shape in SHAPES:
-        for values in (each.astype(dtype) for each in hard_values(shape)):
-            for name in QUANTIZERS:
-                np.testing.assert_array_equal(quantizer(name, values).panels, quantize(name, values).panels)
-
-
 @pytest.mark.parametrize("tier", ["numpy", *TIERS])
 @pytest.mark.parametrize(("value", "reason"), [(np.nan, "not finite"), (np.inf, "not finite"), (1e30, "too large")])
 def test_weights_without_a_scale_are_refused(tier, value, reason):
