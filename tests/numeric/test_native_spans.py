@@ -19,7 +19,7 @@ from native_twin import TEAMS, TIERS
 from tiny import directory_of, find, tokens_of
 
 MODELS = ("qwen3-windows", "qwen3-gqa7", "qwen2", "mistral-full")
-FORMATS = ("float32", "float16", "bfloat16", "q8_0", "q5_1", "q4_k", "q6_k", "kv-int8")
+FORMATS = ("float32", "float16", "bfloat16", "q4_k", "kv-int8")
 OTHERS = tuple(("qwen3-mqa-wide-head-tied", format) for format in BLOCK_FORMATS if format not in FORMATS)
 
 LENGTH = 150
