@@ -8,8 +8,8 @@
 
 namespace ferrum {
 
-// Return a format by name: "float32", "float16", "bfloat16", or integers with a group size, "int8_32", "int4_64",
-// "int4_zero_128". Throws std::invalid_argument.
+// Return a format by name: "float32", "float16", "bfloat16", or a name of quant/block_format.py. Throws
+// std::invalid_argument.
 Format format_of(const std::string& name);
 
 // Names of the formats of quantised weights.
