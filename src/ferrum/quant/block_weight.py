@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -82,14 +83,14 @@ class BlockWeight(ABC):
         return self.kind.name
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
+        """Bytes of codes and scales in panels."""
+        return math.prod(panel_shape(self.kind, self.shape))
 
     @property
-    @abstractmethod
     def panels(self) -> NDArray[np.uint8]:
         """The matrix in panels, uint8 [panels, blocks, bytes]."""
+        return panels_of(self.kind, self.stored(slice(None)))
 
     @property
     def gguf(self) -> tuple[str, NDArray[np.uint8]] | None:
@@ -139,14 +140,6 @@ class RowWeight(BlockWeight):
 
     whole: BlockRows
 
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(panel_shape(self.kind, self.shape)))
-
-    @property
-    def panels(self) -> NDArray[np.uint8]:
-        return panels_of(self.kind, self.whole)
-
     def stored(self, rows: slice | Int32) -> BlockRows:
         return self.whole.part(rows)
 
@@ -156,10 +149,6 @@ class PanelWeight(BlockWeight):
     """A `BlockWeight` over panels, without copies: from the native library, or mapped from a packed directory."""
 
     panels: NDArray[np.uint8]
-
-    @property
-    def nbytes(self) -> int:
-        return self.panels.nbytes
 
     def stored(self, rows: slice | Int32) -> BlockRows:
         return BlockRows(**rows_of(self.kind, self.panels, np.arange(self.shape[0], dtype=np.int32)[rows]))

@@ -17,7 +17,6 @@ from ferrum.kernels.interface import F32, Bytes, Int32
 from ferrum.quant.block_format import BLOCK_FORMATS
 from ferrum.quant.block_weight import BlockRows, BlockWeight
 from ferrum.quant.gguf_lattices import iq3_s, iq3_xxs
-from ferrum.quant.panels import panel_shape, panels_of
 
 _FLOATS: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -204,14 +203,6 @@ class GgufWeight(BlockWeight):
 
     type: str
     blocks: Bytes
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(panel_shape(self.kind, self.shape)))
-
-    @property
-    def panels(self) -> Bytes:
-        return panels_of(self.kind, self.stored(slice(None)))
 
     @property
     def gguf(self) -> tuple[str, Bytes]:
